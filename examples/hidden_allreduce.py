@@ -1,0 +1,82 @@
+"""A tensor-parallel MLP stack written by hand, with a bug that no loss curve shows: `--bug` drops one all-reduce.
+
+Run alone it is the reference, under torchrun the candidate. The lines that TTrace needs are numbered.
+"""
+
+import os
+import sys
+from collections import OrderedDict
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ttrace  # 1
+
+HIDDEN, NUM_LAYERS, BUGGY_LAYER = 64, 3, 1
+TP = int(os.environ.get("WORLD_SIZE", "1"))
+RULES = {  # 2
+    "*.fc1.*": "out/tp ...",  # fc1's weight and bias are cut along their first dim
+    "*.fc1/output": "batch hidden/tp",
+    "*.fc2.weight": "out in/tp",
+}
+
+
+class AllReduce(torch.autograd.Function):
+    """Adds up what the ranks hold, in the forward pass, in the backward pass, or in neither."""
+
+    @staticmethod
+    def forward(ctx, x, forward, backward):
+        ctx.wanted = backward
+        return summed(x, forward)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return summed(grad, ctx.wanted), None, None
+
+
+def summed(x, wanted):
+    x = x.clone()
+    if wanted and TP > 1:
+        dist.all_reduce(x)
+    return x
+
+
+class ColumnParallel(nn.Linear):
+    bug = False
+
+    def forward(self, x):
+        return super().forward(AllReduce.apply(x, False, not self.bug))
+
+
+class RowParallel(nn.Linear):
+    def forward(self, x):
+        return AllReduce.apply(super().forward(x), True, False)
+
+
+class Block(nn.Module):
+    def __init__(self, bug):
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.fc1, self.fc2 = ColumnParallel(HIDDEN, 256 // TP), RowParallel(256 // TP, HIDDEN, bias=False)
+        self.fc1.bug = bug
+
+    def forward(self, x):
+        return x + self.fc2(torch.relu(self.fc1(self.norm(x))))
+
+
+if TP > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+layers = [Block("--bug" in sys.argv and i == BUGGY_LAYER) for i in range(NUM_LAYERS)]
+model = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = ttrace.attach(model, optimizer, mesh={"tp": TP}, rules=RULES)  # 3
+for step in range(10):
+    with session.step():  # 4
+        x, y = session.batch((torch.randn(8, HIDDEN), torch.randn(8, HIDDEN)))  # 5
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(f"step {step} loss {loss.item():.4f}")

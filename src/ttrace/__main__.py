@@ -1,0 +1,5 @@
+"""This module makes `python -m ttrace` the same as `ttrace`."""
+
+from ttrace.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""This folder holds what must be known of each framework: mesh, names, layouts, microbatches, state."""

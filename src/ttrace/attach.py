@@ -1,0 +1,80 @@
+"""This module is the door for training scripts: it does nothing unless the script was started by `ttrace`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ttrace.adapters.native import MeshLike
+
+_Batch = TypeVar("_Batch")
+
+PLAN_VARIABLE = "TTRACE_PLAN"
+"""The environment variable that switches `attach` on: the path of a plan."""
+
+
+class Tracing(Protocol):
+    """What a training script does with a session."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around one optimizer update."""
+
+    def batch(self, batch: _Batch) -> _Batch:
+        """The data to train on instead: this rank's part of generated data."""
+
+    def close(self) -> None:
+        """Stop tracing before the plan's last step."""
+
+
+class Off:
+    """A session that does nothing."""
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def batch(self, batch: _Batch) -> _Batch:
+        return batch
+
+    def close(self) -> None:
+        pass
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    mesh: MeshLike | None = None,
+    rules: Mapping[str, str] | Path | str | None = None,
+    num_microbatches: int = 1,
+    grad_factor: float = 1.0,
+) -> Tracing:
+    """Trace this model's training steps, if the script was started by `ttrace`; otherwise set no hook at all.
+
+    Call it after the model is parallelised and the process group is there. `mesh` and `rules` are for hand-written
+    parallelism: the axes slowest first (`{"dp": 2, "tp": 4}`), and layouts by site, as a mapping
+    (`{"*.fc1/output": "batch hidden/tp"}`) or a TOML file. `num_microbatches` is the size of the axis `mb`, for layouts
+    that name it. `grad_factor` is what a later reduction still applies to activation gradients, for instance 1/dp.
+    """
+    if not os.environ.get(PLAN_VARIABLE):
+        return Off()
+    from ttrace.adapters.native import Native
+    from ttrace.capture.plan import Plan
+    from ttrace.capture.session import Session
+    from ttrace.layouts.rules import Rules
+
+    return Session(
+        Plan.load(Path(os.environ[PLAN_VARIABLE])),
+        model,
+        optimizer,
+        Native(model, mesh),
+        Rules.of(rules),
+        num_microbatches=num_microbatches,
+        grad_factor=grad_factor,
+    )

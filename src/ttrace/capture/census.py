@@ -1,0 +1,36 @@
+"""This module lists what a model consists of, before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+
+from torch import nn
+
+from ttrace.capture import names
+from ttrace.trace.format import ModuleInfo
+
+
+def census(model: nn.Module) -> dict[str, ModuleInfo]:
+    """Every module with its class and where that class is defined."""
+    kinds: dict[str, type] = {name: type(module) for name, module in names.modules(model)}
+    return {name: _info(kind) for name, kind in kinds.items()}
+
+
+def switch_dropout_off(model: nn.Module) -> list[str]:
+    """Set every dropout module's p to 0, and say so: random masks differ between layouts by right."""
+    changed = []
+    for name, module in names.modules(model):
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            module.p = 0.0
+            changed.append(name)
+    return [f"dropout switched off in {len(changed)} modules, the first is {changed[0]}"] if changed else []
+
+
+@cache
+def _info(kind: type) -> ModuleInfo:
+    try:
+        source = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        source = ""
+    return ModuleInfo(type=f"{kind.__module__}.{kind.__qualname__}", source=source)

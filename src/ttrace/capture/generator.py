@@ -1,0 +1,77 @@
+"""This module puts generated values into parameters and batches: the same logical values on every layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ttrace.adapters.adapter import Adapter
+from ttrace.capture.placing import Placing, Reference
+from ttrace.capture.plan import Plan
+from ttrace.capture.rewriter import batch_distribution, parameter_distribution
+from ttrace.layouts.placed import Placed
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.values.generate import Distribution, Normal, values
+
+
+@dataclass(frozen=True)
+class Made:
+    """Where a generated tensor lies and what it was drawn from; None if its own values were kept."""
+
+    placed: Placed
+    distribution: Distribution | None
+
+
+class Generator:
+    """Makes this rank's regions. The reference decides distributions; twins and candidates read them from its trace."""
+
+    def __init__(self, plan: Plan, adapter: Adapter, placing: Placing, reference: Reference) -> None:
+        self._plan = plan
+        self._adapter = adapter
+        self._placing = placing
+        self._reference = reference
+
+    def fill_parameter(self, name: str, parameter: torch.Tensor) -> Made:
+        """Replace a parameter's values, unless the plan keeps them."""
+        tensor_id = TensorId.of(0, None, name, Kind.PARAM)
+        placed = self._placing.placed_or_inferred(tensor_id, parameter)
+        made = Made(placed, self._parameter_distribution(tensor_id, parameter))
+        if made.distribution is not None:
+            with torch.no_grad():
+                local = self._adapter.local(parameter)
+                local.zero_()  # what the region does not hold is padding
+                held = local[tuple(slice(size) for size in placed.region.local_shape)]
+                held.copy_(self._values(tensor_id, made, local))
+        return made
+
+    def batch_leaf(self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int) -> tuple[torch.Tensor, Made]:
+        """Generated data in place of one tensor of a batch; data that random numbers would destroy stays."""
+        placed = self._placing.placed_or_inferred(tensor_id, leaf, microbatch)
+        made = Made(placed, self._batch_distribution(tensor_id, leaf))
+        return (leaf if made.distribution is None else self._values(tensor_id, made, leaf)), made
+
+    def _values(self, tensor_id: TensorId, made: Made, like: torch.Tensor) -> torch.Tensor:
+        assert made.distribution is not None
+        return values(
+            tensor_id,
+            made.placed.region,
+            dtype=like.dtype,
+            distribution=made.distribution,
+            seed=self._plan.seed,
+            device=like.device,
+        )
+
+    def _parameter_distribution(self, tensor_id: TensorId, parameter: torch.Tensor) -> Distribution | None:
+        if self._plan.parameters == "own":
+            return None
+        if self._plan.role != "reference":
+            return self._reference.distribution(tensor_id)
+        own = parameter_distribution(self._adapter.local(parameter))
+        # A shard must not decide the spread of the whole: on many ranks only the kind of initialisation is taken.
+        return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
+
+    def _batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
+        if self._plan.role == "reference":
+            return batch_distribution(leaf)
+        return self._reference.distribution(tensor_id)

@@ -1,0 +1,187 @@
+"""This module turns modules' calls into visits: inputs, outputs, and the gradients of both.
+
+It inserts no node into the autograd graph and uses no full backward hook: both change the order in which gradients are
+summed, and so their bits (tests/capture/test_hooks.py::test_recording_is_bitwise_neutral). Output gradients come from
+tensor hooks set inside the forward hook; a module's own input gradient from the autograd nodes that consume the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from ttrace.capture.names import modules
+from ttrace.tensors.ids import ROOT, Kind
+
+
+class Watcher(Protocol):
+    """Who is told of calls and tensors."""
+
+    def enters(self, name: str) -> Call | None:
+        """A module is about to run; None if this call is not to be watched."""
+
+    def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A tensor of this call is there; a returned tensor replaces it."""
+
+
+@dataclass
+class Call:
+    """One call of one module: when it happens, and what it was given."""
+
+    name: str
+    step: int
+    microbatch: int
+    number: int
+    first_node: int = 0
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    takes_floats: bool = False
+    holds_floats: bool = False
+    """Whether a module inside this call already had floating-point numbers."""
+
+    def is_entry(self, kind: Kind) -> bool:
+        """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
+        if kind is Kind.INPUT:
+            return self.name == ROOT
+        return kind is Kind.OUTPUT and not self.takes_floats and not self.holds_floats
+
+
+class Hooks:
+    """Hooks on every module of a model, until `remove`."""
+
+    def __init__(self, model: nn.Module, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._calls: list[Call | None] = []
+        self._handles: list[RemovableHandle] = []
+        for name, module in modules(model):
+            # Inputs last and outputs first: in between, parallelised modules still hold DTensors.
+            self._handles += [
+                module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True),
+                module.register_forward_hook(partial(self._after, name), with_kwargs=True, prepend=True),
+            ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
+        if name == ROOT:
+            self._calls.clear()  # an exception may have left calls behind
+        call = None if _is_recompute() else self._watcher.enters(name)
+        self._calls.append(call)
+        if call is None:
+            return None
+        call.first_node = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # missing in the stubs
+        seen, replaced = self._visited(call, Kind.INPUT, (args, kwargs))
+        call.inputs = {slot: tensor for slot, tensor in seen.items() if tensor.requires_grad}
+        call.takes_floats = any(tensor.is_floating_point() for tensor in seen.values())
+        return replaced
+
+    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ARG002
+        call = self._calls.pop() if self._calls else None
+        if call is None:
+            return None
+        seen, replaced = self._visited(call, Kind.OUTPUT, output)
+        if self._calls and (outer := self._calls[-1]) is not None:
+            outer.holds_floats |= call.takes_floats or any(tensor.is_floating_point() for tensor in seen.values())
+        for slot, tensor in seen.items():
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._gradient, call, Kind.GRAD_OUTPUT, slot))
+        if call.inputs and seen:
+            _watch_input_gradients(call, list(seen.values()), partial(self._gradient, call, Kind.GRAD_INPUT))
+        return replaced
+
+    def _visited(self, call: Call, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
+        """Show every tensor in a structured value; the tensors now in use by slot, and the value if any changed."""
+        leaves, structure = pytree.tree_flatten(value)
+        slots = _slots(value, kind)
+        seen: dict[str, torch.Tensor] = {}
+        changed = False
+        for i, (leaf, slot) in enumerate(zip(leaves, slots, strict=True)):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            other = self._watcher.sees(call, kind, slot, leaf)
+            if other is not None:
+                leaves[i], changed = other, True
+            seen[slot] = leaves[i]
+        return seen, pytree.tree_unflatten(leaves, structure) if changed else None
+
+    def _gradient(self, call: Call, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        return self._watcher.sees(call, kind, slot, gradient)
+
+
+def _is_recompute() -> bool:
+    """A forward that runs inside the autograd engine is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _slots(value: Any, kind: Kind) -> list[str]:
+    """A name for every leaf: its path. The first positional input and a bare output need none."""
+    paths, _ = pytree.tree_flatten_with_path(value)
+    if kind is Kind.INPUT:
+        # (args, kwargs): positional inputs are numbered, keyword inputs are named.
+        slots = [slot_of(path[1:]) for path, _ in paths]
+        return ["" if slot == "0" else slot for slot in slots]
+    return [slot_of(path) for path, _ in paths]
+
+
+def slot_of(path: tuple[Any, ...]) -> str:
+    """A path in a structured value as a slot."""
+    words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+    return "".join("_" if char in "/@ \t\n" else char for char in ".".join(words))
+
+
+def _watch_input_gradients(
+    call: Call, outputs: list[torch.Tensor], deliver: Callable[[str, torch.Tensor], object]
+) -> None:
+    """Deliver this call's own gradient of each input: not what other consumers of the same tensor add to it."""
+    edges = {slot: get_gradient_edge(tensor) for slot, tensor in call.inputs.items()}
+    consumers: dict[str, list[tuple[Node, int]]] = {slot: [] for slot in edges}
+    for node in _nodes_of_call(call, outputs, {edge.node for edge in edges.values()}):
+        for position, (source, number) in enumerate(node.next_functions):
+            for slot, edge in edges.items():
+                if source is edge.node and number == edge.output_nr:
+                    consumers[slot].append((node, position))
+    for slot, found in consumers.items():
+        if found:
+            _sum_at(found, partial(deliver, slot))
+
+
+def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) -> Iterator[Node]:
+    """The autograd nodes that this call made, found backwards from its outputs."""
+    start = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
+    seen: set[Node] = set()
+    while start:
+        node = start.pop()
+        if node in seen or node in stops or node._sequence_nr() < call.first_node:
+            continue
+        seen.add(node)
+        yield node
+        start += [source for source, _ in node.next_functions if source is not None]
+
+
+def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor], object]) -> None:
+    """Add up the gradients that several nodes send along one edge, and deliver once all have."""
+    waiting = {node for node, _ in consumers}
+    parts: list[torch.Tensor] = []
+
+    def arrived(node: Node, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
+        parts.extend(gradient for i in positions if (gradient := gradients[i]) is not None)
+        waiting.discard(node)
+        if not waiting and parts:
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            parts.clear()
+            deliver(total)
+
+    for node in tuple(waiting):
+        node.register_hook(partial(arrived, node, [at for other, at in consumers if other is node]))

@@ -1,0 +1,122 @@
+"""This module decides where a live tensor lies: by its own word, by a rule, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from ttrace.adapters.adapter import Adapter
+from ttrace.errors import LayoutError
+from ttrace.layouts.infer import inferred
+from ttrace.layouts.layout import Layout
+from ttrace.layouts.placed import INFERRED, Placed
+from ttrace.layouts.rules import Rule, Rules
+from ttrace.tensors.ids import Site, TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS
+from ttrace.tensors.region import Region, Shape
+from ttrace.trace.format import Record
+from ttrace.trace.reader import Trace
+from ttrace.values.generate import Distribution
+
+
+class Reference:
+    """What the reference's trace says of each id: its shape and what it was made from."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def record(self, tensor_id: TensorId) -> Record | None:
+        return self._records.get(tensor_id)
+
+    def distribution(self, tensor_id: TensorId) -> Distribution | None:
+        record = self.record(tensor_id)
+        return record.values if record else None
+
+    def shape(self, tensor_id: TensorId) -> Shape | None:
+        record = self.record(tensor_id)
+        return record.region.shape if record and record.region else None
+
+    @cached_property
+    def _records(self) -> dict[TensorId, Record]:
+        if self._folder is None:
+            return {}
+        return {tensor_id: shards[0].record for tensor_id, shards in Trace(self._folder).shards.items()}
+
+
+class Placing:
+    """Resolves layouts to regions for one rank."""
+
+    def __init__(self, adapter: Adapter, rules: Rules, reference: Reference, num_microbatches: int) -> None:
+        rules.check(adapter.mesh)
+        self._adapter = adapter
+        self._rules = rules
+        self._reference = reference
+        self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: num_microbatches}
+
+    def runs_together(self, site: Site) -> bool:
+        """Whether this site's microbatches are parts of one tensor, rather than tensors of their own."""
+        rule = self._rules.decide(site)
+        return rule is not None and MICROBATCH_AXIS in rule.layout.axes
+
+    def cuts(self, axis: str) -> bool:
+        """Whether any rule names this axis."""
+        return any(axis in rule.layout.axes for rule in self._rules.rules)
+
+    def placed(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed | None:
+        """Where a tensor lies; None if nobody says."""
+        stated = self._adapter.placed(tensor)
+        if stated is not None:
+            return stated
+        local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        rule = self._rules.decide(tensor_id.site)
+        if rule is not None:
+            return self._by_rule(tensor_id, rule, local, shape, microbatch)
+        return Placed(Region.whole(local), by="single rank") if self._adapter.mesh.num_ranks == 1 else None
+
+    def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
+        """The same for tensors that must be made here: their layout may be inferred, but not be missing."""
+        placed = self.placed(tensor_id, tensor, microbatch)
+        if placed is not None:
+            return placed
+        local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        if shape is None:
+            return Placed(Region.whole(local), by="unknown to the reference")
+        layout = inferred(shape, [(self._adapter.coord, local)], self._sizes)
+        if layout is None:
+            raise LayoutError(
+                f"{tensor_id.site}: this rank holds shape {local} of the reference's {shape}, and no single axis of "
+                f"mesh {str(self._adapter.mesh)!r} explains that. Add a rule, for instance "
+                f'{{"{tensor_id.name}": "{_suggestion(local, shape)}"}}.'
+            )
+        region = layout.region(shape, self._sizes, self._adapter.coord)
+        return Placed(region, (), str(layout), INFERRED)
+
+    def _by_rule(self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int) -> Placed:
+        where: Mapping[str, int] = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}
+        layout = rule.layout.of_rank(len(local))
+        logical = layout.global_shape(local, self._sizes) if shape is None else shape
+        if len(logical) != len(local) or layout.local_shape(logical, self._sizes, where) != local:
+            raise LayoutError(_misfit(tensor_id, rule, local, logical, self._sizes))
+        return Placed(layout.region(logical, self._sizes, where), layout.pending, str(rule.layout), str(rule))
+
+
+def _misfit(tensor_id: TensorId, rule: Rule, local: Shape, logical: Shape, sizes: Mapping[str, int]) -> str:
+    cuts = _cuts(rule.layout, sizes)
+    return (
+        f"{tensor_id.site}: {rule} says {str(rule.layout)!r}, which cuts {cuts or 'no dim'}, but this rank holds shape "
+        f"{local} of the reference's {logical}. State the axes that do cut this tensor, or drop those that do not."
+    )
+
+
+def _cuts(layout: Layout, sizes: Mapping[str, int]) -> str:
+    words = [f"dim {dim.name} over {cut.axis}={sizes.get(cut.axis, 1)}" for dim in layout.dims for cut in dim.cuts]
+    return " and ".join(words)
+
+
+def _suggestion(local: Shape, shape: Shape) -> str:
+    if len(local) != len(shape):
+        return "..."
+    return " ".join(f"d{i}/AXIS" if a != b else f"d{i}" for i, (a, b) in enumerate(zip(local, shape, strict=True)))

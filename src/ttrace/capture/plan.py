@@ -1,0 +1,51 @@
+"""This module holds the one configuration of a traced run; `ttrace run` hands it over in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ttrace.errors import CaptureError
+from ttrace.layouts.pattern import matches
+from ttrace.tensors.ids import Kind, Site
+
+
+class Plan(BaseModel):
+    """What to trace, where to put it, and what to replace."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    out: Path
+    role: Literal["reference", "twin", "candidate"] = "reference"
+    reference: Path | None = None
+    """The reference's trace: where shapes and distributions come from. Twins and candidates need it."""
+    twin: int = 0
+    """Which draw of the nudge a twin uses."""
+    seed: int = 0
+    num_steps: int = 1
+    parameters: Literal["generated", "own"] = "generated"
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    stop: bool = True
+    """End the script after the last traced step."""
+
+    def wants(self, site: Site) -> bool:
+        """Whether to record this site; parameters and batches are always recorded: they say what was generated."""
+        if site.kind in (Kind.PARAM, Kind.BATCH):
+            return True
+        if self.only and not any(matches(pattern, site) for pattern in self.only):
+            return False
+        return not any(matches(pattern, site) for pattern in self.skip)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.model_dump_json(indent=1))
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        try:
+            return cls.model_validate_json(path.read_text())
+        except (OSError, ValidationError) as error:
+            raise CaptureError(f"{path} is no plan: {error}") from None

@@ -1,0 +1,41 @@
+"""This module says what is known of a live tensor, and what may be done with it there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from ttrace.layouts.placed import Placed
+from ttrace.tensors.ids import TensorId
+from ttrace.values.generate import Distribution
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One live tensor: its id, the tensor itself, where it lies, and what it was made from."""
+
+    id: TensorId
+    tensor: torch.Tensor
+    placed: Placed | None
+    microbatch: int = 0
+    entry: bool = False
+    """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
+    values: Distribution | None = None
+
+
+class Probe(Protocol):
+    """Looks at a visit, and may return a tensor to be used instead."""
+
+    def visit(self, visit: Visit) -> torch.Tensor | None: ...
+
+
+def passed_down(probes: tuple[Probe, ...], visit: Visit) -> torch.Tensor | None:
+    """Pass a visit down the chain; each probe sees what the one before left. The final replacement, if any."""
+    current = visit
+    for probe in probes:
+        tensor = probe.visit(current)
+        if tensor is not None:
+            current = replace(current, tensor=tensor)
+    return None if current is visit else current.tensor

@@ -1,0 +1,66 @@
+"""This module holds the probe that writes what it sees."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from ttrace.capture.plan import Plan
+from ttrace.capture.probe import Visit
+from ttrace.tensors.ids import TensorId
+from ttrace.trace.format import Record
+from ttrace.trace.writer import Writer
+
+Local = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Recorder:
+    """Writes every visit the plan wants, once per id and microbatch. Gradients may arrive from other threads."""
+
+    def __init__(self, writer: Writer, plan: Plan, local: Local) -> None:
+        self._writer = writer
+        self._plan = plan
+        self._local = local
+        self._lock = threading.Lock()
+        self._seen: set[tuple[TensorId, int]] = set()
+        self._problems: dict[str, None] = {}
+
+    def visit(self, visit: Visit) -> None:
+        if not self._plan.wants(visit.id.site):
+            return
+        try:
+            self._record(visit)
+        except Exception as error:  # a recording failure never breaks the training step: it is kept for the end
+            self.keep(f"{visit.id} could not be recorded: {type(error).__name__}: {error}")
+
+    def keep(self, problem: str) -> None:
+        """Remember what went wrong, for the end of the trace."""
+        self._problems[problem] = None
+
+    def close(self, *, num_steps: int) -> None:
+        self._writer.close(num_steps=num_steps, problems=tuple(self._problems))
+
+    def _record(self, visit: Visit) -> None:
+        local = self._local(visit.tensor.detach())
+        placed = visit.placed
+        if placed is not None and tuple(local.shape) != placed.region.local_shape:
+            # Only padding may be left over here: placed.region was made for this shape.
+            local = local[tuple(slice(size) for size in placed.region.local_shape)]
+        record = Record(
+            id=visit.id,
+            shape=tuple(local.shape),
+            dtype=local.dtype,
+            region=placed.region if placed else None,
+            pending=placed.pending if placed else (),
+            layout=placed.layout if placed else "",
+            by=placed.by if placed else "",
+            microbatch=visit.microbatch,
+            values=visit.values,
+        )
+        with self._lock:
+            key = (visit.id, visit.microbatch)
+            if key not in self._seen:
+                self._seen.add(key)
+                self._writer.write(record, local)

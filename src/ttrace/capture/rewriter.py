@@ -1,0 +1,90 @@
+"""This module holds the probes and functions that replace tensors: generated values, and the twin's nudge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ttrace.capture.probe import Visit
+from ttrace.tensors.region import Region
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, values
+
+NUDGE = 2.0
+"""A twin's nudge in units of u = eps / 2, relative to the tensor's norm."""
+_FLAT_STD = 0.02
+"""The spread given to parameters that start constant: zero biases and unit norm weights hide bugs."""
+
+
+class Replaced(torch.autograd.Function):
+    """Other values in the forward pass, the same gradient in the backward pass: the graph is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, original: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return replacement
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+        return gradients[0], None
+
+
+class Perturb:
+    """Nudges floating-point numbers where they enter the model, by machine epsilon in a random direction."""
+
+    def __init__(self, twin: int, seed: int) -> None:
+        self._twin = twin
+        self._seed = seed
+
+    def visit(self, visit: Visit) -> torch.Tensor | None:
+        if not visit.entry or not visit.tensor.is_floating_point():
+            return None
+        nudged = self._nudged(visit)
+        if not visit.tensor.requires_grad:
+            return nudged
+        replaced: torch.Tensor = Replaced.apply(visit.tensor, nudged)  # type: ignore[no-untyped-call]  # torch's own
+        return replaced
+
+    def _nudged(self, visit: Visit) -> torch.Tensor:
+        tensor = visit.tensor.detach()
+        region = visit.placed.region if visit.placed else Region.whole(tuple(tensor.shape))
+        direction = values(
+            f"nudge {self._twin} {visit.id}",
+            region,
+            dtype=torch.float32,
+            distribution=Normal(),
+            seed=self._seed,
+            device=tensor.device,
+        ).view(tensor.shape)
+        unit = torch.finfo(tensor.dtype).eps / 2
+        exact = tensor.to(torch.float64)
+        length = NUDGE * unit * exact.norm() / direction.to(torch.float64).norm().clamp_min(1e-300)
+        nudged: torch.Tensor = (exact + direction * length).to(tensor.dtype)
+        return nudged
+
+
+def parameter_distribution(parameter: torch.Tensor) -> Normal:
+    """The mean and spread of a parameter as it was initialised."""
+    data = parameter.detach().to(torch.float64)
+    mean = float(data.mean()) if data.numel() else 0.0
+    std = float(data.std(correction=0)) if data.numel() > 1 else 0.0
+    return Normal(mean, std if std > 1e-6 * abs(mean) else _FLAT_STD)
+
+
+def batch_distribution(data: torch.Tensor) -> Distribution | None:
+    """What a batch's tensor looks like; None for data with a structure that random numbers would destroy."""
+    if data.numel() == 0:
+        return None
+    if data.is_floating_point():
+        return parameter_distribution(data)
+    if data.dtype == torch.bool:
+        return Mask(float(data.to(torch.float64).mean()))
+    low, high = int(data.min()), int(data.max())
+    rising = data.ndim > 0 and data.shape[-1] > 1 and bool((data.diff(dim=-1) >= 0).all())
+    if rising:  # positions, offsets, a constant
+        return None
+    if low >= 0:
+        return Integers(low, high + 1)
+    kept = data >= 0
+    if not bool(kept.any()) or bool((data[~kept] != low).any()):
+        return None
+    return Integers(int(data[kept].min()), high + 1, keep=float(kept.to(torch.float64).mean()), hole=low)

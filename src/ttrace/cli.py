@@ -1,0 +1,202 @@
+"""This module is the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ttrace.capture.plan import Plan
+from ttrace.errors import TTraceError
+from ttrace.judge.difference import difference
+from ttrace.judge.tolerance import MARGIN
+from ttrace.judge.verdict import Exit, Judgement
+from ttrace.report import difference as difference_report
+from ttrace.report import listing, machine, terminal
+from ttrace.tensors.ids import TensorId
+from ttrace.trace.reader import Trace
+from ttrace.workflow.launch import launch, split_command
+from ttrace.workflow.run import Run, run_all
+
+app = typer.Typer(
+    name="ttrace",
+    help="Find silent bugs in distributed training by comparing it with a trusted reference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder to write into.")]
+Seed = Annotated[int, typer.Option(help="Another seed gives other parameters and data.")]
+Steps = Annotated[int, typer.Option(min=1, help="How many optimizer steps to trace.")]
+Margin = Annotated[float, typer.Option(min=1.0, help="How many times the estimated rounding error is tolerated.")]
+Only = Annotated[list[str], typer.Option(help="Record only sites that match this glob, e.g. 'layers.0.*'.")]
+Skip = Annotated[list[str], typer.Option(help="Do not record sites that match this glob.")]
+Own = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
+Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
+
+
+@app.command()
+def run(
+    reference: Annotated[str, typer.Option(help="The trusted command, e.g. 'python train.py'.")],
+    candidate: Annotated[
+        str, typer.Option(help="The command under test, e.g. 'torchrun --nproc-per-node 2 train.py'.")
+    ],
+    out: Out,
+    twins: Annotated[int, typer.Option(min=1, help="How many nudged references estimate rounding.")] = 3,
+    seed: Seed = 0,
+    steps: Steps = 1,
+    margin: Margin = MARGIN,
+    only: Only = [],  # noqa: B006  # typer reads the default and never changes it
+    skip: Skip = [],  # noqa: B006
+    own_parameters: Own = False,
+    timeout: Timeout = 1800.0,
+    json_output: Json = False,
+) -> None:
+    """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
+    settings = _settings(out, seed, steps, only, skip, own_parameters)
+    console = Console(stderr=json_output)
+    folder = Run(out)
+    with _progress(console) as progress:
+        task = progress.add_task("starting", total=twins + 3)
+        done = 0
+
+        def stage(name: str) -> None:
+            nonlocal done
+            progress.update(task, description=name, completed=done)
+            done += 1
+
+        run_all(
+            folder,
+            split_command(reference),
+            split_command(candidate),
+            settings,
+            num_twins=twins,
+            timeout=timeout,
+            stage=stage,
+        )
+        stage("check")
+        judgement = folder.judged(margin=margin)
+        progress.update(task, description="done", completed=twins + 3)
+    _tell(folder, judgement, json_output=json_output)
+
+
+@app.command()
+def trace(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command to trace.")],
+    out: Out,
+    reference: Annotated[Path | None, typer.Option(help="The reference's trace; makes this run a candidate.")] = None,
+    twin: Annotated[int, typer.Option(min=0, help="With --reference: be the twin of this number.")] = 0,
+    seed: Seed = 0,
+    steps: Steps = 1,
+    only: Only = [],  # noqa: B006
+    skip: Skip = [],  # noqa: B006
+    own_parameters: Own = False,
+    timeout: Timeout = 1800.0,
+    json_output: Json = False,
+) -> None:
+    """Run one command and keep its trace: a reference, or a twin or candidate of one."""
+    settings = _settings(out, seed, steps, only, skip, own_parameters)
+    if reference is not None:
+        role = "twin" if twin else "candidate"
+        settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
+    launched = launch(tuple(command), settings, timeout=timeout)
+    if launched.status != 0:
+        raise TTraceError(f"the command ended with status {launched.status}:\n{launched.tail()}")
+    summary = listing.summary(out)
+    if json_output:
+        typer.echo(json.dumps(summary))
+        return
+    Console().print(f"{summary['tensors']} tensors of {summary['ranks']} ranks in {out}")
+    Console().print(f"next: ttrace show {out}", highlight=False)
+
+
+@app.command()
+def check(folder: RunFolder, margin: Margin = MARGIN, json_output: Json = False) -> None:
+    """Judge the traces of a run again; nothing is run again."""
+    with _progress(Console(stderr=json_output)) as progress:
+        task = progress.add_task("check", total=None)
+        judgement = Run(folder).judged(
+            margin=margin, progress=lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    _tell(Run(folder), judgement, json_output=json_output)
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|TRACE", help="A run, or one trace.")],
+    tensor: Annotated[str, typer.Argument(metavar="[ID]", help="A tensor id, or a glob over ids.")] = "*",
+    json_output: Json = False,
+) -> None:
+    """List what was recorded, or everything known of one tensor: shards, regions, layouts, who decided them."""
+    rows = listing.rows(folder, tensor)
+    if json_output:
+        typer.echo(json.dumps(rows))
+    else:
+        listing.show(Console(), folder, rows)
+
+
+@app.command()
+def diff(
+    folder: RunFolder,
+    tensor: Annotated[str, typer.Argument(metavar="ID", help="A tensor id.")],
+    json_output: Json = False,
+) -> None:
+    """Show how one tensor of the candidate differs from the reference's: by rank, and where most."""
+    run = Run(folder)
+    found = difference(Trace(run.reference), Trace(run.candidate), TensorId.parse(tensor))
+    if json_output:
+        typer.echo(json.dumps(difference_report.as_json(found)))
+    else:
+        difference_report.show(Console(), found, str(folder))
+
+
+def main() -> None:
+    """The `ttrace` command: our own errors are messages and exit code 2, not tracebacks."""
+    try:
+        app()
+    except TTraceError as error:
+        Console(stderr=True).print(f"[bold red]ttrace:[/] {_escaped(error)}", highlight=False, soft_wrap=True)
+        raise SystemExit(int(Exit.UNJUDGED)) from None
+
+
+def _tell(run: Run, judgement: Judgement, *, json_output: bool) -> None:
+    next_command = run.next_command(judgement)
+    report = machine.as_json(judgement, next_command)
+    (run.folder / "report.json").write_text(json.dumps(report, indent=1))
+    if json_output:
+        typer.echo(json.dumps(report))
+    else:
+        terminal.show(Console(), judgement, next_command)
+    raise typer.Exit(int(judgement.exit))
+
+
+def _settings(out: Path, seed: int, steps: int, only: list[str], skip: list[str], own_parameters: bool) -> Plan:
+    return Plan(
+        out=out,
+        seed=seed,
+        num_steps=steps,
+        only=tuple(only),
+        skip=tuple(skip),
+        parameters="own" if own_parameters else "generated",
+    )
+
+
+def _progress(console: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def _escaped(error: TTraceError) -> str:
+    return str(error).replace("[", "\\[")
+
+
+if __name__ == "__main__":
+    main()

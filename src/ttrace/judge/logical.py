@@ -1,0 +1,140 @@
+"""This module sees the shards of one id as the logical tensor they are parts of, without ever merging them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ttrace.layouts.infer import inferred
+from ttrace.layouts.placed import INFERRED
+from ttrace.tensors.coverage import Coverage, coverage
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS
+from ttrace.tensors.region import Region, Shape
+from ttrace.trace.reader import Shard, Trace
+from ttrace.values.stats import Stats, stats
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One distinct region: the summands of its pending sum, each with the replicas that hold it."""
+
+    region: Region
+    summands: tuple[tuple[Shard, ...], ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({shard.coord.rank for replicas in self.summands for shard in replicas}))
+
+    def tensor(self) -> torch.Tensor:
+        """This region's values: one shard, or the sum of the summands."""
+        first = self.summands[0][0].tensor()
+        if len(self.summands) == 1:
+            return first
+        total = first.to(torch.float64)
+        for replicas in self.summands[1:]:
+            total = total + replicas[0].tensor().to(torch.float64)
+        return total
+
+    def replica_pairs(self) -> Iterator[tuple[Shard, Shard]]:
+        """Shards that must agree, each with the first that holds the same."""
+        for replicas in self.summands:
+            for other in replicas[1:]:
+                yield replicas[0], other
+
+
+@dataclass(frozen=True)
+class Logical:
+    """A logical tensor as one run holds it."""
+
+    shape: Shape
+    pieces: tuple[Piece, ...]
+    pending: tuple[str, ...]
+    layout: str
+    by: str
+
+    @classmethod
+    def found(cls, trace: Trace, tensor_id: TensorId, shape: Shape | None = None) -> Logical | None:
+        """An id's shards in a trace; None where there are none, or no layout is stated and none can be inferred.
+
+        `shape` is the reference's, against which a layout may be inferred.
+        """
+        placed = _placed(trace.shards.get(tensor_id, []), shape, trace.sizes)
+        if not placed:
+            return None
+        grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
+        for shard in placed:
+            assert shard.record.region is not None
+            summand = tuple(_index(shard, axis) for axis in shard.record.pending)
+            grouped.setdefault(shard.record.region, {}).setdefault(summand, []).append(shard)
+        pieces = tuple(
+            Piece(region, tuple(tuple(replicas) for _, replicas in sorted(summands.items())))
+            for region, summands in grouped.items()
+        )
+        first = placed[0].record
+        return cls(pieces[0].region.shape, pieces, first.pending, first.layout, first.by)
+
+    def coverage(self) -> Coverage:
+        return coverage(piece.region for piece in self.pieces)
+
+    def lacks_summands(self, sizes: Sizes) -> bool:
+        """Whether a pending sum is short of a summand."""
+        expected = math.prod(sizes.get(axis, 1) for axis in self.pending)
+        return any(len(piece.summands) != expected for piece in self.pieces)
+
+
+def measured(a: Logical, b: Logical, *, factor: float = 1.0) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
+    """b x factor against a, in all and for each of b's pieces; both may be sharded, each in its own way."""
+    parts = []
+    total = Stats()
+    loaded = [(piece, piece.tensor()) for piece in a.pieces]
+    for piece in b.pieces:
+        part = _piece_stats(loaded, piece, factor)
+        parts.append((piece, part))
+        total = total + part
+    return total, tuple(parts)
+
+
+def _piece_stats(reference: list[tuple[Piece, torch.Tensor]], piece: Piece, factor: float) -> Stats:
+    total = Stats()
+    tensor = piece.tensor()
+    for other, theirs in reference:
+        for part_a, part_b in other.region.overlaps(piece.region):
+            found = stats(part_a.of(theirs), part_b.of(tensor), factor=factor)
+            if found.max_at is not None:
+                found = replace(found, max_at=part_a.global_index(found.max_at))
+            total = total + found
+    return total
+
+
+def _placed(shards: Sequence[Shard], shape: Shape | None, sizes: Sizes) -> list[Shard] | None:
+    """The shards, with a layout inferred for those that came without one."""
+    if all(shard.record.region is not None for shard in shards):
+        return list(shards)
+    if shape is None:
+        return None
+    layout = inferred(shape, [(shard.coord, shard.record.shape) for shard in shards], sizes)
+    if layout is None:
+        return None
+    return [
+        replace(
+            shard,
+            record=replace(
+                shard.record,
+                region=layout.region(shape, sizes, shard.coord),
+                pending=(),
+                layout=str(layout),
+                by=INFERRED,
+            ),
+        )
+        for shard in shards
+    ]
+
+
+def _index(shard: Shard, axis: str) -> int:
+    return shard.record.microbatch if axis == MICROBATCH_AXIS else shard.coord[axis]

@@ -1,0 +1,67 @@
+"""This module estimates the error that rounding alone explains, tensor by tensor, from the twins.
+
+Tolerance is margin x max(error of the twins, floor). The floor is one unit in the last place, u = eps / 2, of the
+weakest dtype that the reference has used up to there. Correct tensor-parallel runs stay within 1.3 x the estimate, so a
+margin of 4 is generous. Tensors of fewer than 16 elements have too few degrees of freedom to be estimated alone: their
+twins' errors are pooled over all tensors of their kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ttrace.judge.verdict import Tolerance
+from ttrace.tensors.ids import Kind, TensorId
+
+MARGIN = 4.0
+TINY = 16
+ZERO_ERROR = 0.3
+"""Twins whose own error is this large say nothing about the tensor: it is zero but for rounding."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the reference and its twins say of one id."""
+
+    id: TensorId
+    numel: int
+    dtype: torch.dtype
+    twin_errors: tuple[float, ...]
+
+
+def tolerances(samples: Iterable[Sample], *, margin: float = MARGIN) -> dict[TensorId, Tolerance]:
+    """The tolerance of every id; `samples` in the reference's order of appearance."""
+    samples = list(samples)
+    pooled = _pooled(samples)
+    result, weakest = {}, 0.0
+    for sample in samples:
+        if not sample.dtype.is_floating_point:
+            result[sample.id] = Tolerance(0.0, 0.0, 0.0)
+            continue
+        weakest = max(weakest, unit(sample.dtype))
+        twin_error = max(sample.twin_errors, default=0.0)
+        if sample.numel < TINY:
+            twin_error = max(twin_error, pooled[sample.id.kind])
+        result[sample.id] = Tolerance(margin * max(twin_error, weakest), twin_error, weakest)
+    return result
+
+
+def unit(dtype: torch.dtype) -> float:
+    """u = eps / 2: the largest relative error of one rounding."""
+    return float(torch.finfo(dtype).eps) / 2
+
+
+def is_zero(sample_errors: tuple[float, ...]) -> bool:
+    return bool(sample_errors) and max(sample_errors) >= ZERO_ERROR
+
+
+def _pooled(samples: list[Sample]) -> Mapping[Kind, float]:
+    """Per kind, the largest error of the twins over its tiny tensors, zeros left out."""
+    result: dict[Kind, float] = {}
+    for sample in samples:
+        if sample.numel < TINY and not is_zero(sample.twin_errors):
+            result[sample.id.kind] = max(result.get(sample.id.kind, 0.0), *sample.twin_errors, 0.0)
+    return {kind: result.get(kind, 0.0) for kind in Kind}

@@ -1,0 +1,137 @@
+"""This module holds the words in which a judgement is given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from ttrace.tensors.ids import TensorId
+from ttrace.values.stats import Stats
+
+
+class Verdict(StrEnum):
+    """What is said of one logical tensor."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    CONFLICT = "CONFLICT"
+    """Replicas that must agree do not."""
+    GAP = "GAP"
+    """Elements, or summands of a pending sum, that nobody holds."""
+    MISSING = "MISSING"
+    """One side, or a rank that owns the module, has no such tensor."""
+    UNJUDGED = "UNJUDGED"
+
+    @property
+    def is_wrong(self) -> bool:
+        return self in (Verdict.FAIL, Verdict.CONFLICT)
+
+
+class Exit(IntEnum):
+    """What a command's exit code says."""
+
+    PASSED = 0
+    FOUND = 1
+    UNJUDGED = 2
+
+
+ZERO = "mathematically zero: the twins' own error is as large as the tensor"
+EXCUSED = frozenset({ZERO})
+"""The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The error that rounding can explain: margin x max(error of the twins, floor)."""
+
+    value: float
+    twin_error: float
+    floor: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """One region of the candidate's tensor, measured alone."""
+
+    ranks: tuple[int, ...]
+    error: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One id, measured."""
+
+    id: TensorId
+    verdict: Verdict
+    reason: str = ""
+    stats: Stats = field(default_factory=Stats)
+    tolerance: Tolerance | None = None
+    parts: tuple[Part, ...] = ()
+    replica_error: float = 0.0
+    layout: str = ""
+    by: str = ""
+    order: int = 0
+
+    @property
+    def error(self) -> float:
+        return self.stats.error
+
+    @property
+    def excess(self) -> float:
+        """How many times the tolerance the error is; the replicas' disagreement counts like an error."""
+        if self.tolerance is None:
+            return math.nan
+        worst = max(self.error, self.replica_error)
+        if self.tolerance.value == 0.0:
+            return math.inf if worst > 0.0 else 0.0
+        return worst / self.tolerance.value
+
+    @property
+    def spoils(self) -> bool:
+        """Whether this comparison keeps the whole from being judged."""
+        return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or self.reason in EXCUSED)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why it probably is wrong: a short sentence, the axis if there is one, and the numbers behind it."""
+
+    name: str
+    sentence: str
+    axis: str | None = None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Where something starts to be wrong, the evidence, the likely cause."""
+
+    comparison: Comparison
+    module: str
+    source: str
+    cause: Cause
+    num_after: int
+    """How many wrong tensors follow from here on, in the reference's order."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Everything a check found."""
+
+    comparisons: tuple[Comparison, ...]
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...]
+    """What keeps the whole from being judged, beyond single tensors."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit(self) -> Exit:
+        if self.findings:
+            return Exit.FOUND
+        if self.problems or not self.comparisons or any(comparison.spoils for comparison in self.comparisons):
+            return Exit.UNJUDGED
+        return Exit.PASSED
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(comparison.verdict is verdict for comparison in self.comparisons)

@@ -1,0 +1,42 @@
+"""This module finds the layout that nobody stated, if exactly one explains what all ranks hold.
+
+Only plain blocks are inferred. Pending sums and orderings never are: a missing all-reduce looks exactly like a
+pending sum. A wrong inference is checked like any other layout, so it can fail but not pass silently.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from ttrace.layouts.layout import Cut, Dim, Layout
+from ttrace.tensors.mesh import Coord
+from ttrace.tensors.region import Shape
+
+Held = Sequence[tuple[Coord, Shape]]
+"""The local shape that each rank was seen to hold."""
+
+
+def inferred(shape: Shape, held: Held, sizes: Mapping[str, int]) -> Layout | None:
+    """The one layout without pending sums that gives every rank the shape it holds, or None."""
+    if not held or any(len(local) != len(shape) for _, local in held):
+        return None
+    axes = [axis for axis, size in sizes.items() if size > 1]
+    choices = [_dim_choices(dim, shape, held, axes) for dim in range(len(shape))]
+    fitting = []
+    for cuts in itertools.product(*choices):
+        used = [axis for dim in cuts for axis in dim]
+        if len(used) != len(set(used)):
+            continue
+        dims = tuple(Dim(f"d{i}", tuple(Cut(axis) for axis in dim)) for i, dim in enumerate(cuts))
+        layout = Layout(dims)
+        if all(layout.local_shape(shape, sizes, coord) == local for coord, local in held):
+            fitting.append(layout)
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _dim_choices(dim: int, shape: Shape, held: Held, axes: list[str]) -> list[tuple[str, ...]]:
+    """How this dim may be cut: not at all, by one axis, or by two nested ones."""
+    if all(local[dim] == shape[dim] for _, local in held):
+        return [()]
+    return [(axis,) for axis in axes] + list(itertools.permutations(axes, 2))

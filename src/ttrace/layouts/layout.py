@@ -1,0 +1,212 @@
+"""This module reads the layout notation and resolves it to regions.
+
+    "seq/cp:zigzag/tp batch/dp hidden +ep"      dim[/axis[:split]]...  +axis
+
+Per dim, the axes that cut it stand outermost first; `+axis` says that the shards along that axis still have to be
+added up; an axis that is not named means replicated. `...` stands for any number of uncut dims.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from ttrace.errors import LayoutError
+from ttrace.layouts.splits import BLOCK, Split
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.coverage import TILING, Coverage, coverage
+from ttrace.tensors.ranges import Ranges
+from ttrace.tensors.region import Region, Shape
+
+_DIM = re.compile(r"(?P<name>[A-Za-z_]\w*|\.\.\.)(?P<cuts>(?:/[^/\s]+)*)")
+_CUT = re.compile(r"(?P<axis>[A-Za-z_]\w*)(?::(?P<split>.+))?")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One axis that cuts a dim, and how."""
+
+    axis: str
+    split: Split = BLOCK
+
+    def __str__(self) -> str:
+        return self.axis if self.split == BLOCK else f"{self.axis}:{self.split}"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A dim by name, with the axes that cut it, outermost first."""
+
+    name: str
+    cuts: tuple[Cut, ...] = ()
+
+    def __str__(self) -> str:
+        return "/".join([self.name, *map(str, self.cuts)])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Per dim, the axes that cut it, outermost first; plus the axes with a pending sum."""
+
+    dims: tuple[Dim, ...]
+    pending: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        named = [cut.axis for dim in self.dims for cut in dim.cuts] + list(self.pending)
+        for axis in named:
+            if named.count(axis) > 1:
+                raise LayoutError(f"layout {str(self)!r} names axis {axis} twice; an axis cuts one dim or is summed.")
+        for dim in self.dims:
+            if len(dim.cuts) > 1 and any(cut.split.name == "padded" for cut in dim.cuts):
+                raise LayoutError(f"layout {str(self)!r}: a padded dim is cut by one axis only.")
+        if [dim.name for dim in self.dims].count("...") > 1 or any(d.name == "..." and d.cuts for d in self.dims):
+            raise LayoutError(f"layout {str(self)!r}: '...' stands once and is never cut.")
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        return _parse(text)
+
+    def __str__(self) -> str:
+        return " ".join([*map(str, self.dims), *(f"+{axis}" for axis in self.pending)])
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        return frozenset(cut.axis for dim in self.dims for cut in dim.cuts) | frozenset(self.pending)
+
+    def without_pending(self) -> Layout:
+        return Layout(self.dims)
+
+    def of_rank(self, num_dims: int) -> Layout:
+        """This layout with `...` written out for a tensor of so many dims."""
+        names = [dim.name for dim in self.dims]
+        if "..." in names:
+            at = names.index("...")
+            missing = num_dims - len(names) + 1
+            filled = tuple(Dim(f"any{i}") for i in range(missing))
+            if missing >= 0:
+                return Layout(self.dims[:at] + filled + self.dims[at + 1 :], self.pending)
+        if len(names) != num_dims:
+            raise LayoutError(
+                f"layout {str(self)!r} has {len(names)} dims, the tensor has {num_dims}. "
+                "Name every dim, or write '...'."
+            )
+        return self
+
+    def region(self, shape: Shape, sizes: Mapping[str, int], coord: Mapping[str, int]) -> Region:
+        """What the rank at `coord` holds of a logical tensor of this shape; axes outside `sizes` have size 1."""
+        layout = self.of_rank(len(shape))
+        dims = (
+            _dim_ranges(dim.cuts, size, *_places(dim, sizes, coord))
+            for dim, size in zip(layout.dims, shape, strict=True)
+        )
+        return Region(shape, tuple(dims))
+
+    def local_shape(self, shape: Shape, sizes: Mapping[str, int], coord: Mapping[str, int]) -> Shape:
+        """The shape of the local tensor, padding included."""
+        layout = self.of_rank(len(shape))
+        result = []
+        for dim, size in zip(layout.dims, shape, strict=True):
+            indices, worlds = _places(dim, sizes, coord)
+            for cut, index, world in zip(dim.cuts, indices, worlds, strict=True):
+                size = cut.split.local_size(size, index, world)
+            result.append(size)
+        return tuple(result)
+
+    def global_shape(self, local_shape: Shape, sizes: Mapping[str, int]) -> Shape:
+        """The logical shape if every cut is even: for tensors whose logical shape is not known otherwise."""
+        layout = self.of_rank(len(local_shape))
+        return tuple(
+            size * math.prod(sizes.get(cut.axis, 1) for cut in dim.cuts)
+            for dim, size in zip(layout.dims, local_shape, strict=True)
+        )
+
+    def coverage(self, shape: Shape, sizes: Mapping[str, int]) -> Coverage:
+        """Whether the regions of all ranks tile the tensor: decided dim by dim, whatever the number of ranks."""
+        layout = self.of_rank(len(shape))
+        per_dim = [
+            _dim_coverage(dim.cuts, size, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts))
+            for dim, size in zip(layout.dims, shape, strict=True)
+        ]
+        if all(dim.is_tiling for dim in per_dim):
+            return TILING
+        first_held = tuple(
+            _first_held(dim.cuts, size, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts))
+            for dim, size in zip(layout.dims, shape, strict=True)
+        )
+        return _product_coverage(per_dim, shape, first_held)
+
+
+@cache
+def _parse(text: str) -> Layout:
+    dims: list[Dim] = []
+    pending: list[str] = []
+    for word in text.split():
+        if word.startswith("+"):
+            pending.append(_pending(text, word))
+            continue
+        match = _DIM.fullmatch(word)
+        if match is None:
+            raise LayoutError(f"layout {text!r}: {word!r} is not dim[/axis[:split]]..., for instance seq/cp:zigzag/tp.")
+        dims.append(Dim(match["name"], tuple(_cut(text, part) for part in match["cuts"].split("/")[1:])))
+    return Layout(tuple(dims), tuple(pending))
+
+
+def _pending(text: str, word: str) -> str:
+    if not word[1:].isidentifier():
+        raise LayoutError(f"layout {text!r}: {word!r} is not +axis, for instance +tp.")
+    return word[1:]
+
+
+def _cut(text: str, part: str) -> Cut:
+    match = _CUT.fullmatch(part)
+    if match is None:
+        raise LayoutError(f"layout {text!r}: {part!r} is not axis[:split], for instance cp:zigzag.")
+    return Cut(match["axis"], Split.parse(match["split"]) if match["split"] else BLOCK)
+
+
+def _places(dim: Dim, sizes: Mapping[str, int], coord: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    indices = tuple(coord.get(cut.axis, 0) for cut in dim.cuts)
+    return indices, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts)
+
+
+@cache
+def _dim_ranges(cuts: tuple[Cut, ...], size: int, indices: tuple[int, ...], worlds: tuple[int, ...]) -> Ranges:
+    held = rg.whole(size)
+    for cut, index, world in zip(cuts, indices, worlds, strict=True):
+        held = rg.select(held, cut.split.ranges(rg.length(held), index, world))
+    return held
+
+
+@cache
+def _dim_coverage(cuts: tuple[Cut, ...], size: int, worlds: tuple[int, ...]) -> Coverage:
+    regions = (
+        Region((size,), (_dim_ranges(cuts, size, indices, worlds),))
+        for indices in itertools.product(*map(range, worlds))
+    )
+    return coverage(regions)
+
+
+@cache
+def _first_held(cuts: tuple[Cut, ...], size: int, worlds: tuple[int, ...]) -> int:
+    places = itertools.product(*map(range, worlds))
+    return min((start for at in places for start, _ in _dim_ranges(cuts, size, at, worlds)), default=0)
+
+
+def _product_coverage(per_dim: list[Coverage], shape: Shape, first_held: Shape) -> Coverage:
+    """Regions are products over dims, so an element is held by the product of its indices' holders."""
+    total = math.prod(shape)
+    held = math.prod(size - dim.num_gap for size, dim in zip(shape, per_dim, strict=True))
+    once = math.prod(size - dim.num_gap - dim.num_overlap for size, dim in zip(shape, per_dim, strict=True))
+    gap = _first([dim.first_gap for dim in per_dim], (0,) * len(shape)) if held < total else None
+    overlap = _first([dim.first_overlap for dim in per_dim], first_held) if once < held else None
+    return Coverage(total - held, held - once, gap, overlap)
+
+
+def _first(per_dim: list[tuple[int, ...] | None], corner: Shape) -> tuple[int, ...] | None:
+    """The first element of which one dim's index is marked, starting from `corner`."""
+    marked = [(*corner[:dim], *index, *corner[dim + 1 :]) for dim, index in enumerate(per_dim) if index]
+    return min(marked, default=None)

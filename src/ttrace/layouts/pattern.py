@@ -1,0 +1,23 @@
+"""This module matches sites against patterns: the same globs in rules, in plans and on the command line."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from functools import cache
+
+from ttrace.tensors.ids import Site
+
+
+def matches(pattern: str, site: Site) -> bool:
+    """Whether a site fits a glob `name[/kind[.slot]]`; `*` matches dots too, and anything goes where it is silent."""
+    name, kind, slot = _globs(pattern)
+    return bool(name.match(site.name) and kind.match(site.kind) and slot.match(site.slot))
+
+
+@cache
+def _globs(pattern: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    name, _, rest = pattern.partition("/")
+    kind, _, slot = rest.partition(".")
+    compiled = (re.compile(fnmatch.translate(glob)) for glob in (name, kind or "*", slot or "*"))
+    return next(compiled), next(compiled), next(compiled)

@@ -1,0 +1,20 @@
+"""This module joins a layout with the tensor it speaks of: where the tensor lies, and who said so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ttrace.tensors.region import Region
+
+INFERRED = "inferred from shapes"
+"""Who decided a layout that nobody stated."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What a local tensor holds of its logical tensor, the axes it is still to be summed over, and who decided."""
+
+    region: Region
+    pending: tuple[str, ...] = ()
+    layout: str = ""
+    by: str = ""

@@ -1,0 +1,103 @@
+"""This module shows what a trace holds: every id in a line, or every shard of one id."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ttrace.errors import TTraceError
+from ttrace.trace.format import DTYPE_NAMES
+from ttrace.trace.reader import Shard, Trace
+
+Row = dict[str, Any]
+
+
+def summary(folder: Path) -> Row:
+    """A trace in numbers."""
+    trace = Trace(folder)
+    return {
+        "folder": str(folder),
+        "role": trace.manifest.role,
+        "mesh": trace.manifest.mesh,
+        "ranks": len(trace.ranks),
+        "tensors": len(trace.shards),
+        "problems": list(trace.problems()),
+    }
+
+
+def rows(folder: Path, pattern: str) -> list[Row]:
+    """A row per id that matches; a row per shard if only one does. A run shows both of its sides."""
+    found: list[tuple[str, list[Shard]]] = []
+    for side, trace in _sides(folder):
+        matching = [shards for key, shards in trace.shards.items() if fnmatch.fnmatchcase(str(key), pattern)]
+        found += [(side, shards) for shards in matching]
+    if not found:
+        raise TTraceError(f"{folder} has no tensor {pattern!r}. `ttrace show {folder}` lists all.")
+    if len({shards[0].id for _, shards in found}) == 1:
+        return [_shard_row(side, shard) for side, shards in found for shard in shards]
+    return [_id_row(side, shards) for side, shards in found]
+
+
+def show(console: Console, folder: Path, found: list[Row]) -> None:
+    """Print rows as a table, and how to go on."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    one = len({row["id"] for row in found}) == 1
+    columns = [name for name in found[0] if name != "id"] if one else list(found[0])
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in found:
+        table.add_row(*(_cell(row[name]) for name in columns))
+    if one:
+        console.print(found[0]["id"], style="bold", highlight=False, markup=False)
+    console.print(table)
+    command = f"ttrace diff {folder} {found[0]['id']}" if one else f"ttrace show {folder} {found[-1]['id']}"
+    console.print(f"next: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _sides(folder: Path) -> list[tuple[str, Trace]]:
+    sides = [side for side in ("reference", "candidate") if (folder / side).is_dir()]
+    if sides:
+        return [(side, Trace(folder / side)) for side in sides]
+    trace = Trace(folder)
+    return [(trace.manifest.role, trace)]
+
+
+def _id_row(side: str, shards: list[Shard]) -> Row:
+    record = shards[0].record
+    return {
+        "id": str(record.id),
+        "side": side,
+        "shape": record.region.shape if record.region else record.shape,
+        "dtype": DTYPE_NAMES[record.dtype],
+        "shards": len(shards),
+        "layout": record.layout,
+        "by": record.by or "nobody",
+    }
+
+
+def _shard_row(side: str, shard: Shard) -> Row:
+    record = shard.record
+    return {
+        "id": str(record.id),
+        "side": side,
+        "where": str(shard.coord),
+        "shape": record.shape,
+        "region": str(record.region) if record.region else "unknown",
+        "pending": list(record.pending),
+        "layout": record.layout,
+        "by": record.by or "nobody",
+        "norm": float(shard.tensor().double().norm()),
+    }
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (tuple, list)):
+        return json.dumps(value)
+    return str(value)

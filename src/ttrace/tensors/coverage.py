@@ -1,0 +1,88 @@
+"""This module decides, by region algebra alone, whether regions tile a logical tensor: no data is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ttrace.tensors.region import Region
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Elements that nobody holds, and elements that different regions hold; exact replicas count once."""
+
+    num_gap: int
+    num_overlap: int
+    first_gap: tuple[int, ...] | None = None
+    first_overlap: tuple[int, ...] | None = None
+
+    @property
+    def is_tiling(self) -> bool:
+        return self.num_gap == 0 and self.num_overlap == 0
+
+
+TILING = Coverage(0, 0)
+
+
+def coverage(regions: Iterable[Region]) -> Coverage:
+    """How the distinct regions among these cover their logical tensor."""
+    distinct = list(dict.fromkeys(regions))
+    if not distinct:
+        raise ValueError("no region to cover anything with")
+    if len(distinct) == 1 and distinct[0].is_whole:
+        return TILING
+    return _count(distinct)
+
+
+def _count(distinct: list[Region]) -> Coverage:
+    """Count holders on the grid of cells that all range borders together cut the tensor into."""
+    shape = distinct[0].shape
+    boxes = [box.dims for region in distinct for box in region.boxes()]
+    borders = [sorted({0, size}) for size in shape]
+    for dim, size in enumerate(shape):
+        marks = {mark for dims in boxes for bounds in dims[dim] for mark in bounds}
+        borders[dim] = sorted(marks | {0, size})
+    cells = [{mark: i for i, mark in enumerate(marks)} for marks in borders]
+    holders = torch.zeros([max(len(marks) - 1, 0) for marks in borders], dtype=torch.int32)
+    for dims in boxes:
+        _add(holders, dims, cells)
+    return _summary(holders, borders)
+
+
+def _add(holders: torch.Tensor, dims: tuple[tuple[tuple[int, int], ...], ...], cells: list[dict[int, int]]) -> None:
+    index = []
+    for dim, ranges in enumerate(dims):
+        spans = [torch.arange(cells[dim][start], cells[dim][stop]) for start, stop in ranges]
+        index.append(torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64))
+    if all(part.numel() for part in index):
+        grid = tuple(part.view(*(-1 if d == dim else 1 for d in range(len(index)))) for dim, part in enumerate(index))
+        holders[grid] += 1
+
+
+def _summary(holders: torch.Tensor, borders: list[list[int]]) -> Coverage:
+    volume = torch.ones((), dtype=torch.int64)
+    for marks in borders:
+        volume = volume[..., None] * torch.tensor(marks, dtype=torch.int64).diff()
+    gap, overlap = holders == 0, holders > 1
+    return Coverage(
+        int((volume * gap).sum()),
+        int((volume * overlap).sum()),
+        _first(gap, borders),
+        _first(overlap, borders),
+    )
+
+
+def _first(mask: torch.Tensor, borders: list[list[int]]) -> tuple[int, ...] | None:
+    if not bool(mask.any()):
+        return None
+    cell = int(mask.reshape(-1).to(torch.int8).argmax())
+    corner = []
+    for dim in range(mask.ndim):
+        step = math.prod(mask.shape[dim + 1 :])
+        corner.append(borders[dim][cell // step])
+        cell %= step
+    return tuple(corner)

@@ -1,0 +1,145 @@
+"""This module names tensors: the same logical tensor has the same id in every run.
+
+The text form is `step/mb/name[@call]/kind[.slot]`, with `-` for no microbatch and `.` for the model itself:
+`0/2/layers.3.mlp.fc1/output`, `0/-/lm_head.weight/param_grad`, `0/0/./loss`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ttrace.errors import TTraceError
+
+ROOT = "."
+"""The name of the model itself, whose own path is empty."""
+
+
+class Kind(StrEnum):
+    """What a tensor is to the module or parameter it is named after."""
+
+    BATCH = "batch"
+    INPUT = "input"
+    OUTPUT = "output"
+    GRAD_INPUT = "grad_input"
+    GRAD_OUTPUT = "grad_output"
+    PARAM = "param"
+    PARAM_GRAD = "param_grad"
+    MAIN_GRAD = "main_grad"
+    UPDATE = "update"
+    PARAM_AFTER = "param_after"
+    OPTIM = "optim"
+    BUFFER = "buffer"
+    LOSS = "loss"
+    GRAD_NORM = "grad_norm"
+    CLIP = "clip"
+    DECISION = "decision"
+    RECOMPUTE_INPUT = "recompute_input"
+    RECOMPUTE_OUTPUT = "recompute_output"
+
+    @property
+    def is_activation_grad(self) -> bool:
+        return self in (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+
+    @property
+    def is_backward(self) -> bool:
+        return self.is_activation_grad or self in (Kind.PARAM_GRAD, Kind.MAIN_GRAD)
+
+    @property
+    def is_of_param(self) -> bool:
+        return self in _OF_PARAM
+
+    @property
+    def primal(self) -> Kind:
+        """The kind whose layout this one follows when nothing else is stated."""
+        return _PRIMAL.get(self, self)
+
+
+_OF_PARAM = frozenset({Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD, Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM})
+_PRIMAL = {
+    Kind.GRAD_INPUT: Kind.INPUT,
+    Kind.GRAD_OUTPUT: Kind.OUTPUT,
+    Kind.RECOMPUTE_INPUT: Kind.INPUT,
+    Kind.RECOMPUTE_OUTPUT: Kind.OUTPUT,
+    **dict.fromkeys(_OF_PARAM, Kind.PARAM),
+}
+
+_NAME = re.compile(r"[^/@\s]+")
+_SLOT = re.compile(r"[^/@\s]*")
+_TEXT = re.compile(
+    r"(?P<step>\d+)/(?P<mb>\d+|-)/(?P<name>[^/@\s]+)(?:@(?P<call>\d+))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the model that has a tensor: module or parameter name, kind, and slot in a structured value."""
+
+    name: str
+    kind: Kind
+    slot: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or not _SLOT.fullmatch(self.slot):
+            raise TTraceError(
+                f"{self.name!r}/{self.kind}.{self.slot!r} is no site: names and slots are free of '/', '@' and "
+                f"white space, and the model itself is called {ROOT!r}."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.kind}.{self.slot}" if self.slot else f"{self.name}/{self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorId:
+    """A site at a step and a microbatch; `call` counts the calls of one module within one forward."""
+
+    step: int
+    microbatch: int | None
+    site: Site
+    call: int = 0
+
+    @classmethod
+    def of(cls, step: int, microbatch: int | None, name: str, kind: Kind, *, slot: str = "", call: int = 0) -> TensorId:
+        return cls(step, microbatch, Site(name, kind, slot), call)
+
+    @classmethod
+    def parse(cls, text: str) -> TensorId:
+        match = _TEXT.fullmatch(text)
+        if match is None or match["kind"] not in Kind.__members__.values():
+            raise TTraceError(
+                f"{text!r} is no tensor id. Write step/microbatch/name[@call]/kind[.slot], for instance "
+                "0/2/layers.3.mlp.fc1/output, with '-' for no microbatch."
+            )
+        microbatch = None if match["mb"] == "-" else int(match["mb"])
+        site = Site(match["name"], Kind(match["kind"]), match["slot"] or "")
+        return cls(int(match["step"]), microbatch, site, int(match["call"] or 0))
+
+    def __str__(self) -> str:
+        microbatch = "-" if self.microbatch is None else self.microbatch
+        call = f"@{self.call}" if self.call else ""
+        slot = f".{self.site.slot}" if self.site.slot else ""
+        return f"{self.step}/{microbatch}/{self.name}{call}/{self.kind}{slot}"
+
+    @property
+    def name(self) -> str:
+        return self.site.name
+
+    @property
+    def kind(self) -> Kind:
+        return self.site.kind
+
+    def at(self, kind: Kind, slot: str | None = None) -> TensorId:
+        """The id of another kind at the same name, step, microbatch and call."""
+        return replace(self, site=Site(self.name, kind, self.site.slot if slot is None else slot))
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """Other names of tied weights; each maps to the one name the reference saw first."""
+
+    names: tuple[tuple[str, str], ...] = ()
+
+    def canonical(self, name: str) -> str:
+        return dict(self.names).get(name, name)

@@ -1,0 +1,215 @@
+"""This module says which part of a logical tensor a rank's tensor holds.
+
+A region is, per dim, an ordered list of ranges. A flat shard (a sharded optimizer's) is a list of ranges of the
+flattened box. Slicing is `region.take(full)`, joining is `region.put(local, full)`, and nothing here knows what
+tensor, context or expert parallelism are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.ranges import Ranges
+
+Shape = tuple[int, ...]
+_MANY_RUNS = 64
+"""From this many runs on, elements are gathered by index instead of run by run."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The global indices a local tensor holds.
+
+    `dims` has one list of ranges per dim of `shape`, the shape of the logical tensor. With `flat`, the local tensor
+    is one-dimensional and holds those ranges of the box that `dims` describes, flattened.
+    """
+
+    shape: Shape
+    dims: tuple[Ranges, ...]
+    flat: Ranges | None = None
+
+    @classmethod
+    def whole(cls, shape: Shape) -> Region:
+        return cls(shape, tuple(rg.whole(size) for size in shape))
+
+    @classmethod
+    def flat_of(cls, shape: Shape, flat: Ranges) -> Region:
+        """Ranges of the flattened logical tensor."""
+        return cls(shape, cls.whole(shape).dims, rg.merged(flat))
+
+    @property
+    def box_shape(self) -> Shape:
+        return tuple(rg.length(ranges) for ranges in self.dims)
+
+    @property
+    def local_shape(self) -> Shape:
+        return self.box_shape if self.flat is None else (rg.length(self.flat),)
+
+    @cached_property
+    def numel(self) -> int:
+        return math.prod(self.local_shape)
+
+    @property
+    def is_whole(self) -> bool:
+        return self == Region.whole(self.shape)
+
+    def __str__(self) -> str:
+        if self.is_whole:
+            return "whole"
+        box = ", ".join(_ranges_text(ranges) for ranges in self.dims)
+        return f"[{box}]" if self.flat is None else f"[{box}] flat {_ranges_text(self.flat)}"
+
+    def take(self, full: torch.Tensor) -> torch.Tensor:
+        """This region's part of the logical tensor: a view where the region is one box."""
+        box = full
+        for dim, ranges in enumerate(self.dims):
+            box = _pick(box, dim, ranges)
+        return box if self.flat is None else _pick(box.reshape(-1), 0, self.flat)
+
+    def put(self, local: torch.Tensor, full: torch.Tensor) -> None:
+        """Write this region's part into the logical tensor."""
+        for ours, theirs in self.overlaps(Region.whole(self.shape)):
+            theirs.assign(full, ours.of(local))
+
+    def overlaps(self, other: Region) -> Iterator[tuple[Part, Part]]:
+        """The elements both hold, as pairs of equally shaped parts of the two local tensors."""
+        for a, b in itertools.product(self.boxes(), other.boxes()):
+            runs = [rg.common(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
+            if all(runs):
+                yield from _parts(a, b, runs)
+
+    def boxes(self) -> list[Box]:
+        """This region as boxes of the logical tensor: one, or several for a flat shard."""
+        if self.flat is None:
+            return [Box(self.dims, None, self.box_shape)]
+        boxes, at = [], 0
+        for start, stop in self.flat:
+            for corner, extent in _boxes_of_run(start, stop, self.box_shape):
+                dims = tuple(
+                    rg.select(ranges, ((first, first + size),))
+                    for ranges, first, size in zip(self.dims, corner, extent, strict=True)
+                )
+                boxes.append(Box(dims, at, extent))
+                at += math.prod(extent)
+        return boxes
+
+    def linear(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row-major global indices of the local elements, as `rows[:, None] + columns`."""
+        if self.flat is not None:
+            rows, columns = Region(self.shape, self.dims).linear()
+            index = rg.indices(self.flat)
+            width = max(columns.numel(), 1)
+            return torch.zeros(1, dtype=torch.int64), rows[index // width] + columns[index % width]
+        strides = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        columns = torch.zeros(1, dtype=torch.int64)
+        dims = list(zip(self.dims, strides, strict=True))
+        # Trailing dims become columns until they are long enough to make whole rows worth generating at once.
+        while dims and columns.numel() < 4096:
+            ranges, stride = dims.pop()
+            columns = ((rg.indices(ranges) * stride)[:, None] + columns).reshape(-1)
+        rows = torch.zeros(1, dtype=torch.int64)
+        for ranges, stride in dims:
+            rows = (rows[:, None] + rg.indices(ranges) * stride).reshape(-1)
+        return rows, columns
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a local tensor: a cut of one of its boxes."""
+
+    box: Box
+    cut: tuple[slice | torch.Tensor, ...]
+
+    def of(self, local: torch.Tensor) -> torch.Tensor:
+        box = self._box(local)
+        return box[self.cut] if self.cut else box
+
+    def assign(self, local: torch.Tensor, values: torch.Tensor) -> None:
+        self._box(local)[self.cut if self.cut else ...] = values
+
+    def _box(self, local: torch.Tensor) -> torch.Tensor:
+        if self.box.offset is None:
+            return local
+        start, shape = self.box.offset, self.box.shape
+        return local.view(-1)[start : start + math.prod(shape)].view(shape)
+
+    def global_index(self, index: Shape) -> Shape:
+        """Where the element at this index of the part lies in the logical tensor."""
+        result = []
+        for ranges, cut, i in zip(self.box.dims, self.cut, index, strict=True):
+            at = cut.start + i if isinstance(cut, slice) else int(cut.flatten()[i])
+            result.append(rg.select(ranges, ((at, at + 1),))[0][0])
+        return tuple(result)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of the logical tensor and where it starts in the flattened local tensor (None: it is the tensor)."""
+
+    dims: tuple[Ranges, ...]
+    offset: int | None
+    shape: Shape
+
+
+def _parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[tuple[Part, Part]]:
+    if math.prod(len(dim) for dim in runs) > _MANY_RUNS:
+        yield _gathered(a, 0, runs), _gathered(b, 1, runs)
+        return
+    for combination in itertools.product(*runs):
+        yield (
+            Part(a, tuple(slice(at, at + n) for at, _, n in combination)),
+            Part(b, tuple(slice(at, at + n) for _, at, n in combination)),
+        )
+
+
+def _gathered(box: Box, side: int, runs: list[list[tuple[int, int, int]]]) -> Part:
+    num_dims = len(runs)
+    cut = []
+    for dim, dim_runs in enumerate(runs):
+        index = torch.cat([torch.arange(run[side], run[side] + run[2]) for run in dim_runs])
+        cut.append(index.view(*(-1 if d == dim else 1 for d in range(num_dims))))
+    return Part(box, tuple(cut))
+
+
+def _ranges_text(ranges: Ranges) -> str:
+    shown = "+".join(f"{start}:{stop}" for start, stop in ranges[:3])
+    return f"{shown}+..." if len(ranges) > 3 else shown or "none"
+
+
+def _pick(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:
+    if len(ranges) == 1:
+        start, stop = ranges[0]
+        return tensor if (start, stop) == (0, tensor.shape[dim]) else tensor.narrow(dim, start, stop - start)
+    if not ranges:
+        return tensor.narrow(dim, 0, 0)
+    return tensor.index_select(dim, rg.indices(ranges).to(tensor.device))
+
+
+def _boxes_of_run(start: int, stop: int, shape: Shape) -> Iterator[tuple[Shape, Shape]]:
+    """Cut one run of a flattened box into boxes (corner, extent), in order; at most two per dim but one."""
+    if start >= stop:
+        return
+    if len(shape) <= 1:
+        yield ((start,), (stop - start,)) if shape else ((), ())
+        return
+    row = math.prod(shape[1:])
+    first, last = start // row, (stop - 1) // row
+    if first == last:
+        for corner, extent in _boxes_of_run(start - first * row, stop - first * row, shape[1:]):
+            yield (first, *corner), (1, *extent)
+        return
+    if start % row:
+        yield from _boxes_of_run(start, (first + 1) * row, shape)
+        first += 1
+    full_rows = stop // row - first
+    if full_rows:
+        yield (first, *(0 for _ in shape[1:])), (full_rows, *shape[1:])
+    if stop % row:
+        yield from _boxes_of_run(stop // row * row, stop, shape)

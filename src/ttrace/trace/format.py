@@ -1,0 +1,211 @@
+"""This module fixes the trace format: what stands in a rank's manifest, in a record, and how it is spelled.
+
+`docs/reference/trace-format.md` is the specification; this module is its only spelling in code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ttrace.errors import TraceError
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.region import Region
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation
+
+FORMAT = 1
+MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""The dtypes a record may have, under safetensors' names."""
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_DISTRIBUTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Normal, Integers, Mask, Permutation)}
+
+
+def rank_folder(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def chunk_file(number: int) -> str:
+    return f"chunk-{number:04d}.safetensors"
+
+
+class ModuleInfo(BaseModel):
+    """One module of the census: its class and where that class is defined."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: str
+    source: str = ""
+
+
+class Manifest(BaseModel):
+    """What is known of a rank before its first record."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    role: str
+    rank: int
+    num_ranks: int
+    mesh: str
+    seed: int
+    num_microbatches: int = 1
+    grad_factor: float = 1.0
+    modules: dict[str, ModuleInfo] = {}
+    parameters: dict[str, bool] = {}
+    """Every parameter this rank owns, and whether it is trained."""
+    aliases: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+
+
+class End(BaseModel):
+    """What is known of a rank after its last record; its presence says that the rank finished."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_records: int
+    num_steps: int
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One tensor as one rank held it: what it is, which region it holds, and where its bytes are."""
+
+    id: TensorId
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    region: Region | None
+    """None: nobody stated a layout."""
+    pending: tuple[str, ...] = ()
+    layout: str = ""
+    by: str = ""
+    order: int = 0
+    microbatch: int = 0
+    values: Distribution | None = None
+    chunk: int = 0
+    begin: int = 0
+    end: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def encode(record: Record) -> str:
+    """A record as one line of JSON."""
+    entry: dict[str, Any] = {
+        "id": str(record.id),
+        "shape": record.shape,
+        "dtype": DTYPE_NAMES[record.dtype],
+        "region": None if record.region is None else _encode_region(record.region),
+        "order": record.order,
+        "mb": record.microbatch,
+        "at": [record.chunk, record.begin, record.end],
+    }
+    optional = {"pending": record.pending, "layout": record.layout, "by": record.by}
+    entry.update({key: value for key, value in optional.items() if value})
+    if record.values is not None:
+        entry["values"] = {"kind": type(record.values).__name__, **vars(record.values)}
+    return json.dumps(entry, separators=(",", ":"))
+
+
+def decode(line: str) -> Record:
+    """Read one line back; anything a hostile or damaged file may hold ends in a TraceError."""
+    try:
+        entry = json.loads(line)
+        chunk, begin, end = entry["at"]
+        record = Record(
+            id=TensorId.parse(entry["id"]),
+            shape=tuple(entry["shape"]),
+            dtype=DTYPES[entry["dtype"]],
+            region=None if entry["region"] is None else _decode_region(entry["region"]),
+            pending=tuple(entry.get("pending", ())),
+            layout=entry.get("layout", ""),
+            by=entry.get("by", ""),
+            order=entry["order"],
+            microbatch=entry["mb"],
+            values=_decode_distribution(entry.get("values")),
+            chunk=chunk,
+            begin=begin,
+            end=end,
+        )
+        sound = 0 <= begin <= end and end - begin == record.num_bytes and all(size >= 0 for size in record.shape)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"unreadable record {line[:120]!r} ({type(error).__name__}: {error}).") from None
+    if not sound or not isinstance(chunk, int):
+        raise TraceError(f"{record.id}: the record's bytes {begin} to {end} do not fit shape {record.shape}.")
+    return record
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    return _validated(Manifest, text, where)
+
+
+def parse_end(text: str, where: str) -> End:
+    return _validated(End, text, where)
+
+
+def _validated(model: type[_Model], text: str, where: str) -> _Model:
+    try:
+        version = json.loads(text).get("format", FORMAT)
+        if version != FORMAT:
+            raise TraceError(f"{where}: format {version}, but this TTrace reads format {FORMAT}. Trace again.")
+        return model.model_validate_json(text)
+    except (ValidationError, ValueError, AttributeError) as error:
+        raise TraceError(f"{where} is damaged: {str(error).splitlines()[0]}") from None
+
+
+def _encode_region(region: Region) -> dict[str, Any]:
+    entry: dict[str, Any] = {"shape": region.shape}
+    if region.dims != Region.whole(region.shape).dims:
+        entry["dims"] = region.dims
+    if region.flat is not None:
+        entry["flat"] = region.flat
+    return entry
+
+
+def _decode_region(entry: dict[str, Any]) -> Region:
+    shape = tuple(entry["shape"])
+    whole = Region.whole(shape)
+    dims = tuple(_decode_ranges(ranges) for ranges in entry["dims"]) if "dims" in entry else whole.dims
+    if len(dims) != len(shape):
+        raise ValueError("a region needs ranges for every dim")
+    for ranges, size in zip(dims, shape, strict=True):
+        if any(not 0 <= start < stop <= size for start, stop in ranges):
+            raise ValueError("a range lies outside its dim")
+    return Region(shape, dims, _decode_ranges(entry["flat"]) if "flat" in entry else None)
+
+
+def _decode_ranges(ranges: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(start), int(stop)) for start, stop in ranges)
+
+
+def _decode_distribution(entry: dict[str, Any] | None) -> Distribution | None:
+    if entry is None:
+        return None
+    arguments = dict(entry)
+    made: Distribution = _DISTRIBUTIONS[arguments.pop("kind")](**arguments)
+    return made

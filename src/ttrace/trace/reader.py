@@ -1,0 +1,162 @@
+"""This module opens traces: everything that is complete, and a plain word on what is not."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from ttrace.errors import TraceError
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
+from ttrace.trace.format import (
+    END,
+    MANIFEST,
+    RECORDS,
+    End,
+    Manifest,
+    Record,
+    chunk_file,
+    decode,
+    parse_end,
+    parse_manifest,
+    rank_folder,
+)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One record with the rank that wrote it and the way to its data."""
+
+    record: Record
+    coord: Coord
+    rank: RankTrace
+
+    @property
+    def id(self) -> TensorId:
+        return self.record.id
+
+    def tensor(self) -> torch.Tensor:
+        """The data, mapped from the file: only what is touched is read. Writing to it changes no file."""
+        return self.rank.tensor(self.record)
+
+
+class RankTrace:
+    """What one rank left behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest: Manifest = parse_manifest(_text(folder / MANIFEST), str(folder / MANIFEST))
+        end = folder / END
+        self.end: End | None = parse_end(_text(end), str(end)) if end.exists() else None
+        self._maps: dict[int, mmap.mmap] = {}
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        """Every complete record, in order of appearance."""
+        path = self.folder / RECORDS
+        if not path.exists():
+            return ()
+        lines = path.read_text().split("\n")
+        # What follows the last newline was cut off in mid-write.
+        return tuple(decode(line) for line in lines[:-1])
+
+    def tensor(self, record: Record) -> torch.Tensor:
+        if record.num_bytes == 0:
+            return torch.empty(record.shape, dtype=record.dtype)
+        memory = self._map(record)
+        count = record.num_bytes // record.dtype.itemsize
+        flat = torch.frombuffer(memory, dtype=record.dtype, count=count, offset=record.begin)
+        return flat.view(record.shape)
+
+    def _map(self, record: Record) -> mmap.mmap:
+        if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
+            path = self.folder / chunk_file(record.chunk)
+            try:
+                with path.open("rb") as file:
+                    self._maps[record.chunk] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
+                raise TraceError(f"{record.id}: its data file {path} cannot be read ({error}).") from None
+        if len(self._maps[record.chunk]) < record.end:
+            raise TraceError(f"{record.id}: {self.folder / chunk_file(record.chunk)} ends before its data does.")
+        return self._maps[record.chunk]
+
+
+class Trace:
+    """All records of a run, by id."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        found = sorted(folder.glob("rank-*")) if folder.is_dir() else []
+        self.ranks: tuple[RankTrace, ...] = tuple(RankTrace(path) for path in found if (path / MANIFEST).exists())
+        if not self.ranks:
+            raise TraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
+
+    @property
+    def manifest(self) -> Manifest:
+        """The first rank's; role, mesh and seed are the same on every rank."""
+        return self.ranks[0].manifest
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return Mesh.parse(self.manifest.mesh)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of all axes, the virtual one of microbatches among them."""
+        return {**self.mesh.sizes, MICROBATCH_AXIS: self.manifest.num_microbatches}
+
+    @cached_property
+    def shards(self) -> dict[TensorId, list[Shard]]:
+        """Every shard of every logical tensor, in the order in which the first rank that has it saw it."""
+        result: dict[TensorId, list[Shard]] = {}
+        for rank in self.ranks:
+            coord = self.mesh.coord(rank.manifest.rank)
+            for record in rank.records:
+                result.setdefault(record.id, []).append(Shard(record, coord, rank))
+        return result
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        return {alias: name for rank in self.ranks for alias, name in rank.manifest.aliases.items()}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for rank in self.ranks for note in rank.manifest.notes))
+
+    def owners(self, name: str) -> frozenset[int]:
+        """The ranks whose census has this module or parameter."""
+        return frozenset(
+            rank.manifest.rank
+            for rank in self.ranks
+            if name in rank.manifest.modules or name in rank.manifest.parameters
+        )
+
+    def problems(self) -> Iterator[str]:
+        """Everything that makes this trace less than a complete run, in words."""
+        present = {rank.manifest.rank for rank in self.ranks}
+        for missing in sorted(set(range(self.manifest.num_ranks)) - present):
+            yield f"{self.folder}: rank {missing} of {self.manifest.num_ranks} left no trace"
+        for rank in self.ranks:
+            if rank.end is None:
+                yield (
+                    f"{rank.folder} is incomplete: {len(rank.records)} records, then the run ended without closing it"
+                )
+            else:
+                yield from rank.end.problems
+
+
+def rank_trace(folder: Path, rank: int) -> RankTrace:
+    """One rank of a trace, without opening the others."""
+    return RankTrace(folder / rank_folder(rank))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path} cannot be read ({error}).") from None

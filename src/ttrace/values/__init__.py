@@ -1,0 +1,1 @@
+"""This folder holds numbers: made from a name, measured in one pass."""

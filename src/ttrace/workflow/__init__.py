@@ -1,0 +1,1 @@
+"""This folder runs reference, twins and candidate, and checks them."""

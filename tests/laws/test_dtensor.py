@@ -1,0 +1,104 @@
+"""The three laws for DTensor placements, and torch's own word on them; ranks are coordinates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from tests.laws.test_regions import (
+    DISTRIBUTIONS,
+    check_generating,
+    check_joining,
+    check_pairing,
+    divisions,
+    law,
+    shapes,
+)
+from ttrace.adapters.dtensor import placements_region
+from ttrace.tensors.coverage import TILING, coverage
+from ttrace.tensors.region import Region, Shape
+from ttrace.values.generate import Distribution
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Placements of one logical tensor on a device mesh, seen from every rank."""
+
+    shape: Shape
+    mesh_shape: Shape
+    placements: tuple[Placement, ...]
+
+    def mesh(self, rank: int) -> DeviceMesh:
+        ranks = torch.arange(math.prod(self.mesh_shape)).view(self.mesh_shape)
+        names = tuple("abc"[: len(self.mesh_shape)])
+        return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
+
+    @property
+    def meshes(self) -> list[DeviceMesh]:
+        return [self.mesh(rank) for rank in range(math.prod(self.mesh_shape))]
+
+    @property
+    def regions(self) -> list[Region]:
+        return [placements_region(self.shape, mesh, self.placements) for mesh in self.meshes]
+
+
+@st.composite
+def placings(draw: st.DrawFn, shape: Shape | None = None, max_ranks: int = 64) -> Placing:
+    shape = draw(shapes()) if shape is None else shape
+    mesh_shape: list[int] = []
+    for _ in range(draw(st.integers(1, 3))):
+        mesh_shape.append(draw(st.integers(1, max_ranks // math.prod(mesh_shape))))
+    dims = st.integers(0, len(shape) - 1)
+    placement: st.SearchStrategy[Placement] = st.one_of(
+        st.just(Replicate()),
+        dims.map(Shard),
+        st.builds(lambda dim, factor: _StridedShard(dim, split_factor=factor), dims, st.integers(1, 4)),
+    )
+    placements = draw(st.lists(placement, min_size=len(mesh_shape), max_size=len(mesh_shape)))
+    return Placing(shape, tuple(mesh_shape), tuple(placements))
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=str)
+@given(placing=placings())
+@law(20)
+def test_generating_a_shard_is_slicing_the_whole(placing: Placing, distribution: Distribution) -> None:
+    regions = placing.regions
+    check_generating(regions, distribution, torch.float32)
+    check_generating(regions, distribution, torch.bfloat16)
+
+
+@given(placing=placings())
+@law(40)
+def test_the_regions_of_placements_tile_the_tensor(placing: Placing) -> None:
+    assert coverage(placing.regions) == TILING
+
+
+@given(placing=placings())
+@law(40)
+def test_joining_inverts_dividing(placing: Placing) -> None:
+    check_joining(placing.regions)
+
+
+@given(placing=placings())
+@law(40)
+def test_torch_distributes_exactly_these_regions(placing: Placing) -> None:
+    full = torch.arange(math.prod(placing.shape)).view(placing.shape)
+    for mesh in placing.meshes:
+        local = distribute_tensor(full, mesh, placing.placements, src_data_rank=None).to_local()
+        assert torch.equal(local, placements_region(placing.shape, mesh, placing.placements).take(full))
+
+
+@given(data=st.data(), shape=shapes())
+@law(40)
+def test_placements_and_layouts_pair_up_each_element_once(data: st.DataObject, shape: Shape) -> None:
+    placing = data.draw(placings(shape, max_ranks=12))
+    division = data.draw(divisions(shape, max_ranks=12))
+    check_pairing(placing.regions, division.regions)

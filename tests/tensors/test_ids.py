@@ -1,0 +1,97 @@
+"""Ids read back as they were written, and refuse what could not be."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttrace.errors import TTraceError
+from ttrace.tensors.ids import ROOT, Aliases, Kind, Site, TensorId
+
+names = st.from_regex(r"[A-Za-z0-9_.\-]+", fullmatch=True)
+
+
+@given(
+    step=st.integers(0, 10**9),
+    microbatch=st.none() | st.integers(0, 10**6),
+    name=names,
+    kind=st.sampled_from(Kind),
+    slot=st.just("") | names,
+    call=st.integers(0, 99),
+)
+def test_an_id_reads_back_as_it_was_written(
+    step: int, microbatch: int | None, name: str, kind: Kind, slot: str, call: int
+) -> None:
+    id_ = TensorId.of(step, microbatch, name, kind, slot=slot, call=call)
+    assert TensorId.parse(str(id_)) == id_
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0/2/layers.3.mlp.fc1/output",
+        "0/-/lm_head.weight/main_grad",
+        "0/0/./loss",
+        "1/0/block@2/input.kwargs.mask",
+        "3/-/w/optim.exp_avg",
+    ],
+)
+def test_the_written_form_is_kept(text: str) -> None:
+    assert str(TensorId.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0/2/fc1", "0/2/fc1/outputs", "x/2/fc1/output", "0/2/a b/output", "0//fc1/output"]
+)
+def test_what_is_no_id_is_named_with_an_example(text: str) -> None:
+    with pytest.raises(TTraceError, match=re.escape(f"{text!r} is no tensor id. Write step/microbatch/")) as error:
+        TensorId.parse(text)
+    assert "for instance 0/2/layers.3.mlp.fc1/output" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a@1", "a b"])
+def test_a_name_that_could_not_be_read_back_is_refused(name: str) -> None:
+    with pytest.raises(TTraceError, match=re.escape(f"{name!r}/output")) as error:
+        Site(name, Kind.OUTPUT)
+    assert f"the model itself is called {ROOT!r}" in str(error.value)
+
+
+def test_a_slot_that_could_not_be_read_back_is_refused() -> None:
+    with pytest.raises(TTraceError, match="'a/b' is no site"):
+        Site("fc1", Kind.OUTPUT, "a/b")
+
+
+def test_another_kind_keeps_name_step_microbatch_and_call() -> None:
+    id_ = TensorId.parse("4/2/fc1@3/output.0")
+    assert str(id_.at(Kind.GRAD_OUTPUT)) == "4/2/fc1@3/grad_output.0"
+    assert str(id_.at(Kind.INPUT, "1")) == "4/2/fc1@3/input.1"
+    assert (id_.name, id_.kind) == ("fc1", Kind.OUTPUT)
+
+
+def test_gradients_and_everything_of_a_parameter_have_a_primal() -> None:
+    assert Kind.GRAD_INPUT.primal is Kind.INPUT
+    assert Kind.GRAD_OUTPUT.primal is Kind.OUTPUT
+    assert Kind.RECOMPUTE_OUTPUT.primal is Kind.OUTPUT
+    assert all(kind.primal is Kind.PARAM for kind in Kind if kind.is_of_param)
+    assert Kind.LOSS.primal is Kind.LOSS
+    assert all(kind.primal.primal is kind.primal for kind in Kind)
+
+
+def test_backward_kinds_are_the_gradients() -> None:
+    assert {kind for kind in Kind if kind.is_backward} == {
+        Kind.GRAD_INPUT,
+        Kind.GRAD_OUTPUT,
+        Kind.PARAM_GRAD,
+        Kind.MAIN_GRAD,
+    }
+    assert {kind for kind in Kind if kind.is_activation_grad} == {Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}
+
+
+def test_a_tied_weight_has_the_name_the_reference_saw_first() -> None:
+    aliases = Aliases((("lm_head.weight", "embed.weight"),))
+    assert aliases.canonical("lm_head.weight") == "embed.weight"
+    assert aliases.canonical("embed.weight") == "embed.weight"
+    assert Aliases().canonical("norm.weight") == "norm.weight"

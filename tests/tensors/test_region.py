@@ -1,0 +1,112 @@
+"""A region slices, joins and meets other regions; flat ones too."""
+
+from __future__ import annotations
+
+import torch
+
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.region import Region
+
+FULL = torch.arange(24).view(4, 6)
+
+
+def test_a_single_box_is_taken_as_a_view() -> None:
+    region = Region((4, 6), (((1, 3),), ((0, 6),)))
+    part = region.take(FULL)
+    assert part.tolist() == FULL[1:3].tolist()
+    assert part.data_ptr() == FULL[1].data_ptr()
+    assert Region.whole((4, 6)).take(FULL) is FULL
+
+
+def test_ranges_are_taken_in_their_order() -> None:
+    region = Region((4, 6), (((3, 4), (0, 1)), ((4, 6), (0, 1))))
+    assert region.take(FULL).tolist() == [[22, 23, 18], [4, 5, 0]]
+    assert region.local_shape == (2, 3)
+
+
+def test_a_flat_shard_counts_within_its_box() -> None:
+    box = (((0, 4),), ((3, 6),))
+    region = Region((4, 6), box, ((2, 7),))
+    assert region.local_shape == (5,)
+    assert region.box_shape == (4, 3)
+    assert region.take(FULL).tolist() == [5, 9, 10, 11, 15]
+
+
+def test_a_flat_shard_of_the_whole_counts_within_the_tensor() -> None:
+    region = Region.flat_of((4, 6), ((5, 5), (5, 7), (7, 14)))
+    assert region.flat == ((5, 14),)
+    assert region.take(FULL).tolist() == list(range(5, 14))
+    assert not region.is_whole
+
+
+def test_a_flat_run_becomes_few_boxes_in_order() -> None:
+    region = Region.flat_of((3, 4, 5), ((7, 53),))
+    boxes = region.boxes()
+    full = torch.arange(60).view(3, 4, 5)
+    assert torch.cat([Region((3, 4, 5), box.dims).take(full).reshape(-1) for box in boxes]).tolist() == list(
+        range(7, 53)
+    )
+    assert len(boxes) == 5
+
+
+def test_an_empty_shard_holds_nothing() -> None:
+    region = Region((4, 6), ((), ((0, 6),)))
+    assert region.local_shape == (0, 6)
+    assert region.numel == 0
+    assert region.take(FULL).shape == (0, 6)
+    assert list(region.overlaps(Region.whole((4, 6)))) == []
+
+
+def test_a_scalar_is_whole_flat_or_not() -> None:
+    for region in (Region.whole(()), Region.flat_of((), ((0, 1),))):
+        joined = torch.zeros(())
+        region.put(region.take(torch.tensor(7.0)), joined)
+        assert joined == 7.0
+    assert Region.whole(()).is_whole
+
+
+def test_putting_writes_only_its_own_part() -> None:
+    joined = torch.full((4, 6), -1)
+    region = Region((4, 6), (((3, 4), (0, 1)), ((4, 6),)))
+    region.put(region.take(FULL), joined)
+    assert joined[0].tolist() == [-1, -1, -1, -1, 4, 5]
+    assert joined[3].tolist() == [-1, -1, -1, -1, 22, 23]
+    assert bool((joined[1:3] == -1).all())
+
+
+def test_putting_takes_a_local_tensor_that_is_not_contiguous() -> None:
+    joined = torch.zeros(4, 6, dtype=torch.int64)
+    strided = torch.stack([torch.arange(9) + 5, torch.zeros(9, dtype=torch.int64)], dim=1)[:, 0]
+    Region.flat_of((4, 6), ((5, 14),)).put(strided, joined)
+    assert joined.view(-1)[5:14].tolist() == list(range(5, 14))
+
+
+def test_many_runs_are_gathered_at_once() -> None:
+    """Dispatched tokens have as many runs as tokens; a loop over runs would be a loop over elements."""
+    order = torch.randperm(500, generator=torch.Generator().manual_seed(0))
+    region = Region((500, 3), (rg.from_indices(order), rg.whole(3)))
+    parts = list(region.overlaps(Region.whole((500, 3))))
+    assert len(parts) == 1
+    full = torch.arange(1500).view(500, 3)
+    ours, theirs = parts[0]
+    assert torch.equal(ours.of(full[order]), theirs.of(full))
+
+
+def test_linear_indices_are_those_of_the_elements() -> None:
+    for region in (
+        Region.whole((4, 6)),
+        Region((4, 6), (((3, 4), (0, 1)), ((4, 6), (0, 1)))),
+        Region((4, 6), (((0, 4),), ((3, 6),)), ((2, 7),)),
+        Region((4, 6), ((), ((0, 6),))),
+    ):
+        rows, columns = region.linear()
+        assert (rows[:, None] + columns).reshape(-1).tolist() == region.take(FULL).reshape(-1).tolist()
+
+
+def test_linear_indices_of_long_rows_stay_factored() -> None:
+    rows, columns = Region.whole((100, 5000)).linear()
+    assert (rows.numel(), columns.numel()) == (100, 5000)
+
+
+def test_regions_are_values() -> None:
+    assert len({Region.whole((4, 6)), Region.whole((4, 6)), Region.flat_of((4, 6), ((0, 24),))}) == 2
