@@ -1,7 +1,4 @@
-"""A tensor-parallel MLP stack written by hand, with a bug that no loss curve shows: `--bug` drops one all-reduce.
-
-Run alone it is the reference, under torchrun the candidate. The lines that TTrace needs are numbered.
-"""
+"""A tensor-parallel MLP stack, alone the reference, under torchrun the candidate; `--bug` drops one all-reduce."""
 
 import os
 import sys
@@ -73,10 +70,10 @@ model = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = ttrace.attach(model, optimizer, mesh={"tp": TP}, rules=RULES)  # 3
 for step in range(10):
+    optimizer.zero_grad()
     with session.step():  # 4
         x, y = session.batch((torch.randn(8, HIDDEN), torch.randn(8, HIDDEN)))  # 5
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
     print(f"step {step} loss {loss.item():.4f}")

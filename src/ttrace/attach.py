@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import torch
@@ -47,20 +47,21 @@ class Off:
 
 
 def attach(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     optimizer: torch.optim.Optimizer | None = None,
     *,
     mesh: MeshLike | None = None,
     rules: Mapping[str, str] | Path | str | None = None,
     num_microbatches: int = 1,
-    grad_factor: float = 1.0,
+    grad_factor: float | None = None,
 ) -> Tracing:
     """Trace this model's training steps, if the script was started by `ttrace`; otherwise set no hook at all.
 
-    Call it after the model is parallelised and the process group is there. `mesh` and `rules` are for hand-written
-    parallelism: the axes slowest first (`{"dp": 2, "tp": 4}`), and layouts by site, as a mapping
-    (`{"*.fc1/output": "batch hidden/tp"}`) or a TOML file. `num_microbatches` is the size of the axis `mb`, for layouts
-    that name it. `grad_factor` is what a later reduction still applies to activation gradients, for instance 1/dp.
+    Call it after the model is parallelised and the process group is there. Several pipeline stages on one rank come as
+    a list. `mesh` and `rules` are for hand-written parallelism: the axes slowest first (`{"dp": 2, "tp": 4}`), and
+    layouts by site, as a mapping (`{"*.fc1/output": "batch hidden/tp"}`) or a TOML file. `num_microbatches` is the size
+    of the axis `mb`, for layouts that name it. `grad_factor` is what a later reduction still applies to activation
+    gradients, for instance 1/dp; DDP, FSDP2 and pipelining say it themselves.
     """
     if not os.environ.get(PLAN_VARIABLE):
         return Off()
@@ -69,11 +70,12 @@ def attach(
     from ttrace.capture.session import Session
     from ttrace.layouts.rules import Rules
 
+    chunks = list(model) if isinstance(model, (list, tuple)) else [cast("nn.Module", model)]
     return Session(
         Plan.load(Path(os.environ[PLAN_VARIABLE])),
-        model,
+        chunks,
         optimizer,
-        Native(model, mesh),
+        Native(chunks, mesh),
         Rules.of(rules),
         num_microbatches=num_microbatches,
         grad_factor=grad_factor,

@@ -1,0 +1,1 @@
+"""What tests share: ranks that really run, and small models to run on them."""

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
 
 from ttrace.layouts.placed import Placed
 from ttrace.tensors.mesh import Coord, Mesh
+
+
+class Listener(Protocol):
+    """Who is told what a pipeline does."""
+
+    def is_pipelined(self) -> None:
+        """From now on only what happens in a chunk counts: a stage may run once before, to learn shapes."""
+
+    def in_chunk(self, microbatch: int, *, is_first: bool, is_last: bool) -> AbstractContextManager[None]:
+        """Around everything that is done for one microbatch in one stage."""
+
+    def sees_loss(self, loss: torch.Tensor) -> None:
+        """The loss that a backward starts from."""
+
+    def will_divide(self, divisor: int) -> None:
+        """After the last microbatch, gradients will be divided by this."""
 
 
 class Adapter(Protocol):
@@ -18,6 +35,17 @@ class Adapter(Protocol):
 
     @property
     def coord(self) -> Coord: ...
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """The axes along which ranks run microbatches of their own."""
+
+    @property
+    def grad_factor(self) -> float:
+        """What reducing over ranks will still apply to gradients."""
+
+    def listen(self, listener: Listener) -> None:
+        """Tell the listener what only the framework knows: microbatches of a pipeline, its loss."""
 
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The layout that the tensor itself states, or None."""

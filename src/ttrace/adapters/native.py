@@ -1,37 +1,73 @@
-"""This module knows plain PyTorch: ordinary modules, DTensors, and hand-written parallelism on a declared mesh."""
+"""This module knows plain PyTorch: ordinary modules, DTensor, FSDP2, DDP, pipelining, and a declared mesh.
+
+What a framework knows it says itself: DTensors their placements, FSDP2 and DDP the axes along which ranks have data of
+their own and what they divide gradients by, pipeline stages their microbatches.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters import dtensor
+from ttrace.adapters.adapter import Listener
 from ttrace.errors import CaptureError
 from ttrace.layouts.placed import Placed
 from ttrace.tensors.mesh import Coord, Mesh
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
+DATA_AXIS = "dp"
+"""The axis that is taken for data parallelism where nothing says otherwise."""
 
 
 class Native:
     """Plain modules and DTensors. The mesh is the declared one, else the DTensors', else one axis of all ranks."""
 
-    def __init__(self, model: nn.Module, mesh: MeshLike | None = None) -> None:
+    def __init__(self, chunks: Sequence[nn.Module], mesh: MeshLike | None = None) -> None:
         self.rank, num_ranks = _rank_and_world()
-        self.mesh = _declared(mesh) if mesh is not None else _found(model, num_ranks)
+        self.chunks = chunks
+        self.mesh = _declared(mesh) if mesh is not None else _found(chunks, num_ranks)
         if self.mesh.num_ranks != num_ranks:
             raise CaptureError(
                 f"mesh {str(self.mesh)!r} has {self.mesh.num_ranks} ranks, but {num_ranks} run. Give attach(mesh=...) "
                 "all axes of the job, slowest first; a single process needs none."
             )
         self.coord: Coord = self.mesh.coord(self.rank)
+
+    @cached_property
+    def data_axes(self) -> tuple[str, ...]:
+        shard_mesh = _fsdp_mesh(self.chunks)
+        if shard_mesh is not None:
+            return tuple(axis for axis in self.mesh.sizes if axis in dtensor.axis_names(shard_mesh))
+        return (DATA_AXIS,) if DATA_AXIS in self.mesh.sizes else ()
+
+    @cached_property
+    def grad_factor(self) -> float:
+        """FSDP2 and DDP divide by the number of ranks that have data of their own; hand-written code must say so."""
+        ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
+        if ddp is not None:
+            return 1.0 / dist.get_world_size(ddp.process_group)
+        if _fsdp_mesh(self.chunks) is not None:
+            return 1.0 / math.prod(self.mesh.sizes[axis] for axis in self.data_axes)
+        return 1.0
+
+    def listen(self, listener: Listener) -> None:
+        if self.mesh.num_ranks > 1:
+            from ttrace.adapters import pipelining
+
+            for chunk in self.chunks:
+                pipelining.listen(chunk, listener)
 
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         return dtensor.placed(tensor) if isinstance(tensor, DTensor) else None
@@ -65,8 +101,24 @@ def _declared(mesh: MeshLike) -> Mesh:
     return Mesh.of(**mesh)
 
 
-def _found(model: nn.Module, num_ranks: int) -> Mesh:
-    for parameter in model.parameters():
-        if isinstance(parameter, DTensor):
-            return dtensor.mesh_of(parameter.device_mesh)
+def _found(chunks: Sequence[nn.Module], num_ranks: int) -> Mesh:
+    """The largest mesh that any parameter lies on; DDP's ranks all lie along dp."""
+    meshes = {p.device_mesh for chunk in chunks for p in chunk.parameters() if isinstance(p, DTensor)}
+    roots = [mesh._get_root_mesh() for mesh in meshes]
+    if roots:
+        return dtensor.mesh_of(max(roots, key=lambda mesh: mesh.size()))
+    if num_ranks > 1 and any(isinstance(chunk, DistributedDataParallel) for chunk in chunks):
+        return Mesh.of(**{DATA_AXIS: num_ranks})
     return Mesh.of(ranks=num_ranks) if num_ranks > 1 else Mesh()
+
+
+def _fsdp_mesh(chunks: Sequence[nn.Module]) -> DeviceMesh | None:
+    """The mesh over which FSDP2 shards and reduces, if anything is wrapped by it."""
+    for chunk in chunks:
+        for module in chunk.modules():
+            if isinstance(module, FSDPModule):
+                group = module._get_fsdp_state()._fsdp_param_group
+                if group is not None:
+                    mesh: DeviceMesh = group.mesh_info.mesh
+                    return mesh
+    return None

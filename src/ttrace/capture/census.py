@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from functools import cache
 
 from torch import nn
@@ -11,16 +12,16 @@ from ttrace.capture import names
 from ttrace.trace.format import ModuleInfo
 
 
-def census(model: nn.Module) -> dict[str, ModuleInfo]:
+def census(chunks: Sequence[nn.Module]) -> dict[str, ModuleInfo]:
     """Every module with its class and where that class is defined."""
-    kinds: dict[str, type] = {name: type(module) for name, module in names.modules(model)}
+    kinds: dict[str, type] = {name: type(module) for name, module in names.modules(chunks)}
     return {name: _info(kind) for name, kind in kinds.items()}
 
 
-def switch_dropout_off(model: nn.Module) -> list[str]:
+def switch_dropout_off(chunks: Sequence[nn.Module]) -> list[str]:
     """Set every dropout module's p to 0, and say so: random masks differ between layouts by right."""
     changed = []
-    for name, module in names.modules(model):
+    for name, module in names.modules(chunks):
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             module.p = 0.0
             changed.append(name)

@@ -7,7 +7,7 @@ tensor hooks set inside the forward hook; a module's own input gradient from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -25,8 +25,8 @@ from ttrace.tensors.ids import ROOT, Kind
 class Watcher(Protocol):
     """Who is told of calls and tensors."""
 
-    def enters(self, name: str) -> Call | None:
-        """A module is about to run; None if this call is not to be watched."""
+    def enters(self, name: str, *, again: bool) -> Call | None:
+        """A module is about to run, or to be recomputed; None if this call is not to be watched."""
 
     def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor of this call is there; a returned tensor replaces it."""
@@ -40,6 +40,8 @@ class Call:
     step: int
     microbatch: int
     number: int
+    again: bool = False
+    """Whether this call recomputes an earlier one."""
     first_node: int = 0
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     takes_floats: bool = False
@@ -54,17 +56,17 @@ class Call:
 
 
 class Hooks:
-    """Hooks on every module of a model, until `remove`."""
+    """Hooks on every module of a model, until `remove`; a model may come in several chunks."""
 
-    def __init__(self, model: nn.Module, watcher: Watcher) -> None:
+    def __init__(self, chunks: Sequence[nn.Module], watcher: Watcher) -> None:
         self._watcher = watcher
-        self._calls: list[Call | None] = []
+        self._calls: list[tuple[nn.Module, Call | None]] = []
         self._handles: list[RemovableHandle] = []
-        for name, module in modules(model):
+        for name, module in modules(chunks):
             # Inputs last and outputs first: in between, parallelised modules still hold DTensors.
             self._handles += [
                 module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True),
-                module.register_forward_hook(partial(self._after, name), with_kwargs=True, prepend=True),
+                module.register_forward_hook(self._after, with_kwargs=True, prepend=True),
             ]
 
     def remove(self) -> None:
@@ -72,25 +74,23 @@ class Hooks:
             handle.remove()
         self._handles.clear()
 
-    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
-        if name == ROOT:
-            self._calls.clear()  # an exception may have left calls behind
-        call = None if _is_recompute() else self._watcher.enters(name)
-        self._calls.append(call)
+    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        call = self._entered(name)
+        self._calls.append((module, call))
         if call is None:
             return None
         call.first_node = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # missing in the stubs
-        seen, replaced = self._visited(call, Kind.INPUT, (args, kwargs))
+        seen, replaced = self._visited(call, Kind.RECOMPUTE_INPUT if call.again else Kind.INPUT, (args, kwargs))
         call.inputs = {slot: tensor for slot, tensor in seen.items() if tensor.requires_grad}
         call.takes_floats = any(tensor.is_floating_point() for tensor in seen.values())
         return replaced
 
-    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ARG002
-        call = self._calls.pop() if self._calls else None
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ARG002
+        call = self._left(module)
         if call is None:
             return None
-        seen, replaced = self._visited(call, Kind.OUTPUT, output)
-        if self._calls and (outer := self._calls[-1]) is not None:
+        seen, replaced = self._visited(call, Kind.RECOMPUTE_OUTPUT if call.again else Kind.OUTPUT, output)
+        if (outer := self._innermost()) is not None:
             outer.holds_floats |= call.takes_floats or any(tensor.is_floating_point() for tensor in seen.values())
         for slot, tensor in seen.items():
             if tensor.requires_grad:
@@ -98,6 +98,24 @@ class Hooks:
         if call.inputs and seen:
             _watch_input_gradients(call, list(seen.values()), partial(self._gradient, call, Kind.GRAD_INPUT))
         return replaced
+
+    def _entered(self, name: str) -> Call | None:
+        again = _is_recompute()
+        # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
+        if not (torch.is_grad_enabled() or again or self._innermost() is not None):
+            return None
+        return self._watcher.enters(name, again=again)
+
+    def _left(self, module: nn.Module) -> Call | None:
+        """The call that ends now. Calls inside it that an exception ended never came here: recomputation does that."""
+        while self._calls:
+            entered, call = self._calls.pop()
+            if entered is module:
+                return call
+        return None
+
+    def _innermost(self) -> Call | None:
+        return self._calls[-1][1] if self._calls else None
 
     def _visited(self, call: Call, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
         """Show every tensor in a structured value; the tensors now in use by slot, and the value if any changed."""
@@ -126,7 +144,7 @@ def _is_recompute() -> bool:
 def _slots(value: Any, kind: Kind) -> list[str]:
     """A name for every leaf: its path. The first positional input and a bare output need none."""
     paths, _ = pytree.tree_flatten_with_path(value)
-    if kind is Kind.INPUT:
+    if kind.primal is Kind.INPUT:
         # (args, kwargs): positional inputs are numbered, keyword inputs are named.
         slots = [slot_of(path[1:]) for path, _ in paths]
         return ["" if slot == "0" else slot for slot in slots]

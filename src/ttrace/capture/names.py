@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -18,20 +18,22 @@ def canonical(path: str) -> str:
     return ".".join(parts) or ROOT
 
 
-def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module once, under its canonical name; a wrapper and what it wraps share a name, the inner one has it."""
-    found: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        found[canonical(path)] = module
-    return iter(found.items())
+def modules(chunks: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Every module under its canonical name; a wrapper and what it wraps share a name, and the inner one has it.
+
+    Each chunk, a pipeline stage for instance, is the model itself as far as it goes, so `.` may come several times.
+    """
+    for chunk in chunks:
+        found = {canonical(path): module for path, module in chunk.named_modules()}
+        yield from found.items()
 
 
-def parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
+def parameters(chunks: Sequence[nn.Module]) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
     """Every parameter once, under its first canonical name, and the other names of those that have several."""
     first: dict[int, str] = {}
     found: dict[str, nn.Parameter] = {}
     aliases: dict[str, str] = {}
-    for path, parameter in model.named_parameters(remove_duplicate=False):
+    for path, parameter in (pair for chunk in chunks for pair in chunk.named_parameters(remove_duplicate=False)):
         name = canonical(path)
         if id(parameter) in first:
             if name != first[id(parameter)]:

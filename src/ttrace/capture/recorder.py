@@ -39,8 +39,8 @@ class Recorder:
         """Remember what went wrong, for the end of the trace."""
         self._problems[problem] = None
 
-    def close(self, *, num_steps: int) -> None:
-        self._writer.close(num_steps=num_steps, problems=tuple(self._problems))
+    def close(self, *, num_steps: int, grad_factor: float) -> None:
+        self._writer.close(num_steps=num_steps, grad_factor=grad_factor, problems=tuple(self._problems))
 
     def _record(self, visit: Visit) -> None:
         local = self._local(visit.tensor.detach())

@@ -1,12 +1,11 @@
-"""This module is the session: it counts steps and microbatches, and passes every tensor down the chain of probes."""
+"""This module is the session: it passes every tensor of the traced steps down the chain of probes."""
 
 from __future__ import annotations
 
 import platform
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture import backward, names
 from ttrace.capture.census import census, switch_dropout_off
+from ttrace.capture.clock import Chunk, Clock
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
 from ttrace.capture.placing import Placing, Reference
@@ -31,9 +31,6 @@ from ttrace.trace.format import Manifest
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Distribution
 
-DATA_AXIS = "dp"
-"""The axis along which ranks run microbatches of their own, unless a rule says that it cuts a tensor."""
-
 
 class Session:
     """Traces a model's training steps as a plan says. `ttrace.attach` makes one."""
@@ -41,22 +38,25 @@ class Session:
     def __init__(
         self,
         plan: Plan,
-        model: nn.Module,
+        model: nn.Module | Sequence[nn.Module],
         optimizer: torch.optim.Optimizer | None,
         adapter: Adapter,
         rules: Rules,
         *,
         num_microbatches: int = 1,
-        grad_factor: float = 1.0,
+        grad_factor: float | None = None,
     ) -> None:
         if plan.role != "reference" and plan.reference is None:
             raise CaptureError(f"a {plan.role} needs the reference's trace: `ttrace trace --reference DIR`.")
+        chunks = [model] if isinstance(model, nn.Module) else list(model)
         reference = Reference(plan.reference)
         self._plan = plan
         self._adapter = adapter
+        self._clock = Clock()
+        self._grad_factor = adapter.grad_factor if grad_factor is None else grad_factor
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         self._generator = Generator(plan, adapter, self._placing, reference)
-        self._parameters, aliases = names.parameters(model)
+        self._parameters, aliases = names.parameters(chunks)
         self._made = {name: self._generator.fill_parameter(name, p) for name, p in self._parameters.items()}
         manifest = Manifest(
             role=plan.role,
@@ -65,22 +65,18 @@ class Session:
             mesh=str(adapter.mesh),
             seed=plan.seed,
             num_microbatches=num_microbatches,
-            grad_factor=grad_factor,
-            modules=census(model),
+            modules=census(chunks),
             parameters={name: parameter.requires_grad for name, parameter in self._parameters.items()},
             aliases=aliases,
-            notes=tuple(switch_dropout_off(model)),
+            notes=tuple(switch_dropout_off(chunks)),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
         self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
         nudge: tuple[Probe, ...] = (Perturb(plan.twin, plan.seed),) if plan.role == "twin" else ()
         self._probes: tuple[Probe, ...] = (*nudge, self._recorder)
-        self._step = 0
-        self._active = False
-        self._microbatch = -1
-        self._num_batches = 0
-        self._num_calls: Counter[str] = Counter()
-        self._hooks = Hooks(model, self)
+        self._closed = False
+        self._hooks = Hooks(chunks, self)
+        adapter.listen(self)
         self._optimizer = optimizer
         if optimizer is not None:
             optimizer.register_step_pre_hook(lambda *_: self._see_gradients())
@@ -89,31 +85,25 @@ class Session:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around one optimizer update. After the plan's last step the trace is closed and the script ends."""
-        if self._step >= self._plan.num_steps:
+        if self._clock.step >= self._plan.num_steps:
             yield
             return
-        self._microbatch, self._num_batches = -1, 0
-        self._active = True
-        self._see_parameters(Kind.PARAM)
-        try:
-            with backward.heard(self._see_loss):
-                yield
+        with self._clock.running(), backward.heard(self._hears):
+            self._see_parameters(Kind.PARAM)
+            yield
             if self._optimizer is None:
                 self._see_gradients()
-        finally:
-            self._active = False
-        self._step += 1
-        if self._step == self._plan.num_steps:
+        if self._clock.step == self._plan.num_steps:
             self.close()
             if self._plan.stop:
                 sys.exit(0)
 
     def batch(self, batch: Any) -> Any:
         """This rank's part of generated data with the batch's own shapes, ranges and dtypes."""
-        if not self._active:
+        if not self._clock.is_running:
             return batch
-        number = self._num_batches
-        self._num_batches += 1
+        number = self._clock.num_batches
+        self._clock.num_batches += 1
         paths, structure = pytree.tree_flatten_with_path(batch)
         leaves = []
         for path, leaf in paths:
@@ -125,45 +115,72 @@ class Session:
         return pytree.tree_unflatten(leaves, structure)
 
     def close(self) -> None:
-        """Remove the hooks and complete the trace."""
-        self._hooks.remove()
-        self._recorder.close(num_steps=self._step)
+        """Remove the hooks and complete the trace; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._hooks.remove()
+            self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor)
 
-    def enters(self, name: str) -> Call | None:
-        """Hooks: a module is about to run."""
-        if not self._active or not torch.is_grad_enabled():
+    # The hooks tell:
+
+    def enters(self, name: str, *, again: bool) -> Call | None:
+        """A module is about to run, or to be recomputed."""
+        clock = self._clock
+        if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
             return None
-        if name == ROOT:
-            self._microbatch += 1
-            self._num_calls.clear()
-        number = self._num_calls[name]
-        self._num_calls[name] += 1
-        return Call(name, self._step, max(self._microbatch, 0), number)
+        number = 0 if again else clock.forward(name)
+        return Call(name, clock.step, clock.microbatch, number, again)
 
     def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Hooks: a tensor of this call is there."""
+        """A tensor of a call is there."""
+        if call.name == ROOT and not self._is_models_own(kind):
+            return None
         tensor_id = self._id(Site(call.name, kind, slot), call.microbatch, step=call.step, call=call.number)
         return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind))
 
-    def _see_loss(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        number = max(self._microbatch, 0)
-        for i, tensor in enumerate(tensors):
-            if tensor.numel() == 1:
-                self._visit(self._id(Site(ROOT, Kind.LOSS, str(i) if i else ""), number), tensor, number)
+    # The adapter tells:
+
+    def is_pipelined(self) -> None:
+        """A pipeline is about to run."""
+        self._clock.is_pipelined = True
+
+    def in_chunk(self, microbatch: int, *, is_first: bool, is_last: bool) -> AbstractContextManager[None]:
+        """A pipeline stage works on one microbatch."""
+        return self._clock.in_chunk(Chunk(microbatch, is_first, is_last))
+
+    def sees_loss(self, loss: torch.Tensor) -> None:
+        """Backward starts from here."""
+        number = self._clock.microbatch
+        self._visit(self._id(Site(ROOT, Kind.LOSS), number), loss, number)
+
+    def will_divide(self, divisor: int) -> None:
+        """Gradients of all microbatches together will be divided."""
+        self._grad_factor = self._adapter.grad_factor / divisor
+
+    def _hears(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        if len(tensors) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
+            self.sees_loss(tensors[0])
+
+    def _is_models_own(self, kind: Kind) -> bool:
+        """Whether what enters or leaves the outermost module enters or leaves the whole model: not between stages."""
+        chunk = self._clock.chunk
+        if chunk is None:
+            return True
+        return chunk.is_first if kind.primal is Kind.INPUT else chunk.is_last
 
     def _see_parameters(self, kind: Kind) -> None:
-        if self._active:
+        if self._clock.is_running:
             for name, parameter in self._parameters.items():
                 made = self._made[name]
                 source = made.distribution if kind is Kind.PARAM else None
-                tensor_id = TensorId.of(self._step, None, name, kind)
+                tensor_id = TensorId.of(self._clock.step, None, name, kind)
                 self._visit(tensor_id, parameter.detach(), values=source, fallback=made.placed)
 
     def _see_gradients(self) -> None:
-        if self._active:
+        if self._clock.is_running:
             for name, parameter in self._parameters.items():
                 if parameter.grad is not None:
-                    tensor_id = TensorId.of(self._step, None, name, Kind.PARAM_GRAD)
+                    tensor_id = TensorId.of(self._clock.step, None, name, Kind.PARAM_GRAD)
                     self._visit(tensor_id, parameter.grad, fallback=self._made[name].placed)
 
     def _visit(
@@ -186,10 +203,11 @@ class Session:
     def _id(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
         """The id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
         microbatch = None if self._placing.runs_together(site) else self._global_microbatch(number)
-        return TensorId(self._step if step is None else step, microbatch, site, call)
+        return TensorId(self._clock.step if step is None else step, microbatch, site, call)
 
     def _global_microbatch(self, number: int) -> int:
-        """Accumulation index x dp + dp rank, where ranks along dp run microbatches of their own."""
-        if DATA_AXIS not in self._adapter.mesh.sizes or self._placing.cuts(DATA_AXIS):
-            return number
-        return number * self._adapter.mesh.sizes[DATA_AXIS] + self._adapter.coord[DATA_AXIS]
+        """Accumulation index x ranks that run microbatches of their own + which of them this is."""
+        for axis in self._adapter.data_axes:
+            if not self._placing.cuts(axis):
+                number = number * self._adapter.mesh.sizes[axis] + self._adapter.coord[axis]
+        return number

@@ -10,10 +10,18 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ttrace.judge.logical import Logical, Piece, measured
+from ttrace.judge.factor import factor_to_come
+from ttrace.judge.logical import Logical, Piece, compared, measured
+from ttrace.judge.tolerance import replica_tolerance
 from ttrace.judge.verdict import Cause, Comparison, Verdict
+from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Shard, Trace
-from ttrace.values.stats import Stats, stats
+from ttrace.values.stats import Stats
+
+_NEAR = 2.0
+"""An explanation leaves an error of at most so many tolerances,"""
+_FAR = 0.1
+"""and at most this part of the error that it explains."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +31,26 @@ class Evidence:
     comparison: Comparison
     reference: Logical
     candidate: Logical
+    mesh: Mesh
     sizes: Mapping[str, int]
+    factor: float
+    """What the candidate's reduction still applies."""
 
     @property
     def tolerance(self) -> float:
         return self.comparison.tolerance.value if self.comparison.tolerance else 0.0
 
     @property
+    def replica_tolerance(self) -> float:
+        tolerance = self.comparison.tolerance
+        return replica_tolerance(self.comparison.id.kind, tolerance) if tolerance else 0.0
+
+    @property
     def stats(self) -> Stats:
         return self.comparison.stats
+
+    def error_of(self, candidate: Logical) -> float:
+        return measured(self.reference, candidate, factor=self.factor)[0].error
 
 
 def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
@@ -48,7 +67,10 @@ def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
 def _evidence(comparison: Comparison, reference: Trace, candidate: Trace) -> Evidence | None:
     a = Logical.found(reference, comparison.id)
     b = Logical.found(candidate, comparison.id, a.shape if a else None)
-    return Evidence(comparison, a, b, candidate.sizes) if a and b else None
+    if a is None or b is None:
+        return None
+    factor = factor_to_come(comparison.id, reference, candidate)
+    return Evidence(comparison, a, b, candidate.mesh, candidate.sizes, factor)
 
 
 def _not_finite(e: Evidence) -> Cause | None:
@@ -62,7 +84,8 @@ def _not_finite(e: Evidence) -> Cause | None:
 
 
 def _zeros(e: Evidence) -> Cause | None:
-    if e.stats.bb != 0.0 or e.stats.aa == 0.0:
+    # Of replicas that differ only the first was measured.
+    if e.stats.bb != 0.0 or e.stats.aa == 0.0 or e.comparison.verdict is not Verdict.FAIL:
         return None
     return Cause("zeros", "the candidate is zero everywhere")
 
@@ -72,8 +95,8 @@ def _missing_all_reduce(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
     for axis in _axes_of_conflict(e):
-        error = measured(e.reference, _summed_over(e.candidate, axis))[0].error
-        if error <= 10 * e.tolerance:
+        error = e.error_of(_summed_over(e, axis))
+        if error <= min(_NEAR * e.tolerance, _FAR * e.comparison.replica_error):
             return Cause(
                 "missing all-reduce",
                 f"replicas differ and sum to the reference: missing all-reduce over {axis}",
@@ -92,21 +115,27 @@ def _constant_factor(e: Evidence) -> Cause | None:
     if s.aa == 0.0 or not math.isfinite(s.scale) or e.comparison.verdict is not Verdict.FAIL:
         return None
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
-    if rest > 2 * e.tolerance * max(abs(s.scale), 1.0) or abs(s.scale - 1.0) <= e.tolerance:
+    if rest > min(_NEAR * e.tolerance * max(abs(s.scale), 1.0), _FAR * abs(s.scale), _FAR * s.error):
         return None
-    axis, words = _explained(s.scale, e.sizes)
+    axes, words = _explained(s.scale, e.sizes)
+    if s.count == 1 and not axes:
+        return None  # one number is always a multiple of another
     return Cause(
         "constant factor",
         f"the candidate is {s.scale:.4g} x the reference{words}",
-        axis,
+        axes[0] if len(axes) == 1 else None,
         (f"without that factor the error is {rest:.1e}",),
     )
 
 
 def _some_ranks(e: Evidence) -> Cause | None:
     """Some shards are right and others are not."""
+    if e.comparison.verdict is not Verdict.FAIL:
+        return None
     wrong = [part for part in e.comparison.parts if part.error > e.tolerance]
-    if not wrong or len(wrong) == len(e.comparison.parts):
+    right = [part for part in e.comparison.parts if part.error <= e.tolerance]
+    # Just above and just below the tolerance are much the same.
+    if not wrong or not right or max(p.error for p in right) > _FAR * min(p.error for p in wrong):
         return None
     ranks = sorted({rank for part in wrong for rank in part.ranks})
     return Cause(
@@ -123,9 +152,22 @@ def _replicas_differ(e: Evidence) -> Cause | None:
     return Cause(
         "replicas differ",
         f"replicas that must agree differ along {', '.join(axes) or 'no single axis'}",
-        axes[0] if axes else None,
-        (f"replicas differ by {e.comparison.replica_error:.1e}",),
+        axes[0] if len(axes) == 1 else None,
+        (f"replicas differ by {e.comparison.replica_error:.1e}", *_wrong_replicas(e)),
     )
+
+
+def _wrong_replicas(e: Evidence) -> list[str]:
+    """Which replicas are off, where some are right: nothing of the kind can be said of summands."""
+    shards = [(piece, shard) for piece in e.candidate.pieces for shard in piece.summands[0]]
+    if e.candidate.pending:
+        return []
+    errors = {
+        shard.coord.rank: e.error_of(replace(e.candidate, pieces=(Piece(piece.region, ((shard,),)),)))
+        for piece, shard in shards
+    }
+    wrong = [f"rank {rank}: error {error:.1e}" for rank, error in errors.items() if error > e.tolerance]
+    return wrong[:4] if len(wrong) < len(errors) else []
 
 
 _TESTS = (_not_finite, _zeros, _missing_all_reduce, _constant_factor, _some_ranks, _replicas_differ)
@@ -133,42 +175,42 @@ _TESTS = (_not_finite, _zeros, _missing_all_reduce, _constant_factor, _some_rank
 
 def _axes_of_conflict(e: Evidence) -> list[str]:
     """Axes along which replicas that sit alike on every other axis differ."""
-    return [axis for axis, size in e.sizes.items() if size > 1 and _differs_along(e, axis)]
+    return [axis for axis, size in e.mesh.sizes.items() if size > 1 and _differs_along(e, axis)]
 
 
 def _differs_along(e: Evidence, axis: str) -> bool:
     for piece in e.candidate.pieces:
-        for group in _groups(piece, axis):
+        for group in _groups(e, piece, axis):
             first = group[0].tensor()
-            if any(stats(first, other.tensor()).error > e.tolerance for other in group[1:]):
+            if any(compared(first, other.tensor()).error > e.replica_tolerance for other in group[1:]):
                 return True
     return False
 
 
-def _groups(piece: Piece, axis: str) -> Iterator[list[Shard]]:
-    """Replicas that differ in their place on this axis alone."""
+def _groups(e: Evidence, piece: Piece, axis: str) -> Iterator[list[Shard]]:
+    """Replicas that differ in their place on this axis alone, within the first factorisation that has it."""
+    axes = next([name for name, _ in part] for part in e.mesh.factorisations if axis in dict(part))
     for replicas in piece.summands:
-        groups: dict[tuple[tuple[str, int], ...], list[Shard]] = {}
+        groups: dict[tuple[int, ...], list[Shard]] = {}
         for shard in replicas:
-            if axis in shard.coord:
-                rest = tuple(item for item in shard.coord.items() if item[0] != axis)
-                groups.setdefault(rest, []).append(shard)
+            rest = tuple(shard.coord[name] for name in axes if name != axis)
+            groups.setdefault((shard.record.microbatch, *rest), []).append(shard)
         yield from (group for group in groups.values() if len(group) > 1)
 
 
-def _summed_over(logical: Logical, axis: str) -> Logical:
+def _summed_over(e: Evidence, axis: str) -> Logical:
     """The same shards, with the replicas along an axis read as summands."""
     pieces = []
-    for piece in logical.pieces:
-        group = next(_groups(piece, axis), list(piece.summands[0]))
+    for piece in e.candidate.pieces:
+        group = next(_groups(e, piece, axis), list(piece.summands[0]))
         pieces.append(Piece(piece.region, tuple((shard,) for shard in group)))
-    return replace(logical, pieces=tuple(pieces), pending=(*logical.pending, axis))
+    return replace(e.candidate, pieces=tuple(pieces), pending=(*e.candidate.pending, axis))
 
 
-def _explained(scale: float, sizes: Mapping[str, int]) -> tuple[str | None, str]:
-    for axis, size in sizes.items():
-        if size > 1 and math.isclose(scale, size, rel_tol=0.01):
-            return axis, f": multiplied by {axis}={size}, as if summed once too often over {axis}"
-        if size > 1 and math.isclose(scale, 1 / size, rel_tol=0.01):
-            return axis, f": divided by {axis}={size}"
-    return None, ""
+def _explained(scale: float, sizes: Mapping[str, int]) -> tuple[list[str], str]:
+    """The axes whose size is this factor, or its inverse, in words: all of them, as none can be told from another."""
+    for factor, verb, end in ((scale, "multiplied", ", as if summed once too often"), (1 / scale, "divided", "")):
+        axes = [axis for axis, size in sizes.items() if size > 1 and math.isclose(factor, size, rel_tol=0.01)]
+        if axes:
+            return axes, f": {verb} by {' or '.join(f'{axis}={sizes[axis]}' for axis in axes)}{end}"
+    return [], ""

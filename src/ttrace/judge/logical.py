@@ -64,7 +64,8 @@ class Logical:
 
         `shape` is the reference's, against which a layout may be inferred.
         """
-        placed = _placed(trace.shards.get(tensor_id, []), shape, trace.sizes)
+        # Without the virtual axis of microbatches: only a stated layout makes several of them one tensor.
+        placed = _placed(trace.shards.get(tensor_id, []), shape, trace.mesh.sizes)
         if not placed:
             return None
         grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
@@ -79,6 +80,10 @@ class Logical:
         first = placed[0].record
         return cls(pieces[0].region.shape, pieces, first.pending, first.layout, first.by)
 
+    def shapes(self) -> set[Shape]:
+        """The logical shapes that the ranks speak of: one, if they agree."""
+        return {piece.region.shape for piece in self.pieces}
+
     def coverage(self) -> Coverage:
         return coverage(piece.region for piece in self.pieces)
 
@@ -88,11 +93,16 @@ class Logical:
         return any(len(piece.summands) != expected for piece in self.pieces)
 
 
-def measured(a: Logical, b: Logical, *, factor: float = 1.0) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
-    """b x factor against a, in all and for each of b's pieces; both may be sharded, each in its own way."""
+def measured(
+    a: Logical, b: Logical, *, factor: float = 1.0, lost: Mapping[Region, torch.Tensor] | None = None
+) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
+    """b x factor against a, in all and for each of b's pieces; both may be sharded, each in its own way.
+
+    `lost` marks elements of a's regions that are left out.
+    """
     parts = []
     total = Stats()
-    loaded = [(piece, piece.tensor()) for piece in a.pieces]
+    loaded = [(piece.region, piece.tensor(), (lost or {}).get(piece.region)) for piece in a.pieces]
     for piece in b.pieces:
         part = _piece_stats(loaded, piece, factor)
         parts.append((piece, part))
@@ -100,12 +110,27 @@ def measured(a: Logical, b: Logical, *, factor: float = 1.0) -> tuple[Stats, tup
     return total, tuple(parts)
 
 
-def _piece_stats(reference: list[tuple[Piece, torch.Tensor]], piece: Piece, factor: float) -> Stats:
+def compared(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
+    """y x factor against x. Infinities that both have in the same place agree: attention masks are full of them."""
+    found = stats(x, y, factor=factor)
+    if not (found.inf_a and found.inf_b):
+        return found
+    same = x.isinf() & (x == y)
+    return stats(x.masked_fill(same, 0), y.masked_fill(same, 0), factor=factor)
+
+
+def _piece_stats(
+    reference: list[tuple[Region, torch.Tensor, torch.Tensor | None]], piece: Piece, factor: float
+) -> Stats:
     total = Stats()
     tensor = piece.tensor()
-    for other, theirs in reference:
-        for part_a, part_b in other.region.overlaps(piece.region):
-            found = stats(part_a.of(theirs), part_b.of(tensor), factor=factor)
+    for region, theirs, lost in reference:
+        for part_a, part_b in region.overlaps(piece.region):
+            x, y = part_a.of(theirs), part_b.of(tensor)
+            if lost is not None:
+                left_out = part_a.of(lost)
+                x, y = x.masked_fill(left_out, 0), y.masked_fill(left_out, 0)
+            found = compared(x, y, factor=factor)
             if found.max_at is not None:
                 found = replace(found, max_at=part_a.global_index(found.max_at))
             total = total + found

@@ -2,7 +2,8 @@
 
 Order is the reference's order of appearance, backward included. An origin is a wrong site whose module got right inputs
 (in backward: a right incoming gradient). The innermost module wins; a module that is wrong while everything inside it
-follows from wrong inputs is wrong in its own code. Every origin is a finding of its own.
+follows from wrong inputs is wrong in its own code. Every origin is a finding of its own, and the first wrong tensor is
+always in one of them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
 
 _NEEDS: dict[Kind, tuple[Kind, ...]] = {
-    Kind.OUTPUT: (Kind.INPUT,),
-    Kind.GRAD_INPUT: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT),
-    Kind.PARAM_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT),
-    Kind.LOSS: (Kind.OUTPUT,),
+    Kind.OUTPUT: (Kind.INPUT, Kind.PARAM),
+    Kind.LOSS: (Kind.OUTPUT, Kind.PARAM),
+    Kind.GRAD_OUTPUT: (Kind.LOSS, Kind.OUTPUT),
+    Kind.GRAD_INPUT: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM),
+    Kind.PARAM_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM),
+    Kind.MAIN_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.PARAM_GRAD),
 }
 """What must be right at the same module for a wrong site to be an origin."""
+
+_FORWARD, _BACKWARD, _UPDATE = range(3)
+_MADE_INSIDE = frozenset({Kind.OUTPUT, Kind.GRAD_INPUT, Kind.PARAM_GRAD})
+"""What modules inside a module may have spoilt."""
 
 
 def findings(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
@@ -48,16 +55,15 @@ def _called(comparisons: Sequence[Comparison]) -> frozenset[str]:
 
 
 class _WrongSites:
-    """Which kinds are wrong at which module, by step and microbatch."""
+    """Which tensors are wrong at which module."""
 
     def __init__(self, wrong: list[TensorId], called: frozenset[str]) -> None:
         self._wrong_ids = wrong
         self._called = called
         self._first_step = min(t.step for t in wrong)
-        self._at: set[tuple[str, Kind, int, int | None]] = set()
+        self._at: dict[tuple[str, Kind], list[TensorId]] = {}
         for t in wrong:
-            self._at.add((self.module_of(t), t.kind, t.step, t.microbatch))
-            self._at.add((self.module_of(t), t.kind, t.step, None))
+            self._at.setdefault((self.module_of(t), t.kind), []).append(t)
 
     def module_of(self, t: TensorId) -> str:
         """The module an id speaks of: for a parameter the innermost one around it that ran."""
@@ -70,41 +76,59 @@ class _WrongSites:
 
     def origins(self) -> list[TensorId]:
         """The first wrong site of every module that is wrong by itself; never none."""
-        starts = [t for t in self._wrong_ids if self.starts_at(t)]
-        modules = {(self.module_of(t), t.step, t.kind.is_backward) for t in starts}
-        first: dict[tuple[str, bool], TensorId] = {}
+        starts = [t for t in self._wrong_ids if t.step == self._first_step and self._starts_at(t)]
+        modules = {(self.module_of(t), _phase(t)) for t in starts}
+        found: dict[tuple[str, int], TensorId] = {}
         for t in starts:
             if not self._has_inner(t, modules):
                 # Other slots, calls and microbatches of the same module are the same story.
-                first.setdefault((self.module_of(t), t.kind.is_backward), t)
-        return list(first.values()) or self._wrong_ids[:1]
+                found.setdefault((self.module_of(t), _phase(t)), t)
+        first = min((t for t in self._wrong_ids if t.step == self._first_step), key=_phase)
+        is_told = first in found.values() or any(self._explains(t, first) for t in found.values())
+        return list(found.values()) if is_told else [first, *found.values()]
 
-    def starts_at(self, t: TensorId) -> bool:
+    def _starts_at(self, t: TensorId) -> bool:
         """Whether everything this site is made from is right."""
-        if t.step > self._first_step or t.kind in (Kind.PARAM, Kind.BATCH):
-            return t.step == self._first_step
-        module, microbatch = self.module_of(t), t.microbatch
-        if any(self._wrong(module, kind, t.step, microbatch) for kind in _NEEDS.get(t.kind, ())):
+        if any(self._is_wrong(kind, t) for kind in _NEEDS.get(t.kind, ())):
             return False
-        if t.kind is Kind.INPUT:
-            return False  # an input is somebody's output, or made by the parent's own code
-        if t.kind is Kind.GRAD_OUTPUT:
-            return module == ROOT and not self._wrong(ROOT, Kind.LOSS, t.step, microbatch)
-        if t.kind in (Kind.PARAM_AFTER, Kind.UPDATE):
-            return not self._wrong(module, Kind.PARAM_GRAD, t.step, None)
-        return not self._wrong(module, Kind.PARAM, t.step, None)
+        if t.kind in (Kind.INPUT, Kind.GRAD_OUTPUT):
+            # Any other module's are made by its neighbours, or by its parent's own code.
+            return self.module_of(t) == ROOT
+        if _phase(t) == _UPDATE:
+            before = (t.at(kind, slot="") for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD))
+            return not any(other in self._at.get((self.module_of(t), other.kind), ()) for other in before)
+        return True
 
-    def _wrong(self, module: str, kind: Kind, step: int, microbatch: int | None) -> bool:
-        return (module, kind, step, microbatch) in self._at
+    def _is_wrong(self, kind: Kind, t: TensorId) -> bool:
+        """Whether this kind is wrong at the id's module, in the same step, microbatch and call where it has one."""
+        return any(
+            other.step == t.step
+            and (t.microbatch is None or other.microbatch in (None, t.microbatch))
+            and (t.kind.is_of_param or other.call == t.call)
+            for other in self._at.get((self.module_of(t), kind), ())
+        )
 
-    def _has_inner(self, t: TensorId, modules: set[tuple[str, int, bool]]) -> bool:
+    def _explains(self, origin: TensorId, t: TensorId) -> bool:
+        """Whether a wrong tensor inside an origin's module, going the same way, is part of the same story."""
+        is_same_way = origin.kind is not Kind.LOSS and _phase(origin) == _phase(t)
+        return is_same_way and _is_inside(self.module_of(t), self.module_of(origin))
+
+    def _has_inner(self, t: TensorId, modules: set[tuple[str, int]]) -> bool:
         """Whether a module inside this one is wrong by itself in the same direction."""
         module = self.module_of(t)
-        prefix = "" if module == ROOT else f"{module}."
-        return any(
-            inner not in (module, ROOT) and inner.startswith(prefix) and (step, back) == (t.step, t.kind.is_backward)
-            for inner, step, back in modules
+        return t.kind in _MADE_INSIDE and any(
+            inner != module and _is_inside(inner, module) and phase == _phase(t) for inner, phase in modules
         )
+
+
+def _is_inside(inner: str, outer: str) -> bool:
+    return outer in (ROOT, inner) or inner.startswith(f"{outer}.")
+
+
+def _phase(t: TensorId) -> int:
+    if t.kind in (Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
+        return _UPDATE
+    return _BACKWARD if t.kind.is_backward else _FORWARD
 
 
 def _source(module: str, candidate: Trace) -> str:

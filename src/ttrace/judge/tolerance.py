@@ -58,6 +58,11 @@ def is_zero(sample_errors: tuple[float, ...]) -> bool:
     return bool(sample_errors) and max(sample_errors) >= ZERO_ERROR
 
 
+def replica_tolerance(kind: Kind, tolerance: Tolerance) -> float:
+    """How far replicas may differ: parameters after a step not at all, else they drift apart."""
+    return 0.0 if kind is Kind.PARAM_AFTER else tolerance.value
+
+
 def _pooled(samples: list[Sample]) -> Mapping[Kind, float]:
     """Per kind, the largest error of the twins over its tiny tensors, zeros left out."""
     result: dict[Kind, float] = {}

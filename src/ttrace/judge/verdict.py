@@ -37,7 +37,10 @@ class Exit(IntEnum):
 
 
 ZERO = "mathematically zero: the twins' own error is as large as the tensor"
-EXCUSED = frozenset({ZERO})
+LOST = "its gradient is mathematically zero, so rounding alone decides its update"
+UNSTABLE = "the twins' own error is as large as the tensor: the reference itself is unstable here"
+NOT_FINITE = "the reference or one of its twins is not finite"
+EXCUSED = frozenset({ZERO, LOST})
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 
@@ -71,7 +74,6 @@ class Comparison:
     replica_error: float = 0.0
     layout: str = ""
     by: str = ""
-    order: int = 0
 
     @property
     def error(self) -> float:
@@ -129,9 +131,11 @@ class Judgement:
     def exit(self) -> Exit:
         if self.findings:
             return Exit.FOUND
-        if self.problems or not self.comparisons or any(comparison.spoils for comparison in self.comparisons):
+        if self.problems or not self.count(Verdict.PASS):
             return Exit.UNJUDGED
-        return Exit.PASSED
+        # What is wrong is told by a finding; without one it is not understood, which is no success either.
+        open_ends = any(comparison.spoils or comparison.verdict.is_wrong for comparison in self.comparisons)
+        return Exit.UNJUDGED if open_ends else Exit.PASSED
 
     def count(self, verdict: Verdict) -> int:
         return sum(comparison.verdict is verdict for comparison in self.comparisons)

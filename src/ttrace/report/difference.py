@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ttrace.judge.difference import Difference
 
@@ -18,6 +20,7 @@ def as_json(difference: Difference) -> dict[str, Any]:
         "layout": difference.layout,
         "by": difference.by,
         "pending": list(difference.pending),
+        "factor": difference.factor,
         "error": _number(difference.total.error),
         "scale": _number(difference.total.scale),
         "ranks": [
@@ -43,20 +46,29 @@ def as_json(difference: Difference) -> dict[str, Any]:
 
 def show(console: Console, difference: Difference, folder: str) -> None:
     """Print the difference as two small tables."""
-    total = difference.total
-    console.print(f"[bold]{difference.id}[/]  shape {list(difference.shape)}", highlight=False)
-    console.print(f'layout "{difference.layout}", {difference.by}', highlight=False, markup=False, soft_wrap=True)
-    what = f"summed over {', '.join(difference.pending)}, " if difference.pending else ""
-    console.print(f"{what}error {total.error:.2e}, candidate = {total.scale:.6g} x reference along it", highlight=False)
+    console.print(_head(difference), soft_wrap=True)
     ranks = Table("where", "holds", "error", "scale", box=None, header_style="dim", pad_edge=False)
     for rank in difference.ranks:
-        ranks.add_row(rank.where, rank.region.replace("[", r"\["), f"{rank.stats.error:.2e}", f"{rank.stats.scale:.6g}")
-    console.print("", ranks, "")
+        ranks.add_row(rank.where, Text(rank.region), f"{rank.stats.error:.2e}", f"{rank.stats.scale:.6g}")
     worst = Table("element", "reference", "candidate", "where", box=None, header_style="dim", pad_edge=False)
     for element in difference.elements:
         worst.add_row(str(element.index), f"{element.reference:.6g}", f"{element.candidate:.6g}", element.where)
-    console.print(worst)
-    console.print(f"next: ttrace show {folder} {difference.id}", highlight=False, markup=False, soft_wrap=True)
+    console.print("", ranks, "", worst, sep="\n")
+    command = f"ttrace show {shlex.quote(folder)} {shlex.quote(str(difference.id))}"
+    console.print(Text(f"next: {command}"), soft_wrap=True)
+
+
+def _head(difference: Difference) -> Text:
+    total = difference.total
+    what = f"summed over {', '.join(difference.pending)}, " if difference.pending else ""
+    if difference.factor != 1.0:
+        what += f"after the factor {difference.factor:g} still to come, "
+    return Text.assemble(
+        (str(difference.id), "bold"),
+        f"  shape {list(difference.shape)}\n",
+        f'layout "{difference.layout}", {difference.by}\n',
+        f"{what}error {total.error:.2e}, candidate = {total.scale:.6g} x reference along it",
+    )
 
 
 def _number(value: float) -> float | None:

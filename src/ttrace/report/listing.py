@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ttrace.errors import TTraceError
 from ttrace.trace.format import DTYPE_NAMES
@@ -34,8 +37,7 @@ def rows(folder: Path, pattern: str) -> list[Row]:
     """A row per id that matches; a row per shard if only one does. A run shows both of its sides."""
     found: list[tuple[str, list[Shard]]] = []
     for side, trace in _sides(folder):
-        matching = [shards for key, shards in trace.shards.items() if fnmatch.fnmatchcase(str(key), pattern)]
-        found += [(side, shards) for shards in matching]
+        found += [(side, shards) for key, shards in trace.shards.items() if _matches(str(key), pattern)]
     if not found:
         raise TTraceError(f"{folder} has no tensor {pattern!r}. `ttrace show {folder}` lists all.")
     if len({shards[0].id for _, shards in found}) == 1:
@@ -51,12 +53,24 @@ def show(console: Console, folder: Path, found: list[Row]) -> None:
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in found:
-        table.add_row(*(_cell(row[name]) for name in columns))
+        # Text, because a name or a rule may look like markup.
+        table.add_row(*(Text(_cell(row[name])) for name in columns))
     if one:
-        console.print(found[0]["id"], style="bold", highlight=False, markup=False)
+        console.print(Text(found[0]["id"], "bold"), soft_wrap=True)
     console.print(table)
-    command = f"ttrace diff {folder} {found[0]['id']}" if one else f"ttrace show {folder} {found[-1]['id']}"
-    console.print(f"next: {command}", highlight=False, markup=False, soft_wrap=True)
+    console.print(Text(f"next: {_next(folder, found, one=one)}"), soft_wrap=True)
+
+
+def _next(folder: Path, found: list[Row], *, one: bool) -> str:
+    where, last = shlex.quote(str(folder)), shlex.quote(found[-1]["id"])
+    if not one:
+        return f"ttrace show {where} {last}"
+    is_run = len({row["side"] for row in found}) > 1
+    return f"ttrace diff {where} {last}" if is_run else f"ttrace show {where}"
+
+
+def _matches(text: str, pattern: str) -> bool:
+    return text == pattern or fnmatch.fnmatchcase(text, pattern)
 
 
 def _sides(folder: Path) -> list[tuple[str, Trace]]:
@@ -82,6 +96,7 @@ def _id_row(side: str, shards: list[Shard]) -> Row:
 
 def _shard_row(side: str, shard: Shard) -> Row:
     record = shard.record
+    norm = float(shard.tensor().double().norm())
     return {
         "id": str(record.id),
         "side": side,
@@ -91,11 +106,13 @@ def _shard_row(side: str, shard: Shard) -> Row:
         "pending": list(record.pending),
         "layout": record.layout,
         "by": record.by or "nobody",
-        "norm": float(shard.tensor().double().norm()),
+        "norm": norm if math.isfinite(norm) else None,
     }
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "not finite"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (tuple, list)):

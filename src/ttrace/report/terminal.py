@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -46,11 +45,11 @@ def _details(finding: Finding) -> RenderableType:
     table.add_row("cause", Text(finding.cause.sentence, "bold"))
     table.add_row("error", _error(comparison))
     for i, line in enumerate(finding.cause.evidence):
-        table.add_row("evidence" if i == 0 else "", escape(line))
+        table.add_row("evidence" if i == 0 else "", Text(line))
     if comparison.by:
-        table.add_row("layout", escape(f'"{comparison.layout}", {comparison.by}'))
+        table.add_row("layout", Text(f'"{comparison.layout}", {comparison.by}'))
     if finding.source:
-        table.add_row("module", escape(f"{finding.module}, {finding.source}"))
+        table.add_row("module", Text(f"{finding.module}, {finding.source}"))
     if finding.num_after:
         table.add_row("then", f"{finding.num_after} tensors after it are wrong")
     return table

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
-from ttrace.errors import TraceError
+from ttrace.errors import TraceError, TTraceError
 from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation
 
@@ -66,12 +67,11 @@ class Manifest(BaseModel):
 
     format: int = FORMAT
     role: str
-    rank: int
-    num_ranks: int
+    rank: NonNegativeInt
+    num_ranks: PositiveInt
     mesh: str
     seed: int
-    num_microbatches: int = 1
-    grad_factor: float = 1.0
+    num_microbatches: PositiveInt = 1
     modules: dict[str, ModuleInfo] = {}
     parameters: dict[str, bool] = {}
     """Every parameter this rank owns, and whether it is trained."""
@@ -87,6 +87,8 @@ class End(BaseModel):
 
     num_records: int
     num_steps: int
+    grad_factor: float = 1.0
+    """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
     problems: tuple[str, ...] = ()
 
 
@@ -114,6 +116,34 @@ class Record:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class _RegionEntry(BaseModel):
+    """A region as a line spells it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    shape: tuple[NonNegativeInt, ...]
+    dims: tuple[Ranges, ...] | None = None
+    flat: Ranges | None = None
+
+
+class _Line(BaseModel):
+    """A record as a line spells it: the types it must have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: str
+    shape: tuple[NonNegativeInt, ...]
+    dtype: str
+    region: _RegionEntry | None
+    order: NonNegativeInt
+    mb: NonNegativeInt
+    at: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    pending: tuple[str, ...] = ()
+    layout: str = ""
+    by: str = ""
+    values: dict[str, Any] | None = None
+
+
 def encode(record: Record) -> str:
     """A record as one line of JSON."""
     entry: dict[str, Any] = {
@@ -135,29 +165,36 @@ def encode(record: Record) -> str:
 def decode(line: str) -> Record:
     """Read one line back; anything a hostile or damaged file may hold ends in a TraceError."""
     try:
-        entry = json.loads(line)
-        chunk, begin, end = entry["at"]
+        entry = _Line.model_validate_json(line)
         record = Record(
-            id=TensorId.parse(entry["id"]),
-            shape=tuple(entry["shape"]),
-            dtype=DTYPES[entry["dtype"]],
-            region=None if entry["region"] is None else _decode_region(entry["region"]),
-            pending=tuple(entry.get("pending", ())),
-            layout=entry.get("layout", ""),
-            by=entry.get("by", ""),
-            order=entry["order"],
-            microbatch=entry["mb"],
-            values=_decode_distribution(entry.get("values")),
-            chunk=chunk,
-            begin=begin,
-            end=end,
+            id=TensorId.parse(entry.id),
+            shape=entry.shape,
+            dtype=DTYPES[entry.dtype],
+            region=None if entry.region is None else _decode_region(entry.region),
+            pending=entry.pending,
+            layout=entry.layout,
+            by=entry.by,
+            order=entry.order,
+            microbatch=entry.mb,
+            values=_decode_distribution(entry.values),
+            chunk=entry.at[0],
+            begin=entry.at[1],
+            end=entry.at[2],
         )
-        sound = 0 <= begin <= end and end - begin == record.num_bytes and all(size >= 0 for size in record.shape)
-    except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"unreadable record {line[:120]!r} ({type(error).__name__}: {error}).") from None
-    if not sound or not isinstance(chunk, int):
-        raise TraceError(f"{record.id}: the record's bytes {begin} to {end} do not fit shape {record.shape}.")
+    except (ValueError, KeyError, TypeError, TTraceError) as error:
+        reason = " ".join(str(error).split())
+        raise TraceError(f"unreadable record {line[:120]!r} ({type(error).__name__}: {reason}).") from None
+    if record.end - record.begin != record.num_bytes:
+        raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.shape}.")
+    check(record)
     return record
+
+
+def check(record: Record) -> None:
+    """Refuse a record whose region is of another shape than its data."""
+    if record.region is not None and record.region.local_shape != record.shape:
+        needed = record.region.local_shape
+        raise TraceError(f"{record.id}: its region {record.region} has shape {needed}, its data {record.shape}.")
 
 
 def parse_manifest(text: str, where: str) -> Manifest:
@@ -173,9 +210,9 @@ def _validated(model: type[_Model], text: str, where: str) -> _Model:
         version = json.loads(text).get("format", FORMAT)
         if version != FORMAT:
             raise TraceError(f"{where}: format {version}, but this TTrace reads format {FORMAT}. Trace again.")
-        return model.model_validate_json(text)
-    except (ValidationError, ValueError, AttributeError) as error:
-        raise TraceError(f"{where} is damaged: {str(error).splitlines()[0]}") from None
+        return model.model_validate_json(text, strict=True)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None
 
 
 def _encode_region(region: Region) -> dict[str, Any]:
@@ -187,25 +224,29 @@ def _encode_region(region: Region) -> dict[str, Any]:
     return entry
 
 
-def _decode_region(entry: dict[str, Any]) -> Region:
-    shape = tuple(entry["shape"])
-    whole = Region.whole(shape)
-    dims = tuple(_decode_ranges(ranges) for ranges in entry["dims"]) if "dims" in entry else whole.dims
-    if len(dims) != len(shape):
+def _decode_region(entry: _RegionEntry) -> Region:
+    whole = Region.whole(entry.shape)
+    region = Region(entry.shape, whole.dims if entry.dims is None else entry.dims, entry.flat)
+    if len(region.dims) != len(region.shape):
         raise ValueError("a region needs ranges for every dim")
-    for ranges, size in zip(dims, shape, strict=True):
-        if any(not 0 <= start < stop <= size for start, stop in ranges):
-            raise ValueError("a range lies outside its dim")
-    return Region(shape, dims, _decode_ranges(entry["flat"]) if "flat" in entry else None)
+    for ranges, size in zip(region.dims, region.shape, strict=True):
+        _check_ranges(ranges, size)
+    _check_ranges(region.flat or (), math.prod(region.box_shape))
+    return region
 
 
-def _decode_ranges(ranges: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((int(start), int(stop)) for start, stop in ranges)
+def _check_ranges(ranges: Ranges, size: int) -> None:
+    if any(not 0 <= start < stop <= size for start, stop in ranges):
+        raise ValueError("a range lies outside its dim")
 
 
 def _decode_distribution(entry: dict[str, Any] | None) -> Distribution | None:
     if entry is None:
         return None
     arguments = dict(entry)
-    made: Distribution = _DISTRIBUTIONS[arguments.pop("kind")](**arguments)
-    return made
+    made = _DISTRIBUTIONS[arguments.pop("kind")](**arguments)
+    for field in fields(made):
+        if type(getattr(made, field.name)) not in ((int,) if field.type == "int" else (int, float)):
+            raise TypeError(f"{field.name} of {made} is no {field.type}")
+    drawn: Distribution = made
+    return drawn

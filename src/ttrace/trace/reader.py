@@ -61,17 +61,20 @@ class RankTrace:
         path = self.folder / RECORDS
         if not path.exists():
             return ()
-        lines = path.read_text().split("\n")
+        lines = _text(path).split("\n")
         # What follows the last newline was cut off in mid-write.
         return tuple(decode(line) for line in lines[:-1])
 
     def tensor(self, record: Record) -> torch.Tensor:
-        if record.num_bytes == 0:
-            return torch.empty(record.shape, dtype=record.dtype)
-        memory = self._map(record)
-        count = record.num_bytes // record.dtype.itemsize
-        flat = torch.frombuffer(memory, dtype=record.dtype, count=count, offset=record.begin)
-        return flat.view(record.shape)
+        try:
+            if record.num_bytes == 0:
+                return torch.empty(record.shape, dtype=record.dtype)
+            memory = self._map(record)
+            count = record.num_bytes // record.dtype.itemsize
+            flat = torch.frombuffer(memory, dtype=record.dtype, count=count, offset=record.begin)
+            return flat.view(record.shape)
+        except (RuntimeError, TypeError, OverflowError):
+            raise TraceError(f"{record.id}: no tensor has shape {record.shape}.") from None
 
     def _map(self, record: Record) -> mmap.mmap:
         if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
@@ -125,6 +128,12 @@ class Trace:
         return {alias: name for rank in self.ranks for alias, name in rank.manifest.aliases.items()}
 
     @property
+    def grad_factor(self) -> float:
+        """What the run's reduction still applies to activation gradients; 1 for a trace that never ended."""
+        end = self.ranks[0].end
+        return end.grad_factor if end else 1.0
+
+    @property
     def notes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for rank in self.ranks for note in rank.manifest.notes))
 
@@ -146,8 +155,10 @@ class Trace:
                 yield (
                     f"{rank.folder} is incomplete: {len(rank.records)} records, then the run ended without closing it"
                 )
-            else:
-                yield from rank.end.problems
+                continue
+            if rank.end.num_records != len(rank.records):
+                yield f"{rank.folder} is damaged: {len(rank.records)} of {rank.end.num_records} records are left"
+            yield from rank.end.problems
 
 
 def rank_trace(folder: Path, rank: int) -> RankTrace:
@@ -157,6 +168,6 @@ def rank_trace(folder: Path, rank: int) -> RankTrace:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path} cannot be read ({error}).") from None

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import torch
 
+from ttrace.errors import TraceError
 from ttrace.trace.format import (
     DTYPE_NAMES,
     END,
@@ -24,6 +25,7 @@ from ttrace.trace.format import (
     End,
     Manifest,
     Record,
+    check,
     chunk_file,
     encode,
     rank_folder,
@@ -40,8 +42,12 @@ class Writer:
     def __init__(self, folder: Path, manifest: Manifest, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.folder = folder / rank_folder(manifest.rank)
         self.folder.mkdir(parents=True, exist_ok=True)
+        # An earlier trace in this folder ends here, its end first: a killed rerun must not look complete.
+        for old in (self.folder / END, self.folder / RECORDS, *self.folder.glob("chunk-*.safetensors")):
+            old.unlink(missing_ok=True)
         _write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1))
         self._records = (self.folder / RECORDS).open("wb", buffering=0)
+        self._records_bytes = 0
         self._chunk_bytes = chunk_bytes
         self._chunk: _Chunk | None = None
         self._num_chunks = 0
@@ -49,26 +55,36 @@ class Writer:
 
     def write(self, record: Record, tensor: torch.Tensor) -> None:
         """Append one tensor; `record` says everything but its order and where its bytes are."""
-        data = tensor.detach().to("cpu").contiguous()
-        chunk = self._chunk_for(data.nbytes)
-        begin = chunk.append(str(record.id), data)
+        check(record)
+        data = tensor.detach().to("cpu").contiguous().resolve_neg()
+        if data.dtype not in DTYPE_NAMES:
+            raise TraceError(f"{record.id}: a trace holds no {data.dtype}. Leave this tensor out, or record its parts.")
+        assert (record.shape, record.dtype) == (data.shape, data.dtype), "a record speaks of its tensor"
+        name = str(record.id)
+        chunk = self._chunk_for(name, data)
+        begin = chunk.append(name, data)
         placed = replace(record, order=self._num_records, chunk=chunk.number, begin=begin, end=begin + data.nbytes)
-        _write_all(self._records, encode(placed).encode() + b"\n")
+        line = encode(placed).encode() + b"\n"
+        _write_at(self._records, self._records_bytes, line)
+        self._records_bytes += len(line)
         self._num_records += 1
 
-    def close(self, *, num_steps: int, problems: tuple[str, ...] = ()) -> None:
+    def close(self, *, num_steps: int, grad_factor: float = 1.0, problems: tuple[str, ...] = ()) -> None:
         self._close_chunk()
+        self._records.truncate(self._records_bytes)
         os.fsync(self._records.fileno())
         self._records.close()
-        end = End(num_records=self._num_records, num_steps=num_steps, problems=problems)
+        end = End(num_records=self._num_records, num_steps=num_steps, grad_factor=grad_factor, problems=problems)
         _write_whole(self.folder / END, end.model_dump_json(indent=1))
 
-    def _chunk_for(self, num_bytes: int) -> _Chunk:
-        if self._chunk is not None and not self._chunk.has_room(num_bytes, self._chunk_bytes):
+    def _chunk_for(self, name: str, data: torch.Tensor) -> _Chunk:
+        if self._chunk is not None and not self._chunk.has_room(name, data, self._chunk_bytes):
             self._close_chunk()
         if self._chunk is None:
             self._chunk = _Chunk(self.folder / chunk_file(self._num_chunks), self._num_chunks)
             self._num_chunks += 1
+            if not self._chunk.has_room(name, data, self._chunk_bytes):
+                raise TraceError(f"{name[:80]}...: a name of {len(name)} letters is too long for a chunk's header.")
         return self._chunk
 
     def _close_chunk(self) -> None:
@@ -83,14 +99,15 @@ class _Chunk:
     def __init__(self, path: Path, number: int) -> None:
         self.number = number
         self._file = path.open("wb", buffering=0)
-        self._file.seek(HEADER_BYTES)
         self._size = 0
         self._entries: dict[str, dict[str, object]] = {}
         self._header_bytes = 64
 
-    def has_room(self, num_bytes: int, chunk_bytes: int) -> bool:
-        fits = self._size + num_bytes <= chunk_bytes or self._size == 0
-        return fits and self._header_bytes + 1024 < HEADER_BYTES
+    def has_room(self, name: str, data: torch.Tensor, chunk_bytes: int) -> bool:
+        fits = self._size + data.nbytes <= chunk_bytes or self._size == 0
+        # Twice an entry: one for the tensor, one for the padding in front of it.
+        entries = len(json.dumps(name)) + 24 * data.ndim + 2 * 128
+        return fits and self._header_bytes + entries < HEADER_BYTES
 
     def append(self, name: str, data: torch.Tensor) -> int:
         """Write the bytes and return the place in the file where they begin."""
@@ -104,14 +121,16 @@ class _Chunk:
     def close(self) -> None:
         header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
         room = HEADER_BYTES - 8
-        self._file.seek(0)
-        _write_all(self._file, room.to_bytes(8, "little") + header.ljust(room))
+        assert len(header) <= room, "the header would run into the data"
+        _write_at(self._file, 0, room.to_bytes(8, "little") + header.ljust(room))
+        self._file.truncate(HEADER_BYTES + self._size)
         os.fsync(self._file.fileno())
         self._file.close()
 
     def _enter(self, name: str, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> None:
-        _write_all(self._file, data)
-        key = name if name not in self._entries else f"{name}#{len(self._entries)}"
+        _write_at(self._file, HEADER_BYTES + self._size, data)
+        # No id holds a space, so this is no other tensor's name.
+        key = name if name not in self._entries else f"{name} #{len(self._entries)}"
         entry: dict[str, object] = {
             "dtype": dtype,
             "shape": shape,
@@ -119,7 +138,7 @@ class _Chunk:
         }
         self._entries[key] = entry
         self._size += len(data)
-        self._header_bytes += len(key) + len(json.dumps(entry)) + 8
+        self._header_bytes += len(json.dumps({key: entry}))
 
 
 def _bytes_of(data: torch.Tensor) -> memoryview | bytes:
@@ -129,17 +148,25 @@ def _bytes_of(data: torch.Tensor) -> memoryview | bytes:
     return memoryview((ctypes.c_char * data.nbytes).from_address(data.data_ptr())).cast("B")
 
 
-def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+def _write_at(file: BinaryIO, at: int, data: bytes | memoryview) -> None:
+    # At a stated place, so that what an earlier write left half done on a full disk is written over
+    # (tests/trace/test_writer.py::test_a_failed_write_costs_that_record_only).
+    file.seek(at)
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Appears at once and complete, or not at all."""
+    """Appears at once and complete, or not at all; on disk only after all that the folder had before."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
     temporary.replace(path)

@@ -9,21 +9,22 @@ permutations of one another. Arithmetic is exact integer arithmetic up to one fl
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from ttrace.tensors import ranges as rg
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
+from ttrace.values.chunks import chunks
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _LANE_MEAN = 2 * 65535
 _LANE_STD = (4 * (65536**2 - 1) / 12) ** 0.5
-_CHUNK = 1 << 18
-"""Elements made at a time: the temporaries of one chunk stay in cache and far below any shard."""
 
 
 class Distribution(Protocol):
@@ -100,14 +101,13 @@ def values(
     flat = out.view(-1)
     key = stream_key(name, seed)
     numel = Region.whole(region.shape).numel
-    rows, columns = (part.to(device) for part in region.linear())
     at = 0
-    for row_chunk in rows.split(max(_CHUNK // max(columns.numel(), 1), 1)):
-        for column_chunk in columns.split(_CHUNK):
-            index = (row_chunk[:, None] + column_chunk).view(-1)
-            drawn = distribution.draw(_words(index, key), index, numel, key)
-            flat[at : at + index.numel()] = drawn.to(dtype)
-            at += index.numel()
+    for chunk in _chunks(region):
+        rows, columns = (part.to(device) for part in chunk.linear())
+        index = (rows[:, None] + columns).view(-1)
+        drawn = distribution.draw(_words(index, key), index, numel, key)
+        flat[at : at + index.numel()] = drawn.to(dtype)
+        at += index.numel()
     return out
 
 
@@ -115,6 +115,18 @@ def stream_key(name: str | TensorId, seed: int) -> int:
     """The 64-bit key of a name's stream, as a signed integer."""
     digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def _chunks(region: Region) -> Iterator[Region]:
+    """The region as small boxes, in the order in which the local tensor holds them.
+
+    Even the indices of a whole shard would take more memory than the shard
+    (tests/values/test_generate.py::test_making_a_shard_takes_hardly_more_memory_than_the_shard).
+    """
+    for box in region.boxes():
+        for cut in chunks(box.shape):
+            dims = tuple(rg.select(ranges, (run,)) for ranges, run in zip(box.dims, cut, strict=True))
+            yield Region(region.shape, dims)
 
 
 def _words(index: torch.Tensor, key: int) -> torch.Tensor:

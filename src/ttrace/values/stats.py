@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-_CHUNK = 1 << 18
+from ttrace.values.chunks import Cut, chunks
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Stats:
 
     @property
     def error(self) -> float:
-        """||a - b|| / ||a||: 0 for two zeros, infinite where only one side is zero or not finite."""
-        if not (self.finite_a and self.finite_b):
+        """||a - b|| / ||a||: 0 for two zeros, infinite where only one side is zero or one is not finite."""
+        if not (self.finite_a and self.finite_b and math.isfinite(self.aa + self.bb)):
             return math.inf
         if self.aa == 0.0:
             return 0.0 if self.bb == 0.0 else math.inf
@@ -69,37 +69,27 @@ def stats(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0) -> Stats:
     """Measure b x factor against a; `max_at` is an index into a."""
     if a.shape != b.shape:
         raise ValueError(f"cannot compare shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    total, row = Stats(), 0
-    for x, y in zip(_chunks(a), _chunks(b), strict=True):
-        part = _chunk_stats(_double(x), _double(y) * factor if factor != 1.0 else _double(y))
-        total = total + _located(part, x.shape, row)
-        row += x.shape[0] if x.ndim else 0
+    total = Stats()
+    for cut in chunks(tuple(a.shape)):
+        # Strided shards are read in place.
+        where = tuple(slice(*run) for run in cut)
+        x, y = _double(a[where]), _double(b[where])
+        total = total + _located(_chunk_stats(x, y * factor if factor != 1.0 else y), cut)
     return total
-
-
-def _chunks(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Cut along the first dim only, so that strided shards are read in place."""
-    if tensor.numel() == 0:
-        return []
-    if tensor.ndim == 0:
-        return [tensor]
-    return list(tensor.split(max(_CHUNK * tensor.shape[0] // tensor.numel(), 1)))
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64).reshape(-1)
 
 
-def _located(part: Stats, shape: torch.Size, row: int) -> Stats:
+def _located(part: Stats, cut: Cut) -> Stats:
     """A chunk's stats with the flat place of its largest difference turned into an index of the whole tensor."""
     if part.max_at is None:
         return part
     at, index = part.max_at[0], []
-    for size in reversed(shape):
-        at, i = divmod(at, size)
-        index.append(i)
-    if index:
-        index[-1] += row
+    for start, stop in reversed(cut):
+        at, i = divmod(at, stop - start)
+        index.append(start + i)
     return replace(part, max_at=tuple(reversed(index)))
 
 

@@ -1,0 +1,77 @@
+"""This module knows when it is: which step, which microbatch, which call of a module, and whether it is a repeat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ttrace.tensors.ids import ROOT
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One microbatch in one stage of a pipeline."""
+
+    microbatch: int
+    is_first: bool
+    is_last: bool
+
+
+class Clock:
+    """Counts steps and microbatches. Without a pipeline, each forward of the model begins a microbatch."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.num_batches = 0
+        self.is_running = False
+        self.chunk: Chunk | None = None
+        self.is_pipelined = False
+        self._microbatch = -1
+        self._calls: Counter[tuple[int, str]] = Counter()
+
+    @property
+    def microbatch(self) -> int:
+        """The microbatch that runs now, as this rank counts them."""
+        return self.chunk.microbatch if self.chunk else max(self._microbatch, 0)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether tensors count now: inside a step and, in a pipeline, inside a chunk (a pass for shapes is not)."""
+        return self.is_running and (self.chunk is not None or not self.is_pipelined)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around one step."""
+        self._microbatch, self.num_batches = -1, 0
+        self._calls.clear()
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False
+        self.step += 1
+
+    @contextmanager
+    def in_chunk(self, chunk: Chunk) -> Iterator[None]:
+        """Around what a pipeline schedule does for one microbatch."""
+        outer, self.chunk = self.chunk, chunk
+        try:
+            yield
+        finally:
+            self.chunk = outer
+
+    def forward(self, name: str) -> int:
+        """A module begins a forward; the number of this call within its microbatch."""
+        if name == ROOT and self.chunk is not None:
+            return 0  # each stage on this rank calls itself the model
+        if name == ROOT:
+            self._microbatch += 1
+        key = (self.microbatch, name)
+        self._calls[key] += 1
+        return self._calls[key] - 1
+
+    def is_repeat_clear(self, name: str) -> bool:
+        """Whether a recomputation of this module can only be that of one call."""
+        return self._calls[self.microbatch, name] == 1

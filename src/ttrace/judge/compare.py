@@ -1,0 +1,139 @@
+"""This module judges one id: do the candidate's shards make up the reference's tensor, and how far off are they."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ttrace.judge.factor import factor_to_come
+from ttrace.judge.logical import Logical, compared, measured
+from ttrace.judge.tolerance import is_zero, replica_tolerance
+from ttrace.judge.twins import Twins
+from ttrace.judge.verdict import LOST, NOT_FINITE, UNSTABLE, ZERO, Comparison, Part, Tolerance, Verdict
+from ttrace.tensors.ids import ROOT, TensorId
+from ttrace.trace.reader import Shard, Trace
+from ttrace.values.stats import Stats
+
+
+@dataclass(frozen=True)
+class Comparer:
+    """The reference, what rounding explains in it, and the candidate."""
+
+    reference: Trace
+    twins: Twins
+    candidate: Trace
+
+    def comparison(self, tensor_id: TensorId) -> Comparison:
+        ours = self.reference.shards.get(tensor_id)
+        theirs = self.candidate.shards.get(tensor_id)
+        if not ours or not theirs:
+            side = "candidate" if ours else "reference"
+            return Comparison(tensor_id, Verdict.MISSING, f"the {side} has no such tensor")
+        a = Logical.found(self.reference, tensor_id)
+        if a is None:
+            return Comparison(tensor_id, Verdict.UNJUDGED, "the reference's layout is not known")
+        b = Logical.found(self.candidate, tensor_id, a.shape)
+        if b is None:
+            return Comparison(tensor_id, Verdict.UNJUDGED, _no_layout(theirs, a))
+        misfit = self._misfit(tensor_id, a, b)
+        if misfit is not None:
+            return Comparison(tensor_id, *misfit, layout=b.layout, by=b.by)
+        return self._judged(tensor_id, a, b)
+
+    def _misfit(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, str] | None:
+        """Why the candidate's shards do not make up the reference's tensor, decided without looking at data."""
+        for side, logical, trace in (("reference", a, self.reference), ("candidate", b, self.candidate)):
+            flaw = _flaw(logical, trace.sizes)
+            if flaw is not None:
+                return flaw[0], f"in the {side} {flaw[1]}"
+        if a.shape != b.shape:
+            return Verdict.UNJUDGED, f"the candidate's shape {b.shape} is not the reference's {a.shape}"
+        absent = self._absent(tensor_id, b)
+        if absent:
+            return Verdict.MISSING, f"rank {absent[0]} owns the module but has no such tensor"
+        return None
+
+    def _absent(self, tensor_id: TensorId, b: Logical) -> list[int]:
+        """Ranks that own the module and ran this microbatch, but recorded nothing here."""
+        if tensor_id.name == ROOT:
+            return []  # every pipeline stage is called the model itself, but only the ends see what enters and leaves
+        present = {rank for piece in b.pieces for rank in piece.ranks}
+        expected = self.candidate.owners(tensor_id.name)
+        if tensor_id.microbatch is not None:
+            expected = expected & self._ran[tensor_id.step, tensor_id.microbatch]
+        return sorted(expected - present)
+
+    @cached_property
+    def _ran(self) -> dict[tuple[int, int], frozenset[int]]:
+        """The ranks that recorded anything of a step's microbatch."""
+        found: dict[tuple[int, int], set[int]] = {}
+        for tensor_id, shards in self.candidate.shards.items():
+            if tensor_id.microbatch is not None:
+                ranks = found.setdefault((tensor_id.step, tensor_id.microbatch), set())
+                ranks.update(shard.coord.rank for shard in shards)
+        return {key: frozenset(ranks) for key, ranks in found.items()}
+
+    def _judged(self, tensor_id: TensorId, a: Logical, b: Logical) -> Comparison:
+        tolerance, lost = self.twins.tolerances[tensor_id], self.twins.lost(tensor_id)
+        total, parts = measured(a, b, factor=factor_to_come(tensor_id, self.reference, self.candidate), lost=lost)
+        replica_error = max((_disagreement(x, y) for piece in b.pieces for x, y in piece.replica_pairs()), default=0.0)
+        verdict, reason = _verdict(tensor_id, total, replica_error, tolerance)
+        if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
+            verdict, reason = Verdict.UNJUDGED, LOST
+        return Comparison(
+            tensor_id,
+            verdict,
+            reason,
+            total,
+            tolerance,
+            tuple(Part(piece.ranks, part.error) for piece, part in parts),
+            replica_error,
+            b.layout,
+            b.by,
+        )
+
+
+def _flaw(logical: Logical, sizes: Mapping[str, int]) -> tuple[Verdict, str] | None:
+    """Why shards make up no tensor at all."""
+    if len(shapes := logical.shapes()) > 1:
+        return Verdict.UNJUDGED, f"the ranks speak of different shapes: {', '.join(map(str, sorted(shapes)))}"
+    cover = logical.coverage()
+    if cover.num_gap:
+        return Verdict.GAP, f"nobody holds {cover.num_gap} elements, the first at {cover.first_gap}"
+    if cover.num_overlap:
+        return Verdict.UNJUDGED, f"different shards hold the same {cover.num_overlap} elements"
+    if logical.lacks_summands(sizes):
+        return Verdict.GAP, f"a summand over {', '.join(logical.pending)} is missing"
+    return None
+
+
+def _verdict(tensor_id: TensorId, total: Stats, replica_error: float, tolerance: Tolerance) -> tuple[Verdict, str]:
+    if _is_erratic(total, tolerance):
+        return Verdict.UNJUDGED, NOT_FINITE
+    if not total.finite_b:
+        return Verdict.FAIL, "the candidate is not finite"
+    if is_zero((tolerance.twin_error,)):
+        # Gradients may well be zero but for rounding; activations like that come from an unstable reference.
+        is_forward = not (tensor_id.kind.is_backward or tensor_id.kind.is_of_param)
+        return Verdict.UNJUDGED, UNSTABLE if is_forward else ZERO
+    if replica_error > replica_tolerance(tensor_id.kind, tolerance):
+        return Verdict.CONFLICT, f"replicas differ by {replica_error:.1e}"
+    return (Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL), ""
+
+
+def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
+    """Whether the reference is not finite, but for infinities that its twins have in the same place."""
+    is_nonzero = total.aa > 0.0 or total.inf_a > 0
+    return total.nan_a > 0 or (math.isinf(tolerance.twin_error) and is_nonzero)
+
+
+def _disagreement(a: Shard, b: Shard) -> float:
+    x, y = a.tensor(), b.tensor()
+    return 0.0 if x.equal(y) else compared(x, y).error
+
+
+def _no_layout(shards: list[Shard], a: Logical) -> str:
+    held = sorted({shard.record.shape for shard in shards})
+    return f"no layout: the ranks hold {', '.join(map(str, held))} of {a.shape}; add a rule for this site"

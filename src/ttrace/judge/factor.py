@@ -1,0 +1,27 @@
+"""This module holds the factors that a run's reduction has still to apply.
+
+A correct data-parallel run of two ranks has activation gradients of exactly twice the accumulating reference's, while
+its final gradients are equal: dividing by two comes last. Each side states its factor; it is never fitted.
+"""
+
+from __future__ import annotations
+
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.trace.reader import Trace
+
+
+def factor_to_come(tensor_id: TensorId, reference: Trace, candidate: Trace) -> float:
+    """What the candidate's reduction still applies to this tensor, relative to the reference's; never to final ones."""
+    of_microbatch = tensor_id.kind is Kind.PARAM_GRAD and tensor_id.microbatch is not None
+    # The loss that backward starts from carries what its gradients carry.
+    if not (tensor_id.kind.is_activation_grad or of_microbatch or tensor_id.kind is Kind.LOSS):
+        return 1.0
+    return candidate.grad_factor / reference.grad_factor
+
+
+def factor_note(reference: Trace, candidate: Trace) -> list[str]:
+    """The stated factors in words, where the two sides differ."""
+    ours, theirs = reference.grad_factor, candidate.grad_factor
+    if ours == theirs:
+        return []
+    return [f"gradients before reduction were compared after the factors still to come: {ours:g}, candidate {theirs:g}"]

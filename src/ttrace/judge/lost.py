@@ -1,0 +1,71 @@
+"""This module finds the elements of a parameter whose update is decided by rounding alone.
+
+One step of Adam is about lr x sign(g): an element whose gradient is smaller than the error that its gradient may have
+can be updated either way, and both are right. Such elements are left out when parameters after a step are compared.
+A gradient that is exactly zero in the reference and all twins is no such case: that row of the embedding was not used,
+and its update is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from ttrace.judge.logical import Logical
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.region import Region
+from ttrace.trace.reader import Trace
+
+Masks = Mapping[Region, torch.Tensor]
+"""By the reference's regions: which elements to leave out."""
+
+
+def lost_elements(
+    reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
+) -> Masks:
+    """Elements of this parameter whose gradient, at any step so far, was within its noise (relative to its rms)."""
+    small = list(_small_gradients(reference, twins, tensor_id, noise))
+    parameter = Logical.found(reference, tensor_id) if small else None
+    masks: dict[Region, torch.Tensor] = {}
+    for piece in parameter.pieces if parameter else ():
+        mask = torch.zeros(piece.region.local_shape, dtype=torch.bool)
+        # Gradients may be sharded in another way than the parameter is.
+        for region, elements in small:
+            for here, there in piece.region.overlaps(region):
+                here.assign(mask, here.of(mask) | there.of(elements))
+        masks[piece.region] = mask
+    return masks
+
+
+def _small_gradients(
+    reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
+) -> Iterator[tuple[Region, torch.Tensor]]:
+    """For every region of every gradient so far: which of its elements rounding could turn around."""
+    for step in range(_last_update(tensor_id) + 1):
+        gradient_id = TensorId.of(step, None, tensor_id.name, Kind.PARAM_GRAD)
+        gradient = Logical.found(reference, gradient_id)
+        if gradient is None or gradient_id not in noise:
+            continue
+        others = [twin for trace in twins if (twin := Logical.found(trace, gradient_id)) is not None]
+        for piece in gradient.pieces:
+            values = piece.tensor().to(torch.float64).abs()
+            small = values <= noise[gradient_id] * values.square().mean().sqrt()
+            yield piece.region, small & _is_used(piece.region, values, others)
+
+
+def _is_used(region: Region, values: torch.Tensor, twins: Sequence[Logical]) -> torch.Tensor:
+    """Which elements the reference or any twin has a gradient for."""
+    used = values != 0
+    for twin in twins:
+        for piece in twin.pieces:
+            if piece.region == region:
+                used = used | (piece.tensor() != 0)
+    return used
+
+
+def _last_update(tensor_id: TensorId) -> int:
+    """The last step whose update is in this tensor; -1 for none."""
+    if tensor_id.kind is Kind.PARAM_AFTER:
+        return tensor_id.step
+    return tensor_id.step - 1 if tensor_id.kind is Kind.PARAM else -1

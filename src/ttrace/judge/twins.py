@@ -1,0 +1,47 @@
+"""This module measures the twins against the reference: the raw material of every tolerance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ttrace.judge.logical import Logical, measured
+from ttrace.judge.lost import Masks, lost_elements
+from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
+from ttrace.judge.verdict import Tolerance
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.trace.reader import Trace
+
+
+@dataclass
+class Twins:
+    """What rounding explains in a reference, by id."""
+
+    reference: Trace
+    twins: Sequence[Trace]
+    margin: float = MARGIN
+    tolerances: dict[TensorId, Tolerance] = field(init=False)
+    _noise: dict[TensorId, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        samples = [sample for tensor_id in self.reference.shards if (sample := self._sample(tensor_id)) is not None]
+        self.tolerances = tolerances(samples, margin=self.margin)
+
+    def lost(self, tensor_id: TensorId) -> Masks:
+        """The elements to leave out of a comparison of this id."""
+        return lost_elements(self.reference, self.twins, tensor_id, self._noise)
+
+    def _sample(self, tensor_id: TensorId) -> Sample | None:
+        logical = Logical.found(self.reference, tensor_id)
+        if logical is None:
+            return None
+        lost, errors = self.lost(tensor_id), []
+        for twin in self.twins:
+            other = Logical.found(twin, tensor_id, logical.shape)
+            if other is not None and other.shape == logical.shape:
+                errors.append(measured(logical, other, lost=lost)[0].error)
+        dtype = self.reference.shards[tensor_id][0].record.dtype
+        if tensor_id.kind is Kind.PARAM_GRAD:
+            self._noise[tensor_id] = self.margin * max([*errors, unit(dtype)])
+        return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors))

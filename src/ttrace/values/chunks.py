@@ -1,0 +1,28 @@
+"""This module cuts a box into pieces of bounded size, so that working on a tensor takes no second tensor's memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+CHUNK = 1 << 18
+"""Elements worked on at a time: the temporaries of one chunk stay in cache and far below any shard."""
+
+Cut = tuple[tuple[int, int], ...]
+
+
+def chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Cut]:
+    """One range per dim and piece. Each piece is a run of the row-major order, and they come in that order."""
+    if not shape:
+        yield ()
+    if not shape or not math.prod(shape):
+        return
+    # The first dim whose rows fit is cut into runs of rows; the dims in front of it are walked one by one.
+    dim = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= size)
+    inner = tuple((0, n) for n in shape[dim + 1 :])
+    rows = size // math.prod(shape[dim + 1 :])
+    for outer in itertools.product(*(range(n) for n in shape[:dim])):
+        corner = tuple((i, i + 1) for i in outer)
+        for start in range(0, shape[dim], rows):
+            yield (*corner, (start, min(start + rows, shape[dim])), *inner)

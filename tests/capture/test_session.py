@@ -1,0 +1,276 @@
+"""A session replaces what it should, counts right, records everything, and never breaks the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ttrace
+from tests.support.gpt import RULES, Gpt
+from tests.support.runs import SimulatedRank, train
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
+from ttrace.errors import CaptureError, LayoutError
+from ttrace.layouts.rules import Rules
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.mesh import Mesh
+from ttrace.trace.reader import Trace
+
+opened: list[Session] = []
+
+
+@pytest.fixture(autouse=True)
+def _close_sessions() -> Iterator[None]:
+    yield
+    while opened:
+        opened.pop().close()
+
+
+def session(folder: Path, model: nn.Module, **settings: object) -> Session:
+    plan = Plan.model_validate({"out": folder / "reference", "stop": False, **settings})
+    opened.append(Session(plan, model, None, SimulatedRank(), Rules()))
+    return opened[-1]
+
+
+def candidate(folder: Path, model: nn.Module, mesh: Mesh, rank: int, rules: dict[str, str]) -> Session:
+    plan = Plan(out=folder / "candidate", role="candidate", reference=folder / "reference", stop=False)
+    opened.append(Session(plan, model, None, SimulatedRank(mesh, rank), Rules.of(rules)))
+    return opened[-1]
+
+
+def one_step(tracing: Session, model: nn.Module, data: torch.Tensor) -> torch.Tensor:
+    with tracing.step():
+        loss: torch.Tensor = model(tracing.batch(data)).sum()
+        loss.backward()
+    return loss
+
+
+def test_nothing_is_hooked_unless_ttrace_started_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TTRACE_PLAN", raising=False)
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    tracing = ttrace.attach(model, mesh={"tp": 64}, rules={"nonsense": "is not even read"})
+    batch = {"x": torch.ones(1)}
+    with tracing.step():
+        assert tracing.batch(batch) is batch
+    tracing.close()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert torch.equal(model.weight, before)
+
+
+def test_the_environment_variable_switches_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Plan(out=tmp_path / "reference").save(tmp_path / "plan.json")
+    monkeypatch.setenv("TTRACE_PLAN", str(tmp_path / "plan.json"))
+    model = nn.Linear(2, 2)
+    tracing = ttrace.attach(model)
+    with pytest.raises(SystemExit) as end, tracing.step():
+        model(torch.ones(1, 2)).sum().backward()
+    assert end.value.code == 0
+    assert Trace(tmp_path / "reference").ranks[0].end is not None
+
+
+def test_every_shard_is_made_from_the_same_logical_parameter(tmp_path: Path) -> None:
+    whole = Gpt()
+    train(Plan(out=tmp_path / "reference", stop=False), whole, SimulatedRank(), RULES)
+    reference = Trace(tmp_path / "reference")
+    for rank in range(2):
+        shard = Gpt(tp=2)
+        candidate(tmp_path, shard, Mesh.of(tp=2), rank, RULES)
+        for name, part in shard.named_parameters():
+            full = reference.shards[TensorId.of(0, None, name, Kind.PARAM)][0].tensor()
+            if part.shape == full.shape:
+                assert torch.equal(part, full), name
+        fc1 = reference.shards[TensorId.parse("0/-/layers.0.mlp.fc1.weight/param")][0].tensor()
+        assert torch.equal(shard.get_parameter("layers.0.mlp.fc1.weight"), fc1.chunk(2)[rank])
+        qkv = reference.shards[TensorId.parse("0/-/layers.0.attention.qkv.weight/param")][0].tensor()
+        expected = torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)])
+        assert torch.equal(shard.get_parameter("layers.0.attention.qkv.weight"), expected)
+
+
+def test_constant_parameters_get_a_spread_and_others_keep_theirs(tmp_path: Path) -> None:
+    norm, linear = nn.LayerNorm(64).requires_grad_(False), nn.Linear(64, 64).requires_grad_(False)
+    spread = float(linear.weight.std())
+    session(tmp_path, nn.Sequential(norm, linear))
+    assert float(norm.weight.std()) == pytest.approx(0.02, rel=0.5)
+    assert float(norm.weight.mean()) == pytest.approx(1.0, abs=0.02)
+    assert float(norm.bias.abs().max()) > 0
+    assert float(linear.weight.std()) == pytest.approx(spread, rel=0.1)
+
+
+def test_own_parameters_are_kept_on_request(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    before = model.weight.detach().clone()
+    session(tmp_path, model, parameters="own")
+    assert torch.equal(model.weight, before)
+
+
+def test_batches_are_generated_and_valid(tmp_path: Path) -> None:
+    class Data(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+    model = Data()
+    tracing = session(tmp_path, model)
+    labels = torch.randint(9, (4, 32))
+    labels[:, ::3] = -100
+    given: dict[str, Any] = {
+        "ids": torch.randint(5, (4, 32)),
+        "labels": labels,
+        "mask": torch.rand(4, 32) < 0.8,
+        "positions": torch.arange(32).expand(4, 32),
+        "floats": torch.randn(4, 32) * 3 + 1,
+        "name": "kept",
+    }
+    with tracing.step():
+        made = tracing.batch(given)
+        model(made["floats"])
+    assert made["name"] == "kept"
+    assert not torch.equal(made["ids"], given["ids"])
+    assert set(made["ids"].unique().tolist()) <= set(range(5))
+    assert set(made["labels"].unique().tolist()) <= {-100, *range(9)}
+    assert bool((made["labels"] == -100).any())
+    assert made["mask"].dtype == torch.bool
+    assert torch.equal(made["positions"], given["positions"])
+    assert float(made["floats"].std()) == pytest.approx(3.0, rel=0.3)
+
+
+def test_a_candidate_gets_the_references_batch(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    one_step(session(tmp_path, model), model, torch.randn(6, 4))
+    reference = Trace(tmp_path / "reference").shards[TensorId.parse("0/0/./batch")][0].tensor()
+    for rank in range(2):
+        other = nn.Linear(4, 4)
+        tracing = candidate(tmp_path, other, Mesh.of(sp=2), rank, {"./batch": "batch/sp hidden"})
+        with tracing.step():
+            local = tracing.batch(torch.randn(3, 4))
+        assert torch.equal(local, reference[3 * rank : 3 * rank + 3])
+
+
+def test_ranks_along_dp_run_microbatches_of_their_own(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    one_step(session(tmp_path, model), model, torch.randn(6, 4))
+    for rank in range(2):
+        other = nn.Linear(4, 4)
+        tracing = candidate(tmp_path, other, Mesh.of(dp=2), rank, {})
+        with tracing.step():
+            for _ in range(2):
+                other(torch.randn(6, 4)).sum().backward()
+    trace = Trace(tmp_path / "candidate")
+    outputs = {t.microbatch: [s.coord.rank for s in shards] for t, shards in trace.shards.items() if t.kind == "output"}
+    assert outputs == {0: [0], 2: [0], 1: [1], 3: [1]}
+
+
+def test_dropout_is_switched_off_and_said_so(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    session(tmp_path, model)
+    assert model[1].p == 0.0
+    assert Trace(tmp_path / "reference").notes == ("dropout switched off in 1 modules, the first is 1",)
+
+
+def test_tied_weights_have_one_id_and_frozen_ones_no_gradient(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+            self.head.weight = self.words.weight
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.frozen(self.words(ids)))
+            return out
+
+    model = Tied()
+    one_step(session(tmp_path, model), model, torch.randint(8, (2, 5)))
+    trace = Trace(tmp_path / "reference")
+    assert trace.aliases == {"head.weight": "words.weight"}
+    named = {(t.name, t.kind.value) for t in trace.shards}
+    assert ("words.weight", "param_grad") in named
+    assert not {name for name, _ in named} & {"head.weight"}
+    assert ("frozen.weight", "param") in named
+    assert ("frozen.weight", "param_grad") not in named
+
+
+def test_a_recording_failure_is_kept_and_the_training_goes_on(tmp_path: Path) -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_complex(self.fc(x).reshape(-1, 2))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Complex()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_real(self.inner(x)).sum()
+
+    model = Outer()
+    one_step(session(tmp_path, model), model, torch.randn(2, 4))
+    problems = list(Trace(tmp_path / "reference").problems())
+    assert any(problem.startswith("0/0/inner/output could not be recorded") for problem in problems)
+    assert model.inner.fc.weight.grad is not None
+
+
+def test_twins_nudge_where_numbers_enter_by_about_epsilon(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    train(Plan(out=tmp_path / "reference", stop=False), Gpt(), SimulatedRank(), RULES)
+    plan = Plan(out=tmp_path / "twin", role="twin", twin=1, reference=tmp_path / "reference", stop=False)
+    train(plan, Gpt(), SimulatedRank(), RULES)
+    reference, twin = Trace(tmp_path / "reference"), Trace(tmp_path / "twin")
+    for name in ("words", "places"):
+        tensor_id = TensorId.parse(f"0/0/{name}/output")
+        a, b = (trace.shards[tensor_id][0].tensor().double() for trace in (reference, twin))
+        assert float((a - b).norm() / a.norm()) == pytest.approx(torch.finfo(torch.float32).eps, rel=0.5)
+    same = [TensorId.parse("0/0/./batch.ids"), TensorId.parse("0/-/head.weight/param")]
+    assert all(torch.equal(reference.shards[t][0].tensor(), twin.shards[t][0].tensor()) for t in same)
+
+
+def test_only_and_skip_choose_what_is_recorded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    one_step(session(tmp_path, model, only=("0",), skip=("*/grad_*",)), model, torch.randn(2, 4))
+    sites = {str(t.site) for t in Trace(tmp_path / "reference").shards if t.kind not in (Kind.PARAM, Kind.BATCH)}
+    assert sites == {"0/input", "0/output"}
+
+
+def test_a_rule_that_does_not_fit_is_named_with_the_next_move(tmp_path: Path) -> None:
+    model = nn.Linear(6, 8)
+    one_step(session(tmp_path, model), model, torch.randn(4, 6))
+    with pytest.raises(LayoutError) as error:
+        candidate(tmp_path, nn.Linear(6, 3), Mesh.of(tp=2), 0, {"*weight": "out/tp in"})
+    assert str(error.value).startswith(
+        "weight/param: rule \"*weight\" says 'out/tp in', which cuts dim out over tp=2, but this rank holds shape "
+        "(3, 6) of the reference's (8, 6)."
+    )
+
+
+def test_a_parameter_nobody_explains_asks_for_a_rule(tmp_path: Path) -> None:
+    model = nn.Linear(6, 8)
+    one_step(session(tmp_path, model), model, torch.randn(4, 6))
+    with pytest.raises(LayoutError, match=r'Add a rule, for instance \{"weight": "d0/AXIS d1"\}'):
+        candidate(tmp_path, nn.Linear(6, 3), Mesh.of(tp=2), 0, {})
+
+
+def test_a_candidate_without_a_reference_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="needs the reference's trace"):
+        session(tmp_path, nn.Linear(2, 2), role="candidate")
+
+
+def test_loss_gradients_and_parameters_after_the_step_are_recorded(tmp_path: Path) -> None:
+    model = Gpt(num_layers=1)
+    train(Plan(out=tmp_path / "reference", stop=False, num_steps=2), model, SimulatedRank(), RULES)
+    ids = Trace(tmp_path / "reference").shards
+    for step in (0, 1):
+        for microbatch in (0, 1):
+            assert TensorId.of(step, microbatch, ".", Kind.LOSS) in ids
+            assert TensorId.of(step, microbatch, "layers.0.mlp.fc1", Kind.GRAD_INPUT) in ids
+        for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.PARAM_AFTER):
+            assert TensorId.of(step, None, "layers.0.mlp.fc1.weight", kind) in ids

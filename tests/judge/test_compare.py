@@ -1,0 +1,349 @@
+"""What is said of one id: whether its shards make up the reference's tensor, and whether they are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
+from ttrace.judge.check import check
+from ttrace.judge.verdict import Comparison, Exit, Verdict
+from ttrace.layouts.layout import Layout
+from ttrace.layouts.placed import INFERRED
+from ttrace.tensors.region import Region
+
+ID = "0/0/fc/output"
+FULL = drawn(8, 12)
+
+
+def compared(case: Case, name: str = ID) -> Comparison:
+    return verdict_of(case.judged(), name)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["a/tp b", "a b/tp", "a/tp:zigzag b", "a/tp:striped b", "a b/tp:fused(3)", "a b", "a b +tp", "a/tp:balanced b"],
+)
+def test_a_candidate_sharded_in_any_way_passes(tmp_path: Path, layout: str) -> None:
+    case = Case(tmp_path)
+    case.both(ID, FULL, layout)
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.PASS, comparison
+    assert comparison.stats.count == FULL.numel()
+
+
+@pytest.mark.parametrize(
+    "layout", ["a/dp b/tp", "a/tp:zigzag/dp b", "a/dp b +tp", "a b/tp +dp", "a b/tp", "a b +tp +dp"]
+)
+def test_two_axes_at_once_pass(tmp_path: Path, layout: str) -> None:
+    case = Case(tmp_path, "dp=2 tp=2")
+    case.both(ID, FULL, layout)
+    assert compared(case).verdict is Verdict.PASS
+
+
+def test_uneven_shards_pass(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=3")
+    case.both(ID, drawn(8, 7), "a b/tp")
+    assert compared(case).verdict is Verdict.PASS
+
+
+def test_flat_shards_pass(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=3")
+    case.trusted(ID, drawn(5, 7))
+    for rank, (start, stop) in enumerate([(0, 11), (11, 30), (30, 35)]):
+        region = Region.flat_of((5, 7), ((start, stop),))
+        case.candidate.record(rank, ID, region.take(drawn(5, 7)), region=region)
+    assert compared(case).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("reference", ["a/cp:zigzag b", "a b/cp", "a b +cp", "a b"])
+@pytest.mark.parametrize("candidate", ["a/tp b", "a b/tp:fused(3)", "a b +tp"])
+def test_both_sides_may_be_sharded_each_in_its_own_way(tmp_path: Path, reference: str, candidate: str) -> None:
+    trusted = TraceBuilder(tmp_path / "reference", "cp=4", "reference")
+    trusted.spread(ID, FULL, reference)
+    other = TraceBuilder(tmp_path / "candidate", "tp=2")
+    other.spread(ID, FULL, candidate)
+    comparison = verdict_of(check(trusted.close(), [], other.close()), ID)
+    assert comparison.verdict is Verdict.PASS
+    assert comparison.stats.count == FULL.numel()
+
+
+def test_shards_are_never_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("shards were joined")
+
+    monkeypatch.setattr(Region, "put", refuse)
+    case = Case(tmp_path, "dp=2 tp=2")
+    case.both(ID, FULL, "a/dp:zigzag b/tp")
+    case.both("0/0/head/output", FULL, "a/dp b +tp", lambda x: 3 * x)
+    assert case.judged().exit is Exit.FOUND
+
+
+def test_a_pending_sum_is_wrong_if_its_sum_is(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both(ID, FULL, "a b +tp", lambda x: 1.5 * x)
+    assert compared(case).verdict is Verdict.FAIL
+
+
+def test_a_shard_in_the_wrong_place_fails(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    for rank in range(2):
+        case.candidate.record(rank, ID, FULL.chunk(2)[1 - rank], "a/tp b", shape=(8, 12))
+    assert compared(case).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_replicas_that_differ_are_a_conflict(tmp_path: Path, tp: int) -> None:
+    case = Case(tmp_path, f"tp={tp}")
+    case.trusted(ID, FULL)
+    for rank in range(tp):
+        case.candidate.record(rank, ID, FULL * (1.01 if rank == tp - 1 else 1.0), "a b")
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.CONFLICT
+    assert comparison.reason == "replicas differ by 1.0e-02"
+
+
+def test_replicas_of_a_shard_that_differ_are_a_conflict(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2 tp=2")
+    case.trusted(ID, FULL)
+    for rank in range(4):
+        part = FULL.chunk(2, dim=1)[rank % 2]
+        case.candidate.record(rank, ID, part * (1.01 if rank == 3 else 1.0), "a b/tp", shape=(8, 12))
+    assert compared(case).verdict is Verdict.CONFLICT
+
+
+def replicas_one_bit_apart(case: Case, name: str) -> None:
+    case.trusted(name, FULL)
+    other = FULL.clone()
+    other[3, 4] = torch.nextafter(other[3, 4], torch.tensor(9.0))
+    for rank, replica in enumerate((FULL, other)):
+        case.candidate.record(rank, name, replica, "a b")
+
+
+@pytest.mark.parametrize("kind", ["output", "grad_output"])
+def test_replicas_within_tolerance_pass(tmp_path: Path, kind: str) -> None:
+    case = Case(tmp_path)
+    replicas_one_bit_apart(case, f"0/0/fc/{kind}")
+    assert compared(case, f"0/0/fc/{kind}").verdict is Verdict.PASS
+
+
+def test_replicas_of_parameters_after_a_step_must_be_equal_to_the_bit(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    replicas_one_bit_apart(case, "0/-/fc.weight/param_after")
+    replicas_one_bit_apart(case, "0/-/fc.weight/param_grad")
+    judgement = case.judged()
+    assert verdict_of(judgement, "0/-/fc.weight/param_after").verdict is Verdict.CONFLICT
+    assert verdict_of(judgement, "0/-/fc.weight/param_grad").verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("layout", "num_gap"), [("a b/tp", 48), ("a/tp:zigzag b", 48)])
+def test_elements_that_nobody_holds_are_a_gap(tmp_path: Path, layout: str, num_gap: int) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    case.candidate.spread(ID, FULL, layout, ranks=[0])
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.GAP
+    assert comparison.reason.startswith(f"in the candidate nobody holds {num_gap} elements, the first at ")
+    assert comparison.spoils
+
+
+def test_elements_that_the_reference_lacks_do_not_pass_unseen(tmp_path: Path) -> None:
+    trusted = TraceBuilder(tmp_path / "reference", "tp=2", "reference")
+    trusted.spread(ID, FULL, "a/tp b", ranks=[0])
+    other = TraceBuilder(tmp_path / "candidate", "tp=2")
+    other.spread(ID, torch.cat([FULL[:4], 7 * FULL[4:]]), "a/tp b")
+    comparison = verdict_of(check(trusted.close(), [], other.close()), ID)
+    assert comparison.verdict is Verdict.GAP
+    assert comparison.reason == "in the reference nobody holds 48 elements, the first at (4, 0)"
+
+
+def test_a_missing_summand_is_a_gap(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    case.candidate.record(0, ID, FULL, "a b +tp")
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.GAP
+    assert comparison.reason == "in the candidate a summand over tp is missing"
+
+
+@pytest.mark.parametrize("side", ["reference", "candidate"])
+def test_an_id_on_one_side_only_is_missing(tmp_path: Path, side: str) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/fc/output")
+    {"reference": case.reference, "candidate": case.candidate}[side].spread("0/0/head/output", FULL)
+    judgement = case.judged()
+    comparison = verdict_of(judgement, "0/0/head/output")
+    other = {"reference": "candidate", "candidate": "reference"}[side]
+    assert (comparison.verdict, comparison.reason) == (Verdict.MISSING, f"the {other} has no such tensor")
+    assert judgement.exit is Exit.UNJUDGED
+
+
+def test_a_rank_that_owns_the_module_but_recorded_nothing_is_missed(tmp_path: Path) -> None:
+    case = Case(tmp_path, owns={1: ["fc"]})
+    case.both("0/0/head/output", FULL, "a b/tp")
+    case.trusted(ID, FULL)
+    case.candidate.spread(ID, FULL, ranks=[0])
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.MISSING
+    assert comparison.reason == "rank 1 owns the module but has no such tensor"
+
+
+def test_ranks_of_other_pipeline_stages_are_not_missed(tmp_path: Path) -> None:
+    case = Case(tmp_path, "pp=2 tp=2")
+    for name, ranks in (("0/0/a/output", [0, 1]), ("0/0/b/output", [2, 3]), ("0/-/b.weight/param", [2, 3])):
+        case.trusted(name, FULL)
+        case.candidate.spread(name, FULL, "a b/tp", ranks=ranks)
+    assert case.judged().exit is Exit.PASSED
+
+
+def test_stages_without_loss_and_batch_are_not_missed_although_all_own_the_model(tmp_path: Path) -> None:
+    case = Case(tmp_path, "pp=2", owns={0: ["."], 1: ["."]})
+    case.trusted("0/0/a/output", FULL)
+    case.candidate.spread("0/0/a/output", FULL, ranks=[0])
+    case.trusted("0/0/./loss", torch.tensor(2.0))
+    case.candidate.spread("0/0/./loss", torch.tensor(2.0), ranks=[1])
+    case.trusted("0/0/./batch.ids", torch.arange(8))
+    case.candidate.spread("0/0/./batch.ids", torch.arange(8), ranks=[0])
+    judgement = case.judged()
+    assert judgement.exit is Exit.PASSED, [(str(c.id), c.reason) for c in judgement.comparisons]
+
+
+def test_microbatches_dealt_out_over_dp_are_not_missed(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2 tp=2", owns={rank: ["fc"] for rank in range(4)})
+    for microbatch in range(4):
+        name, dp = f"0/{microbatch}/fc/output", microbatch % 2
+        case.trusted(name, FULL)
+        case.candidate.spread(name, FULL, "a b/tp", ranks=[2 * dp, 2 * dp + 1])
+    assert case.judged().exit is Exit.PASSED
+
+
+def test_a_rank_that_ran_the_microbatch_is_missed_also_under_dp(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2 tp=2", owns={rank: ["fc"] for rank in range(4)})
+    case.both("0/0/head/output", FULL, "a b/tp")
+    case.trusted(ID, FULL)
+    case.candidate.spread(ID, FULL, ranks=[0, 2, 3])
+    assert compared(case).reason == "rank 1 owns the module but has no such tensor"
+
+
+def test_shapes_that_fit_several_layouts_are_not_judged(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2 tp=2")
+    case.trusted(ID, FULL)
+    for rank in range(4):
+        case.candidate.record(rank, ID, FULL.chunk(2)[rank // 2])
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.UNJUDGED
+    assert comparison.reason == "no layout: the ranks hold (4, 12) of (8, 12); add a rule for this site"
+
+
+def test_the_number_of_microbatches_makes_no_shape_ambiguous(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2", num_microbatches=2)
+    case.trusted(ID, FULL)
+    for rank in range(2):
+        case.candidate.record(rank, ID, FULL.chunk(2)[rank])
+    assert compared(case).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (4, 12), (8, 6)])
+def test_one_fitting_layout_is_inferred_and_says_so(tmp_path: Path, shape: tuple[int, int]) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    for rank in range(2):
+        rows, columns = (rank * 4 * (shape[0] == 4), rank * 6 * (shape[1] == 6))
+        case.candidate.record(rank, ID, FULL[rows : rows + shape[0], columns : columns + shape[1]])
+    comparison = compared(case)
+    assert (comparison.verdict, comparison.by) == (Verdict.PASS, INFERRED)
+
+
+def test_a_wrong_inference_fails(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    for rank in range(2):
+        zigzag = Layout.parse("a/tp:zigzag b").region((8, 12), {"tp": 2}, {"tp": rank})
+        case.candidate.record(rank, ID, zigzag.take(FULL))
+    comparison = compared(case)
+    assert (comparison.verdict, comparison.by) == (Verdict.FAIL, INFERRED)
+
+
+def test_partial_sums_without_a_layout_are_no_pending_sum(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    for rank, share in enumerate((0.3, 0.7)):
+        case.candidate.record(rank, ID, FULL * share)
+    assert compared(case).verdict is Verdict.CONFLICT
+
+
+def test_different_shards_of_the_same_elements_are_not_judged(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    for rank, (start, stop) in enumerate([(0, 5), (4, 8)]):
+        region = Region((8, 12), (((start, stop),), ((0, 12),)))
+        case.candidate.record(rank, ID, region.take(FULL), region=region)
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.UNJUDGED
+    assert comparison.reason == "in the candidate different shards hold the same 12 elements"
+
+
+def test_another_shape_is_not_judged(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    case.candidate.spread(ID, drawn(8, 16), "a b/tp")
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.UNJUDGED
+    assert comparison.reason == "the candidate's shape (8, 16) is not the reference's (8, 12)"
+
+
+def test_ranks_that_speak_of_different_shapes_are_not_judged(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    for rank, rows in enumerate((8, 10)):
+        region = Region((rows, 12), (((4 * rank, 4 * rank + 4),), ((0, 12),)))
+        case.candidate.record(rank, ID, FULL[4 * rank : 4 * rank + 4], region=region)
+    comparison = compared(case)
+    assert comparison.verdict is Verdict.UNJUDGED
+    assert "different shapes: (8, 12), (10, 12)" in comparison.reason
+
+
+def test_a_reference_without_a_layout_is_not_judged(tmp_path: Path) -> None:
+    trusted = TraceBuilder(tmp_path / "reference", "tp=2", "reference")
+    other = TraceBuilder(tmp_path / "candidate", "tp=2")
+    for rank in range(2):
+        trusted.record(rank, ID, FULL)
+    other.spread(ID, FULL)
+    comparison = verdict_of(check(trusted.close(), [], other.close()), ID)
+    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, "the reference's layout is not known")
+
+
+def test_infinities_that_both_sides_have_agree(tmp_path: Path) -> None:
+    mask = drawn(8, 12).masked_fill(torch.ones(8, 12).tril() == 0, -torch.inf)
+    case = Case(tmp_path)
+    case.both(ID, mask, "a b/tp")
+    case.both("0/0/b/output", mask, "a b/tp", lambda x: x.roll(1, 0))
+    judgement = case.judged()
+    assert verdict_of(judgement, ID).verdict is Verdict.PASS
+    assert verdict_of(judgement, "0/0/b/output").verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_candidate_that_is_not_finite_fails_also_where_the_reference_is_mathematically_zero(
+    tmp_path: Path, bad: float
+) -> None:
+    case = Case(tmp_path)
+    case.both("0/-/key.bias/param_grad", FULL, "a b/tp", lambda x: x.index_fill(0, torch.tensor([1]), bad), noise=1.0)
+    assert compared(case, "0/-/key.bias/param_grad").verdict is Verdict.FAIL
+
+
+def test_every_region_is_measured_alone(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both(ID, FULL, "a/tp b", lambda x: torch.cat([x[:4], 2 * x[4:]]))
+    parts = compared(case).parts
+    assert [part.ranks for part in parts] == [(0,), (1,)]
+    assert [part.error for part in parts] == [0.0, 1.0]
+
+
+def test_empty_tensors_pass(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both(ID, torch.empty(0, 4))
+    assert compared(case).verdict is Verdict.PASS

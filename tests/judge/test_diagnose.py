@@ -1,0 +1,194 @@
+"""Why something probably is wrong; and that nothing is claimed on a near miss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.traces import Case, drawn, nudged
+from ttrace.judge.verdict import Cause
+
+ID = "0/0/fc/output"
+FULL = drawn(8, 12)
+
+
+def cause(case: Case) -> Cause:
+    return case.judged().findings[0].cause
+
+
+def changed(case: Case, layout: str, wrong: torch.Tensor, name: str = ID) -> Cause:
+    case.both(name, FULL, layout, lambda _: wrong)
+    return cause(case)
+
+
+def replicated(case: Case, replicas: Sequence[torch.Tensor], layout: str = "a b", name: str = ID) -> Cause:
+    case.trusted(name, FULL)
+    for rank, replica in enumerate(replicas):
+        case.candidate.record(rank, name, replica, layout, shape=tuple(FULL.shape))
+    return cause(case)
+
+
+def partial_sums(*shares: float) -> list[torch.Tensor]:
+    """Different tensors that sum to the reference, the last one makes up for the others."""
+    parts = [share * FULL + drawn(8, 12, seed=i) for i, share in enumerate(shares[:-1], start=1)]
+    return [*parts, FULL - sum(parts)]
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_replicas_that_sum_to_the_reference_are_a_missing_all_reduce(tmp_path: Path, tp: int) -> None:
+    found = replicated(Case(tmp_path, f"tp={tp}"), partial_sums(*[1 / tp] * tp))
+    assert found.name == "missing all-reduce"
+    assert found.sentence == "replicas differ and sum to the reference: missing all-reduce over tp"
+    assert found.axis == "tp"
+    assert any(f"their sum over tp={tp} is the reference to" in line for line in found.evidence)
+
+
+def test_a_missing_all_reduce_is_told_by_its_axis(tmp_path: Path) -> None:
+    first, second = partial_sums(0.5, 0.5)
+    found = replicated(Case(tmp_path, "dp=2 tp=2"), [first, first, second, second])
+    assert found.sentence == "replicas differ and sum to the reference: missing all-reduce over dp"
+
+
+def test_a_missing_all_reduce_of_shards_is_seen(tmp_path: Path) -> None:
+    first, second = partial_sums(0.5, 0.5)
+    replicas = [part for whole in (first, second) for part in whole.chunk(2)]
+    found = replicated(Case(tmp_path, "dp=2 cp=2"), replicas, "a/cp b")
+    assert (found.name, found.axis) == ("missing all-reduce", "dp")
+
+
+def test_a_missing_all_reduce_is_seen_on_a_mesh_of_two_factorisations(tmp_path: Path) -> None:
+    first, second = partial_sums(0.5, 0.5)
+    found = replicated(Case(tmp_path, "dp=2 tp=2 | edp=1 ep=4"), [first, second, first, second])
+    assert (found.name, found.axis) == ("missing all-reduce", "tp")
+
+
+def test_a_missing_all_reduce_of_gradients_is_seen_through_the_factor_still_to_come(tmp_path: Path) -> None:
+    replicas = [2 * part for part in partial_sums(0.5, 0.5)]
+    found = replicated(Case(tmp_path, grad_factor=0.5), replicas, name="0/0/fc/grad_input")
+    assert found.name == "missing all-reduce"
+
+
+def test_a_missing_all_reduce_is_seen_where_one_rank_holds_zeros(tmp_path: Path) -> None:
+    assert replicated(Case(tmp_path), [torch.zeros_like(FULL), FULL]).name == "missing all-reduce"
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [
+        [FULL, 1.01 * FULL],
+        [0.5 * FULL, 0.51 * FULL],
+        [torch.zeros_like(FULL), 1.001 * FULL],
+        [FULL, torch.roll(FULL, 1, 0)],
+        [part * 1.001 for part in partial_sums(0.5, 0.5)],
+    ],
+    ids=["near", "near the sum", "zero and near", "other rows", "sum off"],
+)
+def test_replicas_that_do_not_sum_to_the_reference_are_no_missing_all_reduce(
+    tmp_path: Path, replicas: list[torch.Tensor]
+) -> None:
+    found = replicated(Case(tmp_path), replicas)
+    assert found.name == "replicas differ"
+    assert found.sentence == "replicas that must agree differ along tp"
+    assert found.axis == "tp"
+
+
+def test_a_loose_tolerance_claims_no_missing_all_reduce(tmp_path: Path) -> None:
+    case = Case(tmp_path, noise=0.1)
+    found = replicated(case, [FULL, -0.3 * FULL])
+    assert found.name == "replicas differ"
+
+
+def test_of_replicas_that_differ_the_wrong_ones_are_named(tmp_path: Path) -> None:
+    found = replicated(Case(tmp_path, "tp=4"), [FULL, FULL, 2 * FULL, FULL])
+    assert found.evidence[1:] == ("rank 2: error 1.0e+00",)
+
+
+def test_replicas_of_parameters_that_drift_by_a_bit_name_their_axis(tmp_path: Path) -> None:
+    other = FULL.clone()
+    other[0, 0] = torch.nextafter(other[0, 0], torch.tensor(9.0))
+    replicas = [FULL, FULL, other, other]
+    found = replicated(Case(tmp_path, "dp=2 tp=2"), replicas, name="0/-/fc.weight/param_after")
+    assert found.sentence == "replicas that must agree differ along dp"
+
+
+@pytest.mark.parametrize(
+    ("factor", "axis", "words"),
+    [
+        (2.0, "tp", "the candidate is 2 x the reference: multiplied by tp=2, as if summed once too often"),
+        (1 / 3, "dp", "the candidate is 0.3333 x the reference: divided by dp=3"),
+        (3.0, "dp", "the candidate is 3 x the reference: multiplied by dp=3, as if summed once too often"),
+        (1.7, None, "the candidate is 1.7 x the reference"),
+        (-1.0, None, "the candidate is -1 x the reference"),
+    ],
+)
+def test_a_constant_factor_names_the_axis_whose_size_it_is(
+    tmp_path: Path, factor: float, axis: str | None, words: str
+) -> None:
+    found = changed(Case(tmp_path, "dp=3 tp=2"), "a b/tp", factor * FULL)
+    assert (found.name, found.axis, found.sentence) == ("constant factor", axis, words)
+
+
+def test_axes_of_the_same_size_are_both_named(tmp_path: Path) -> None:
+    found = changed(Case(tmp_path, "dp=2 tp=2"), "a b/tp", FULL / 2)
+    assert found.axis is None
+    assert found.sentence == "the candidate is 0.5 x the reference: divided by dp=2 or tp=2"
+
+
+def test_the_number_of_microbatches_explains_a_factor(tmp_path: Path) -> None:
+    found = changed(Case(tmp_path, "tp=2", num_microbatches=4), "a b/tp", 4 * FULL)
+    assert (found.axis, "mb=4" in found.sentence) == ("mb", True)
+
+
+def test_a_factor_with_something_else_on_top_is_not_claimed(tmp_path: Path) -> None:
+    assert changed(Case(tmp_path), "a b/tp", 2 * nudged(FULL, 0.05)).name == "unexplained"
+
+
+def test_a_factor_below_the_rest_is_not_claimed(tmp_path: Path) -> None:
+    """Under a loose tolerance nearly everything is a factor and a rest."""
+    case = Case(tmp_path, noise=0.1)
+    assert changed(case, "a b/tp", 1.1 * FULL + 0.45 * drawn(8, 12, seed=3)).name == "unexplained"
+
+
+@pytest.mark.parametrize(("factor", "name"), [(1.3, "unexplained"), (2.0, "constant factor")])
+def test_one_number_is_a_multiple_of_another_only_where_an_axis_says_so(
+    tmp_path: Path, factor: float, name: str
+) -> None:
+    case = Case(tmp_path)
+    case.right(ID)
+    case.both("0/0/./loss", torch.tensor(2.5), "", lambda x: factor * x)
+    assert cause(case).name == name
+
+
+def test_zeros_are_zeros(tmp_path: Path) -> None:
+    found = changed(Case(tmp_path), "a b/tp", torch.zeros_like(FULL))
+    assert (found.name, found.sentence) == ("zeros", "the candidate is zero everywhere")
+
+
+def test_one_element_that_is_not_zero_makes_no_zeros(tmp_path: Path) -> None:
+    almost = torch.zeros_like(FULL)
+    almost[0, 0] = FULL[0, 0]
+    assert changed(Case(tmp_path), "a b/tp", almost).name != "zeros"
+
+
+def test_what_is_not_finite_is_counted(tmp_path: Path) -> None:
+    wrong = FULL.clone()
+    wrong[0, :2], wrong[7, 0] = torch.nan, torch.inf
+    found = changed(Case(tmp_path), "a b/tp", wrong)
+    assert found.name == "not finite"
+    assert found.evidence == ("2 NaN and 1 infinite elements",)
+
+
+def test_only_some_ranks_are_named(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=4")
+    wrong = torch.cat([*FULL.chunk(4)[:2], drawn(2, 12, seed=5), FULL.chunk(4)[3]])
+    found = changed(case, "a/tp b", wrong)
+    assert (found.name, found.sentence) == ("some ranks", "only the shards of rank 2 are wrong")
+    assert found.evidence[0].startswith("rank 2: error ")
+
+
+def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
+    found = changed(Case(tmp_path), "a b/tp", drawn(8, 12, seed=5))
+    assert (found.name, found.axis, found.evidence) == ("unexplained", None, ())

@@ -1,0 +1,281 @@
+"""Where something starts to be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.traces import Case, drawn
+from ttrace.judge.verdict import Judgement
+
+
+def judged(folder: Path, *tensors: str) -> Judgement:
+    """A run with these tensors, in this order; those with a '!' in front are wrong."""
+    case = Case(folder)
+    for tensor in tensors:
+        (case.wrong if tensor.startswith("!") else case.right)(tensor.removeprefix("!"))
+    return case.judged()
+
+
+def origins(folder: Path, *tensors: str) -> list[str]:
+    return [str(finding.comparison.id) for finding in judged(folder, *tensors).findings]
+
+
+def modules(folder: Path, *tensors: str) -> list[str]:
+    return [finding.module for finding in judged(folder, *tensors).findings]
+
+
+def test_a_module_with_right_inputs_and_a_wrong_output_is_the_origin(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/a/input",
+        "0/0/a/output",
+        "0/0/b/input",
+        "!0/0/b/output",
+        "!0/0/c/input",
+        "!0/0/c/output",
+    ) == ["0/0/b/output"]
+
+
+def test_the_innermost_module_wins(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/./input",
+        "0/0/layer/input",
+        "0/0/layer.mlp/input",
+        "0/0/layer.mlp.fc/input",
+        "!0/0/layer.mlp.fc/output",
+        "!0/0/layer.mlp/output",
+        "!0/0/layer/output",
+        "!0/0/./output",
+        "!0/0/./loss",
+    ) == ["0/0/layer.mlp.fc/output"]
+
+
+def test_a_parent_whose_children_only_follow_is_wrong_in_its_own_code(tmp_path: Path) -> None:
+    """Functional attention, between q, k, v and o."""
+    assert origins(
+        tmp_path,
+        "0/0/attention/input",
+        *(f"0/0/attention.{name}/{kind}" for name in "qkv" for kind in ("input", "output")),
+        "!0/0/attention.o/input",
+        "!0/0/attention.o/output",
+        "!0/0/attention/output",
+    ) == ["0/0/attention/output"]
+
+
+def test_a_parents_own_backward_is_an_origin(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/attention/input",
+        "0/0/attention/output",
+        "0/0/attention/grad_output",
+        "0/0/attention.o/grad_output",
+        "0/0/attention.o/grad_input",
+        "!0/0/attention.q/grad_output",
+        "!0/0/attention.q/grad_input",
+        "!0/0/attention/grad_input",
+        "!0/0/norm/grad_output",
+        "!0/-/attention.q.weight/param_grad",
+        "0/-/attention.o.weight/param_grad",
+    ) == ["0/0/attention/grad_input"]
+
+
+def test_a_wrong_input_gradient_of_a_right_output_gradient_is_an_origin(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/a/output",
+        "0/0/b/output",
+        "0/0/b/grad_output",
+        "!0/0/b/grad_input",
+        "!0/0/a/grad_output",
+        "!0/0/a/grad_input",
+        "!0/-/a.weight/param_grad",
+        "0/-/b.weight/param_grad",
+    ) == ["0/0/b/grad_input"]
+
+
+def test_a_wrong_parameter_gradient_alone_is_an_origin(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/a/output",
+        "0/0/a/grad_output",
+        "0/0/a/grad_input",
+        "!0/-/a.weight/param_grad",
+        "!0/-/a.weight/param_after",
+    ) == ["0/-/a.weight/param_grad"]
+
+
+def test_gradients_follow_from_a_wrong_forward(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/a/output",
+        "!0/0/b/output",
+        "!0/0/./output",
+        "!0/0/./loss",
+        "!0/0/./grad_output",
+        "!0/0/b/grad_output",
+        "!0/0/b/grad_input",
+        "!0/0/a/grad_output",
+        "!0/-/a.weight/param_grad",
+        "!0/-/b.weight/param_grad",
+        "!0/-/b.weight/param_after",
+    ) == ["0/0/b/output"]
+
+
+def test_gradients_follow_from_wrong_logits_also_when_the_loss_is_right_by_chance(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path, "!0/0/head/output", "!0/0/./output", "0/0/./loss", "!0/0/head/grad_output", "!0/0/./grad_output"
+    ) == ["0/0/head/output"]
+
+
+def test_a_wrong_parameter_is_the_origin_rather_than_its_modules_output(tmp_path: Path) -> None:
+    found = judged(
+        tmp_path,
+        "!0/-/layer.fc.weight/param",
+        "0/0/layer.fc/input",
+        "!0/0/layer.fc/output",
+        "!0/0/layer/output",
+        "!0/-/layer.fc.weight/param_after",
+    ).findings
+    assert [(str(finding.comparison.id), finding.module) for finding in found] == [
+        ("0/-/layer.fc.weight/param", "layer.fc")
+    ]
+
+
+def test_a_parameter_of_a_module_that_never_ran_belongs_to_the_parent_that_uses_it(tmp_path: Path) -> None:
+    tensors = ["0/0/attention/input", "0/0/attention/output"]
+    gradient = "!0/-/attention.inner.proj.weight/param_grad"
+    assert modules(tmp_path / "right", *tensors, "0/0/attention/grad_output", gradient) == ["attention"]
+    wrong_before = ["0/0/loss/output", "0/0/loss/grad_output", "!0/0/loss/grad_input", "!0/0/attention/grad_output"]
+    assert modules(tmp_path / "wrong", *tensors, *wrong_before, gradient) == ["loss"]
+
+
+def test_a_wrong_loss_of_right_logits_is_an_origin(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/head/output",
+        "0/0/./output",
+        "!0/0/./loss",
+        "!0/0/head/grad_output",
+        "!0/0/./grad_output",
+        "!0/-/head.weight/param_grad",
+    ) == ["0/0/./loss"]
+
+
+def test_a_wrong_gradient_of_a_right_loss_is_the_models_own(tmp_path: Path) -> None:
+    assert modules(
+        tmp_path, "0/0/head/output", "0/0/./output", "0/0/./loss", "!0/0/head/grad_output", "!0/0/./grad_output"
+    ) == ["."]
+
+
+def test_a_wrong_update_of_right_gradients_is_an_origin(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/-/a.weight/param",
+        "0/0/a/output",
+        "!0/-/a.weight/param_grad",
+        "0/-/a.bias/param_grad",
+        "!0/-/a.weight/param_after",
+        "!0/-/a.bias/param_after",
+    ) == ["0/-/a.weight/param_grad", "0/-/a.bias/param_after"]
+
+
+def test_two_bugs_in_different_modules_are_two_findings(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/left/input",
+        "!0/0/left/output",
+        "0/0/right/input",
+        "!0/0/right/output",
+        "!0/0/join/input",
+        "!0/0/join/output",
+        "!0/0/./output",
+    ) == ["0/0/left/output", "0/0/right/output"]
+
+
+def test_a_forward_and_a_backward_bug_are_two_findings(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/a/output",
+        "!0/0/side/output",
+        "0/0/./output",
+        "0/0/a/grad_output",
+        "!0/0/a/grad_input",
+    ) == ["0/0/side/output", "0/0/a/grad_input"]
+
+
+def test_a_wrong_parameter_of_a_parent_and_a_wrong_child_are_two_findings(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path, "!0/-/layer.scale/param", "0/0/layer.fc/input", "!0/0/layer.fc/output", "!0/0/layer/output"
+    ) == ["0/-/layer.scale/param", "0/0/layer.fc/output"]
+
+
+def test_several_microbatches_and_slots_of_one_module_are_one_finding(tmp_path: Path) -> None:
+    assert origins(tmp_path, "!0/0/a/output.x", "!0/0/a/output.y", "!0/1/a/output.x") == ["0/0/a/output.x"]
+
+
+def test_a_wrong_input_in_another_microbatch_excuses_nobody(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path, "0/0/a/input", "!0/0/a/output", "!0/1/a/input", "!0/1/a/output", "0/0/b/input", "0/0/b/output"
+    ) == ["0/0/a/output"]
+
+
+def test_a_module_that_is_fed_its_own_wrong_output_is_the_origin(tmp_path: Path) -> None:
+    """Layers that share their weights are one module that is called several times."""
+    assert origins(
+        tmp_path,
+        "0/0/layer/input",
+        "!0/0/layer/output",
+        "!0/0/layer@1/input",
+        "!0/0/layer@1/output",
+        "!0/0/./output",
+    ) == ["0/0/layer/output"]
+
+
+def test_the_first_wrong_tensor_is_always_reported(tmp_path: Path) -> None:
+    # The residual stream of the model itself is wrong in backward, and the model has no input gradient.
+    assert origins(
+        tmp_path / "backward",
+        "0/0/b/grad_input",
+        "!0/0/a/grad_output",
+        "!0/0/a/grad_input",
+    ) == ["0/0/a/grad_output"]
+    # One branch is wrong in the parent's own code, another in a module: the second must not hide the first.
+    assert origins(
+        tmp_path / "branches",
+        "!0/0/left/input",
+        "!0/0/left/output",
+        "0/0/right/input",
+        "!0/0/right/output",
+        "!0/0/./output",
+    ) == ["0/0/left/input", "0/0/right/output"]
+
+
+def test_later_steps_follow_from_the_first_wrong_one(tmp_path: Path) -> None:
+    assert origins(tmp_path, "0/0/a/output", "!0/-/a.weight/param_after", "!1/-/a.weight/param", "!1/0/a/output") == [
+        "0/-/a.weight/param_after"
+    ]
+
+
+def test_names_that_only_begin_alike_are_not_inside_each_other(tmp_path: Path) -> None:
+    assert origins(tmp_path, "0/0/fc/input", "!0/0/fc/output", "0/0/fc2/input", "!0/0/fc2/output") == [
+        "0/0/fc/output",
+        "0/0/fc2/output",
+    ]
+
+
+def test_a_finding_counts_what_follows_and_knows_the_source(tmp_path: Path) -> None:
+    (finding,) = judged(tmp_path, "0/0/a/output", "!0/0/b/output", "!0/0/c/input", "!0/0/c/output").findings
+    assert finding.num_after == 2
+    assert finding.source == "model.py:1"
+
+
+@pytest.mark.parametrize("verdict", ["gap", "missing"])
+def test_what_is_not_judged_is_no_origin(tmp_path: Path, verdict: str) -> None:
+    case = Case(tmp_path)
+    case.trusted("0/0/a/output", drawn(4, 8))
+    if verdict == "gap":
+        case.candidate.spread("0/0/a/output", drawn(4, 8), "a b/tp", ranks=[0])
+    assert case.judged().findings == ()

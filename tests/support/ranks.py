@@ -1,0 +1,70 @@
+"""This module runs a function on real ranks: processes with gloo, one launch for many cases, none left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def on_ranks(num_ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 240.0) -> list[Any]:
+    """Call a module-level function in every one of `num_ranks` processes; what each returned, by rank."""
+    context = multiprocessing.get_context("spawn")
+    results: Any = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        processes = [
+            context.Process(target=_rank, args=(rank, num_ranks, store, results, function, args), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            return _collected(num_ranks, results, processes, timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+            results.close()
+
+
+def _rank(
+    rank: int, num_ranks: int, store: str, results: Any, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    try:
+        results.put((rank, True, function(*args)))
+        dist.barrier()
+    except BaseException:
+        results.put((rank, False, traceback.format_exc()))
+    finally:
+        dist.destroy_process_group()
+
+
+def _collected(num_ranks: int, results: Any, processes: Sequence[BaseProcess], timeout: float) -> list[Any]:
+    returned: dict[int, Any] = {}
+    end = time.monotonic() + timeout
+    while len(returned) < num_ranks:
+        try:
+            rank, worked, value = results.get(timeout=1.0)
+        except queue.Empty:
+            dead = [i for i, process in enumerate(processes) if process.exitcode not in (None, 0) and i not in returned]
+            if dead or time.monotonic() > end:
+                raise TimeoutError(f"ranks {dead or 'that still run'} gave no result in {timeout:.0f} s") from None
+            continue
+        if not worked:
+            raise AssertionError(f"rank {rank} failed:\n{value}")
+        returned[rank] = value
+    return [returned[rank] for rank in range(num_ranks)]

@@ -1,0 +1,156 @@
+"""This module writes traces without a process group: all ranks are a loop over coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ttrace.judge.check import check
+from ttrace.judge.tolerance import MARGIN
+from ttrace.judge.verdict import Comparison, Judgement
+from ttrace.layouts.layout import Layout
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
+from ttrace.tensors.region import Region, Shape
+from ttrace.trace.format import Manifest, ModuleInfo, Record
+from ttrace.trace.reader import Trace
+from ttrace.trace.writer import Writer
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+RULE = "test rule"
+"""Who states the layouts of built traces."""
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Numbers that are no special case of anything."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def nudged(tensor: torch.Tensor, size: float, seed: int = 99) -> torch.Tensor:
+    """The tensor with every element off by about `size`, relatively: what rounding does, or more."""
+    if not tensor.is_floating_point() or size == 0.0:
+        return tensor
+    direction = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
+    return (tensor.double() * (1 + size * direction)).to(tensor.dtype)
+
+
+class TraceBuilder:
+    """Collects the records of all ranks; `close` writes them. A rank owns what it recorded, and `owns` besides."""
+
+    def __init__(
+        self,
+        folder: Path,
+        mesh: str = "",
+        role: str = "candidate",
+        *,
+        owns: Mapping[int, Sequence[str]] | None = None,
+        grad_factor: float = 1.0,
+        **manifest: Any,
+    ) -> None:
+        self.folder = folder
+        self.grad_factor = grad_factor
+        self.mesh = Mesh.parse(mesh)
+        self.sizes = {**self.mesh.sizes, MICROBATCH_AXIS: manifest.get("num_microbatches", 1)}
+        self._manifest = {"role": role, "mesh": mesh, "num_ranks": self.mesh.num_ranks, "seed": 0, **manifest}
+        self._owns = {rank: set((owns or {}).get(rank, ())) for rank in range(self.mesh.num_ranks)}
+        self._records: dict[int, list[tuple[Record, torch.Tensor]]] = {rank: [] for rank in range(self.mesh.num_ranks)}
+
+    def record(
+        self,
+        rank: int,
+        name: str,
+        tensor: torch.Tensor,
+        layout: str | None = None,
+        *,
+        shape: Shape | None = None,
+        region: Region | None = None,
+        microbatch: int = 0,
+    ) -> None:
+        """One rank's tensor. `layout` and the logical `shape` place it, or `region` does; neither: nobody says."""
+        read = Layout.parse(layout) if layout is not None else Layout(())
+        if layout is not None and region is None:
+            where = {**self.mesh.coord(rank), MICROBATCH_AXIS: microbatch}
+            region = read.region(shape or tuple(tensor.shape), self.sizes, where)
+        record = Record(
+            id=TensorId.parse(name),
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            region=region,
+            pending=read.pending,
+            layout=layout or "",
+            by=RULE if region is not None else "",
+            microbatch=microbatch,
+        )
+        self._records[rank].append((record, tensor))
+
+    def spread(self, name: str, full: torch.Tensor, layout: str = "...", *, ranks: Sequence[int] | None = None) -> None:
+        """Every rank's and microbatch's part of a logical tensor; summands of a pending sum are unequal."""
+        read = Layout.parse(layout)
+        microbatches = range(self.sizes[MICROBATCH_AXIS] if MICROBATCH_AXIS in read.axes else 1)
+        for rank in range(self.mesh.num_ranks) if ranks is None else ranks:
+            for microbatch in microbatches:
+                where = {**self.mesh.coord(rank), MICROBATCH_AXIS: microbatch}
+                part = read.region(tuple(full.shape), self.sizes, where).take(full)
+                for axis in read.pending:
+                    part = part * summand_share(where[axis], self.sizes[axis])
+                self.record(rank, name, part, layout, shape=tuple(full.shape), microbatch=microbatch)
+
+    def close(
+        self, *, without: Sequence[int] = (), unfinished: Sequence[int] = (), problems: Sequence[str] = ()
+    ) -> Trace:
+        """Write all ranks but those `without` a trace; the `unfinished` ones have no end."""
+        for rank in sorted(set(self._records) - set(without)):
+            owned = self._owns[rank] | {record.id.name for record, _ in self._records[rank]}
+            modules = {name: ModuleInfo(type="tests.Module", source="model.py:1") for name in sorted(owned)}
+            writer = Writer(self.folder, Manifest(rank=rank, modules=modules, **self._manifest))
+            for record, tensor in self._records[rank]:
+                writer.write(record, tensor)
+            writer.close(num_steps=1, grad_factor=self.grad_factor, problems=tuple(problems))
+            if rank in unfinished:
+                (writer.folder / "end.json").unlink()
+        return Trace(self.folder)
+
+
+def summand_share(index: int, size: int) -> float:
+    """What one rank's summand is of the whole."""
+    return 2.0 * (index + 1) / (size * (size + 1))
+
+
+class Case:
+    """A reference of one rank, its twin, and a candidate on a mesh."""
+
+    def __init__(self, folder: Path, mesh: str = "tp=2", *, noise: float = 1e-6, **candidate: Any) -> None:
+        self.noise = noise
+        self.reference = TraceBuilder(folder / "reference", role="reference")
+        self.twin = TraceBuilder(folder / "twin-1", role="twin")
+        self.candidate = TraceBuilder(folder / "candidate", mesh, **candidate)
+
+    def trusted(self, name: str, full: torch.Tensor, *, noise: float | None = None, layout: str = "...") -> None:
+        """In the reference, and a little off in the twin."""
+        self.reference.spread(name, full, layout)
+        self.twin.spread(name, nudged(full, self.noise if noise is None else noise), layout)
+
+    def both(
+        self, name: str, full: torch.Tensor, layout: str = "...", change: Change | None = None, **trusted: Any
+    ) -> None:
+        """In all traces; the candidate's is changed before it is spread over its ranks."""
+        self.trusted(name, full, **trusted)
+        self.candidate.spread(name, full if change is None else change(full), layout)
+
+    def right(self, *names: str) -> None:
+        for name in names:
+            self.both(name, drawn(4, 8, seed=len(name)), "a b/tp")
+
+    def wrong(self, *names: str) -> None:
+        for name in names:
+            self.both(name, drawn(4, 8, seed=len(name)), "a b/tp", lambda x: x + drawn(4, 8, seed=7))
+
+    def judged(self, *, margin: float = MARGIN) -> Judgement:
+        return check(self.reference.close(), [self.twin.close()], self.candidate.close(), margin=margin)
+
+
+def verdict_of(judgement: Judgement, name: str) -> Comparison:
+    return next(comparison for comparison in judgement.comparisons if str(comparison.id) == name)

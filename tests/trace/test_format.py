@@ -1,0 +1,399 @@
+"""The format: what is written is what is read, what is damaged is refused, and its page is enough for a reader."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ttrace
+from tests.trace.samples import manifest, normal, record_of, same_bits, tensor_id
+from ttrace.errors import TraceError
+from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.region import Region
+from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check, decode, encode, parse_end, parse_manifest
+from ttrace.trace.writer import Writer
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation
+
+words = st.from_regex(r"[^/@\s]+", fullmatch=True)
+names = st.one_of(words, st.sampled_from([".", "layers.3.mlp.fc1", "größe.重み", 'a"b\\c']))
+kinds = st.sampled_from(list(Kind))
+naturals = st.integers(0, 2**40)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def ids(draw: st.DrawFn) -> TensorId:
+    site = Site(draw(names), draw(kinds), draw(st.one_of(st.just(""), words)))
+    return TensorId(draw(naturals), draw(st.none() | naturals), site, draw(st.integers(0, 9)))
+
+
+@st.composite
+def ranges(draw: st.DrawFn, size: int) -> tuple[tuple[int, int], ...]:
+    """Disjoint, in any order, none empty."""
+    marks = sorted(draw(st.sets(st.integers(0, size), max_size=6)))
+    return tuple(draw(st.permutations(list(zip(marks[::2], marks[1::2], strict=False)))))
+
+
+@st.composite
+def regions(draw: st.DrawFn) -> Region:
+    shape = tuple(draw(st.lists(st.integers(0, 50), max_size=4)))
+    region = Region.whole(shape)
+    if draw(st.booleans()):
+        region = Region(shape, tuple(draw(ranges(size)) for size in shape))
+    if draw(st.booleans()):
+        region = replace(region, flat=draw(ranges(math.prod(region.box_shape))))
+    return region
+
+
+distributions: st.SearchStrategy[Distribution] = st.one_of(
+    st.builds(Normal, floats, floats),
+    st.builds(Integers, st.integers(), st.integers(), keep=floats, hole=st.integers()),
+    st.builds(Mask, floats),
+    st.just(Permutation()),
+)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    region = draw(st.none() | regions())
+    shape = tuple(draw(st.lists(st.integers(0, 2**20), max_size=4))) if region is None else region.local_shape
+    dtype = draw(st.sampled_from(list(DTYPES.values())))
+    begin = draw(naturals)
+    return Record(
+        id=draw(ids()),
+        shape=shape,
+        dtype=dtype,
+        region=region,
+        pending=tuple(draw(st.lists(st.sampled_from(["tp", "cp", "dp"]), unique=True))),
+        layout=draw(st.text()),
+        by=draw(st.text()),
+        order=draw(naturals),
+        microbatch=draw(naturals),
+        values=draw(st.none() | distributions),
+        chunk=draw(naturals),
+        begin=begin,
+        end=begin + math.prod(shape) * dtype.itemsize,
+    )
+
+
+@given(record=records())
+@settings(max_examples=400, deadline=None)
+def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+    line = encode(record)
+    assert "\n" not in line
+    assert line.isascii()
+    assert decode(line) == record
+
+
+@given(record=records(), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_cut_or_scribbled_line_is_refused_or_read_but_never_crashes(record: Record, data: st.DataObject) -> None:
+    line = encode(record)
+    at = data.draw(st.integers(0, len(line) - 1))
+    for damaged in (line[:at], line[:at] + data.draw(st.characters()) + line[at + 1 :]):
+        with suppress(TraceError):
+            decode(damaged)
+
+
+anything: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(record=records(), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_field_of_any_other_content_is_refused_or_read_but_never_crashes(record: Record, data: st.DataObject) -> None:
+    entry = json.loads(encode(record))
+    entry[data.draw(st.sampled_from(sorted(entry)))] = data.draw(anything)
+    with suppress(TraceError):
+        decode(json.dumps(entry))
+
+
+GOOD: dict[str, Any] = json.loads(
+    encode(
+        Record(
+            id=tensor_id(),
+            shape=(4, 6),
+            dtype=torch.float32,
+            region=Region((8, 6), (((6, 8), (0, 2)), ((0, 6),))),
+            pending=("tp",),
+            values=Integers(0, 9),
+            begin=1000,
+            end=1096,
+        )
+    )
+)
+FLAT = {"shape": [8, 6], "flat": [[0, 24]]}
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "id no text": {"id": 7},
+    "id no id": {"id": "layer/output"},
+    "kind unknown": {"id": "0/0/layer/thought"},
+    "shape no list": {"shape": 24},
+    "shape of text": {"shape": ["4", "6"]},
+    "shape text": {"shape": "46"},
+    "shape of floats": {"shape": [4.0, 6.0]},
+    "shape of booleans": {"shape": [True, True], "at": [0, 0, 4], "region": None},
+    "shape negative": {"shape": [-4, -6]},
+    "shape missing": {"shape": None},
+    "shape larger than the bytes": {"shape": [4, 7], "region": None},
+    "shape smaller than the bytes": {"shape": [4, 5], "region": None},
+    "shape huge": {"shape": [2**70, 2**70], "region": None},
+    "dtype unknown": {"dtype": "F4"},
+    "dtype no text": {"dtype": ["F32"]},
+    "dtype larger than the bytes": {"dtype": "F64"},
+    "bytes backwards": {"at": [0, 1096, 1000]},
+    "bytes negative": {"at": [0, -96, 0]},
+    "bytes of floats": {"at": [0, 1000.0, 1096.0]},
+    "bytes of two": {"at": [0, 96]},
+    "chunk negative": {"at": [-1, 1000, 1096]},
+    "chunk a path": {"at": ["../../etc/passwd", 1000, 1096]},
+    "order no number": {"order": "first"},
+    "microbatch no number": {"mb": None},
+    "microbatch negative": {"mb": -1},
+    "pending text": {"pending": "tp"},
+    "pending of numbers": {"pending": [1]},
+    "layout no text": {"layout": ["seq/tp"]},
+    "by no text": {"by": 5},
+    "region text": {"region": "whole"},
+    "region without shape": {"region": {"dims": []}},
+    "region shape negative": {"region": {"shape": [-4, 6]}},
+    "region of too few dims": {"region": {"shape": [8, 6], "dims": [[[0, 4]]]}},
+    "region of too many dims": {"region": {"shape": [8, 6], "dims": [[[0, 4]], [[0, 6]], []]}},
+    "range beyond its dim": {"region": {"shape": [8, 6], "dims": [[[5, 9]], [[0, 6]]]}},
+    "range before its dim": {"region": {"shape": [8, 6], "dims": [[[-1, 3]], [[0, 6]]]}},
+    "range empty": {"region": {"shape": [8, 6], "dims": [[[0, 4], [5, 5]], [[0, 6]]]}},
+    "range backwards": {"region": {"shape": [8, 6], "dims": [[[4, 0]], [[0, 6]]]}},
+    "range of floats": {"region": {"shape": [8, 6], "dims": [[[0, 4.0]], [[0, 6]]]}},
+    "range of three": {"region": {"shape": [8, 6], "dims": [[[0, 2, 4]], [[0, 6]]]}},
+    "region of another shape than the data": {"region": {"shape": [8, 6]}},
+    "flat region of a matrix": {"region": FLAT},
+    "flat range beyond the tensor": {"region": {"shape": [8, 6], "flat": [[30, 54]]}, "shape": [24]},
+    "flat range beyond the box": {
+        "region": {"shape": [8, 6], "dims": [[[0, 4]], [[0, 5]]], "flat": [[0, 24]]},
+        "shape": [24],
+    },
+    "flat range negative": {"region": {"shape": [8, 6], "flat": [[-4, 20]]}, "shape": [24]},
+    "distribution unknown": {"values": {"kind": "Pickle"}},
+    "distribution without kind": {"values": {"low": 0, "high": 9}},
+    "distribution kind no text": {"values": {"kind": ["Normal"]}},
+    "distribution of unknown arguments": {"values": {"kind": "Normal", "code": "rm"}},
+    "distribution of too few arguments": {"values": {"kind": "Integers", "low": 0}},
+    "distribution of text": {"values": {"kind": "Normal", "std": "1.0"}},
+    "distribution of floats for integers": {"values": {"kind": "Integers", "low": 0.5, "high": 9}},
+    "distribution no object": {"values": "Normal"},
+    "unknown field": {"surprise": 1},
+}
+
+
+def test_the_good_line_is_good() -> None:
+    """What the hostile lines change one thing of."""
+    assert decode(json.dumps(GOOD)).shape == (4, 6)
+    assert decode(json.dumps({**GOOD, "region": FLAT, "shape": [24]})).shape == (24,)
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_line_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(TraceError):
+        decode(json.dumps({**GOOD, **change}))
+
+
+@pytest.mark.parametrize("key", ["id", "shape", "dtype", "region", "order", "mb", "at"])
+def test_a_line_without_a_required_field_is_refused(key: str) -> None:
+    with pytest.raises(TraceError, match="unreadable record"):
+        decode(json.dumps({name: value for name, value in GOOD.items() if name != key}))
+
+
+@pytest.mark.parametrize("line", ["", "{", "null", "[]", "7", '"text"', "\0" * 64, "[" * 100_000, '{"id":' * 50_000])
+def test_a_line_that_is_no_record_is_refused(line: str) -> None:
+    with pytest.raises(TraceError, match="unreadable record"):
+        decode(line)
+
+
+def test_the_message_names_the_tensor_and_what_does_not_fit() -> None:
+    with pytest.raises(TraceError, match=r"^0/0/layer/output: bytes 1000 to 1096 do not fit shape \(4, 7\)\.$"):
+        decode(json.dumps({**GOOD, "shape": [4, 7], "region": None}))
+
+
+def test_a_record_whose_region_has_another_shape_is_refused_before_it_is_written() -> None:
+    record = replace(record_of("layer", torch.zeros(3)), region=Region.whole((4,)))
+    with pytest.raises(TraceError, match=r"its region whole has shape \(4,\), its data \(3,\)"):
+        check(record)
+
+
+def test_a_manifest_is_read_as_it_was_written() -> None:
+    full = manifest(3, 8, mesh="dp=2 tp=4").model_copy(
+        update={
+            "modules": {"größe": ModuleInfo(type="Linear", source="model.py:3")},
+            "parameters": {"größe.weight": True},
+            "aliases": {"lm_head.weight": "embed.weight"},
+            "notes": ("dropout off",),
+            "versions": {"torch": "2.13"},
+        }
+    )
+    assert parse_manifest(full.model_dump_json(), "manifest.json") == full
+
+
+@pytest.mark.parametrize("version", [0, 2, 99, "1", None, [1]])
+def test_a_manifest_of_another_format_is_refused_by_name(version: object) -> None:
+    text = json.dumps({**json.loads(manifest().model_dump_json()), "format": version})
+    with pytest.raises(
+        TraceError, match=r"here/manifest\.json: format .*, but this TTrace reads format 1\. Trace again"
+    ):
+        parse_manifest(text, "here/manifest.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rank": "0"},
+        {"rank": -1},
+        {"num_ranks": 0},
+        {"num_microbatches": 0},
+        {"mesh": 4},
+        {"modules": []},
+        {"parameters": {"weight": "yes"}},
+        {"surprise": 1},
+    ],
+    ids=str,
+)
+def test_a_damaged_manifest_is_refused(change: dict[str, Any]) -> None:
+    text = json.dumps({**json.loads(manifest().model_dump_json()), **change})
+    with pytest.raises(TraceError, match=r"here/manifest\.json is damaged"):
+        parse_manifest(text, "here/manifest.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", "{}", "[" * 100_000])
+def test_text_that_is_no_manifest_and_no_end_is_refused(text: str) -> None:
+    with pytest.raises(TraceError, match="manifest"):
+        parse_manifest(text, "manifest.json")
+    with pytest.raises(TraceError, match="end"):
+        parse_end(text, "end.json")
+
+
+def test_an_end_is_read_as_it_was_written() -> None:
+    end = End(num_records=7, num_steps=1, problems=("0/0/layer/output could not be recorded",))
+    assert parse_end(end.model_dump_json(), "end.json") == end
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    """No source file of ours knows how."""
+    root = Path(ttrace.__file__).parent
+    sources = sorted(root.rglob("*.py"))
+    assert len(sources) > 10
+    forbidden = re.compile(r"\b(pickle|cPickle|dill|marshal|shelve|joblib)\b|torch\.load\b|\beval\(|\bexec\(")
+    found = [f"{path.relative_to(root)}: {line}" for path in sources for line in _code(path) if forbidden.search(line)]
+    assert found == []
+
+
+def _code(path: Path) -> Iterator[str]:
+    return (line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+
+
+# A reader written from docs/reference/trace-format.md alone: it imports nothing of ours.
+
+PAGE_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "F64": torch.float64,
+}
+
+
+def page_records(rank: Path) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    """Each record of a rank with its data."""
+    assert json.loads((rank / "manifest.json").read_text(encoding="utf-8"))["format"] == 1
+    text = (rank / "records.jsonl").read_text(encoding="utf-8")
+    for line in text.split("\n")[:-1]:
+        entry = json.loads(line)
+        chunk, begin, end = entry["at"]
+        data = (rank / f"chunk-{chunk:04d}.safetensors").read_bytes()[begin:end]
+        assert begin % 8 == 0
+        dtype = PAGE_DTYPES[entry["dtype"]]
+        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        yield entry, flat.view(entry["shape"])
+
+
+def page_join(region: dict[str, Any], local: torch.Tensor, full: torch.Tensor) -> None:
+    """Put a shard where it belongs, element by element."""
+    whole = [[[0, size]] if size else [] for size in region["shape"]]
+    index = [[i for start, stop in dim for i in range(start, stop)] for dim in region.get("dims", whole)]
+    grid = torch.arange(full.numel()).view(region["shape"])
+    for dim, picked in enumerate(index):
+        grid = grid.index_select(dim, torch.tensor(picked, dtype=torch.int64))
+    places = grid.reshape(-1)
+    if "flat" in region:
+        places = torch.cat([places[start:stop] for start, stop in region["flat"]])
+    full.view(-1)[places] = local.reshape(-1)
+
+
+def page_header(chunk: Path) -> dict[str, Any]:
+    data = chunk.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    assert length == 262_136
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    return header
+
+
+def test_the_page_is_enough_to_write_a_reader(tmp_path: Path) -> None:
+    shards = {
+        "rows": [Region((8, 6), (((6, 8), (0, 2)), ((0, 6),))), Region((8, 6), (((2, 6),), ((0, 6),)))],
+        "columns": [Region((3, 7), (((0, 3),), ((0, 4),))), Region((3, 7), (((0, 3),), ((4, 7),)))],
+        "flat": [Region.flat_of((5, 5), ((0, 9), (20, 25))), Region.flat_of((5, 5), ((9, 20),))],
+        "flat of a box": [
+            Region((4, 4), (((0, 4),), ((2, 4), (0, 1))), ((3, 12), (0, 3))),
+            Region((4, 4), (((0, 4),), ((1, 2),))),
+        ],
+    }
+    for rank in (0, 1):
+        writer = Writer(tmp_path, manifest(rank, 2, mesh="tp=2"))
+        for name, parts in shards.items():
+            name = name.replace(" ", "_")
+            tensor = normal(name, parts[rank], torch.bfloat16)
+            writer.write(record_of(name, tensor, parts[rank]), tensor)
+        writer.close(num_steps=1)
+
+    joined: dict[str, torch.Tensor] = {}
+    for rank_folder in sorted(tmp_path.glob("rank-*")):
+        assert json.loads((rank_folder / "end.json").read_text())["num_records"] == len(shards)
+        header = page_header(rank_folder / "chunk-0000.safetensors")
+        for number, (entry, tensor) in enumerate(page_records(rank_folder)):
+            assert entry["order"] == number
+            assert [262_144 + at for at in header[entry["id"]]["data_offsets"]] == entry["at"][1:]
+            empty = torch.full(entry["region"]["shape"], math.nan, dtype=tensor.dtype)
+            page_join(entry["region"], tensor, joined.setdefault(entry["id"], empty))
+    assert len(joined) == len(shards)
+    for name, parts in shards.items():
+        name = name.replace(" ", "_")
+        whole = normal(name, Region.whole(parts[0].shape), torch.bfloat16)
+        assert same_bits(joined[str(tensor_id(name))], whole)
+
+
+def test_the_page_names_every_field_and_dtype() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "trace-format.md").read_text()
+    fields = [*GOOD, "layout", "by", *type(manifest()).model_fields, *End.model_fields]
+    assert [name for name in fields if f"`{name}`" not in page and f'"{name}"' not in page] == []
+    assert [name for name in DTYPES if name not in page] == []
+    assert set(DTYPES.items()) == set(PAGE_DTYPES.items())

@@ -1,0 +1,215 @@
+"""The writer: closed chunks are ordinary safetensors files, and nothing that goes wrong costs more than itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from tests.trace.samples import manifest, record_of, same_bits, tensor_id, write_trace
+from ttrace.errors import TraceError
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.region import Region
+from ttrace.trace.format import DTYPES, Record
+from ttrace.trace.reader import RankTrace, Trace
+from ttrace.trace.writer import HEADER_BYTES, Writer
+
+
+def contents(chunk: Path) -> dict[str, torch.Tensor]:
+    """What safetensors' own reader finds, padding left out."""
+    with safe_open(chunk, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys() if "/" in name}  # noqa: SIM118  # no mapping
+
+
+def any_bits(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Every bit pattern there is, nan among them; booleans stay booleans."""
+    num_bytes = torch.empty(shape, dtype=dtype).nbytes
+    data = torch.randint(0, 2 if dtype == torch.bool else 256, (num_bytes,), dtype=torch.uint8)
+    return data.view(dtype).view(shape) if num_bytes else torch.empty(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+def test_a_closed_chunk_is_a_safetensors_file_with_the_same_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Odd sizes in between, so that every tensor needs padding."""
+    torch.manual_seed(0)
+    shapes: list[tuple[int, ...]] = [(), (3,), (0,), (5, 7), (3, 0, 2), (1, 1, 1), (7,), (33, 3)]
+    tensors = {f"layers.{i}": any_bits(shape, dtype) for i, shape in enumerate(shapes)}
+    folder = write_trace(tmp_path, tensors)
+    found = contents(folder / "chunk-0000.safetensors")
+    assert list(found) == [str(tensor_id(name)) for name in sorted(tensors)]
+    trace = RankTrace(folder)
+    for record in trace.records:
+        assert record.begin % 8 == 0
+        assert same_bits(found[str(record.id)], tensors[record.id.name])
+        assert same_bits(trace.tensor(record), tensors[record.id.name])
+
+
+def test_all_dtypes_lie_side_by_side_in_one_chunk(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    tensors = {f"a.{name}": any_bits((3, 5), dtype) for name, dtype in DTYPES.items()}
+    found = contents(write_trace(tmp_path, tensors) / "chunk-0000.safetensors")
+    assert all(same_bits(found[str(tensor_id(name))], tensor) for name, tensor in tensors.items())
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.T,
+    "strided": lambda x: x[1::2, ::3],
+    "expanded": lambda x: x[:1].expand(4, -1),
+    "an offset": lambda x: x[2],
+    "negated in place": lambda x: torch._neg_view(x),  # what .imag of a conjugate is
+    "with a gradient": lambda x: x.clone().requires_grad_() * 2,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_view_is_written_as_what_it_shows(
+    tmp_path: Path, view: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    shown = view(torch.randn(6, 8).to(dtype))
+    trace = RankTrace(write_trace(tmp_path, {"layer": shown}))
+    assert torch.equal(trace.tensor(trace.records[0]), shown.detach())
+
+
+def test_chunks_roll_over_by_size(tmp_path: Path) -> None:
+    tensors = {f"layers.{i}": torch.full((250,), float(i)) for i in range(10)}
+    folder = write_trace(tmp_path, tensors, chunk_bytes=3000)
+    chunks = sorted(folder.glob("chunk-*"))
+    assert [len(contents(chunk)) for chunk in chunks] == [3, 3, 3, 1]
+    trace = RankTrace(folder)
+    assert [record.chunk for record in trace.records] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert all(torch.equal(trace.tensor(record), tensors[record.id.name]) for record in trace.records)
+
+
+def test_a_tensor_larger_than_a_chunk_gets_one_for_itself(tmp_path: Path) -> None:
+    tensors = {"small": torch.ones(5), "large": torch.randn(5000), "last": torch.ones(5)}
+    folder = write_trace(tmp_path, tensors, chunk_bytes=1000)
+    assert [record.chunk for record in RankTrace(folder).records] == [0, 1, 2]
+    assert torch.equal(contents(folder / "chunk-0001.safetensors")["0/0/large/output"], tensors["large"])
+
+
+@pytest.mark.parametrize("letter", ["a", "ö", "\N{CIRCLED DIGIT ONE}", '"'], ids=["ascii", "latin", "wide", "quote"])
+def test_chunks_roll_over_before_the_header_is_full(tmp_path: Path, letter: str) -> None:
+    """Names are counted as JSON spells them: one letter may take six bytes."""
+    tensors = {f"{letter * 100}.{i}": torch.tensor([i % 256], dtype=torch.uint8) for i in range(3000)}
+    folder = write_trace(tmp_path, tensors)
+    chunks = sorted(folder.glob("chunk-*"))
+    assert len(chunks) > 1
+    found = {name: tensor for chunk in chunks for name, tensor in contents(chunk).items()}
+    assert all(int(found[str(tensor_id(name))]) == int(tensor) for name, tensor in tensors.items())
+    # The room is used, not just kept.
+    header = chunks[0].read_bytes()[8:HEADER_BYTES].rstrip()
+    assert len(header) > 0.9 * HEADER_BYTES
+
+
+def test_a_name_that_fits_no_header_is_refused_and_the_rest_written(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, manifest())
+    one = torch.ones(1)
+    with pytest.raises(TraceError, match="a name of 300011 letters is too long"):
+        writer.write(record_of("x" * 300_000, one), one)
+    writer.write(record_of("x" * 100_000, one), one)
+    writer.write(record_of("y" * 200_000, one), one)
+    writer.close(num_steps=1)
+    assert len(RankTrace(writer.folder).records) == 2
+    assert sum(len(contents(chunk)) for chunk in writer.folder.glob("chunk-*")) == 2
+
+
+def test_an_id_that_repeats_is_kept_under_another_name(tmp_path: Path) -> None:
+    """Several microbatches of one logical tensor share its id, also with a name that looks like the other one's."""
+    writer = Writer(tmp_path, manifest())
+    ids = [tensor_id(), tensor_id(), TensorId.of(0, 0, "layer", Kind.OUTPUT, slot="#1"), tensor_id()]
+    for i, repeated in enumerate(ids):
+        data = torch.tensor([float(i), 0.0])
+        writer.write(Record(repeated, (2,), data.dtype, Region.whole((2,)), microbatch=i), data)
+    writer.close(num_steps=1)
+    found = contents(writer.folder / "chunk-0000.safetensors")
+    assert sorted(float(tensor[0]) for tensor in found.values()) == [0.0, 1.0, 2.0, 3.0]
+    trace = RankTrace(writer.folder)
+    assert [float(trace.tensor(record)[0]) for record in trace.records] == [0.0, 1.0, 2.0, 3.0]
+    assert [record.microbatch for record in trace.records] == [0, 1, 2, 3]
+
+
+def test_a_dtype_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, manifest())
+    with pytest.raises(TraceError, match=r"0/0/layer/output: a trace holds no torch\.complex64"):
+        writer.write(record_of("layer", torch.zeros(2, dtype=torch.complex64)), torch.zeros(2, dtype=torch.complex64))
+    writer.close(num_steps=1)
+    assert RankTrace(writer.folder).records == ()
+
+
+def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> None:
+    folder = write_trace(tmp_path, {name: torch.ones(3) for name in "abc"})
+    assert [record.order for record in RankTrace(folder).records] == [0, 1, 2]
+    assert json.loads((folder / "end.json").read_text()) == {
+        "num_records": 3,
+        "num_steps": 1,
+        "grad_factor": 1.0,
+        "problems": [],
+    }
+
+
+def test_a_trace_of_nothing_is_complete(tmp_path: Path) -> None:
+    write_trace(tmp_path, {})
+    trace = Trace(tmp_path)
+    assert list(trace.problems()) == []
+    assert trace.shards == {}
+
+
+def test_tracing_again_into_a_folder_leaves_nothing_of_the_earlier_trace(tmp_path: Path) -> None:
+    """Least of all its end: the new run has not finished."""
+    old = write_trace(tmp_path, {f"old.{i}": torch.ones(300) for i in range(5)}, chunk_bytes=1000)
+    assert len(list(old.glob("chunk-*"))) == 5
+    writer = Writer(tmp_path, manifest())
+    assert [*Trace(tmp_path).problems()] != []
+    assert Trace(tmp_path).shards == {}
+    writer.write(record_of("new", torch.ones(2)), torch.ones(2))
+    writer.close(num_steps=1)
+    assert sorted(path.name for path in old.iterdir()) == [
+        "chunk-0000.safetensors",
+        "end.json",
+        "manifest.json",
+        "records.jsonl",
+    ]
+    assert [str(found) for found in Trace(tmp_path).shards] == ["0/0/new/output"]
+
+
+FULL_DISK = """
+import resource, sys, torch
+from pathlib import Path
+from tests.trace.samples import manifest, record_of
+from ttrace.trace.writer import HEADER_BYTES, Writer
+
+writer = Writer(Path(sys.argv[1]), manifest())
+problems = []
+for i in range(40):
+    tensor = torch.full((1000 if i % 4 else 9000,), float(i))
+    # A write beyond this fails half way, as on a full disk; records of many digits make their file fail, too.
+    data = HEADER_BYTES + 4000 * (i + 4)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150 * (i // 2) if i % 7 == 5 else data, resource.RLIM_INFINITY))
+    try:
+        writer.write(record_of(f"layers.{i}", tensor), tensor)
+    except OSError as error:
+        problems.append(f"layers.{i}: {error}")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+writer.close(num_steps=1, problems=tuple(problems))
+"""
+
+
+def test_a_failed_write_costs_that_record_only(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], check=True, cwd=Path(__file__).parents[2])
+    trace = Trace(tmp_path)
+    problems = list(trace.problems())
+    shards = [shard for shards in trace.shards.values() for shard in shards]
+    assert len(problems) > 3
+    assert len(shards) + len(problems) == 40
+    for shard in shards:
+        i = int(shard.id.name.split(".")[1])
+        assert torch.equal(shard.tensor(), torch.full((1000 if i % 4 else 9000,), float(i)))
+    found = contents(trace.ranks[0].folder / "chunk-0000.safetensors")
+    assert {str(shard.id) for shard in shards} <= set(found)

@@ -1,0 +1,93 @@
+"""Starts writers and kills each at a moment of its own; test_crash.py looks at what they leave.
+
+Run as a script: forking is for a process of one thread, and children of a process that has torch start at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tests.trace.samples import manifest
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.region import Region
+from ttrace.trace.format import Record
+from ttrace.trace.writer import Writer
+from ttrace.values.generate import Normal, values
+
+NUM_KILLS = 50
+SIZES = ((40, 2_000, 1 << 28), (300, 3_000, 100_000), (60, 60_000, 500_000), (20, 600_000, 1 << 28), (1500, 1, 1 << 28))
+"""Kinds of traces: records, elements of the largest, bytes to a chunk. Some have many chunks, some one."""
+
+
+def expected(i: int, largest: int) -> tuple[Record, torch.Tensor]:
+    """Record i of a trace: its id says every bit."""
+    name = TensorId.of(0, i, f"layers.{i}", Kind.OUTPUT)
+    dtype = (torch.float32, torch.bfloat16, torch.float64)[i % 3]
+    region = Region.whole((1 + i * 7919 % largest,))
+    tensor = values(name, region, dtype=dtype, distribution=Normal())
+    return Record(name, region.shape, dtype, region, microbatch=i, values=Normal()), tensor
+
+
+def write(folder: Path, size: tuple[int, int, int]) -> None:
+    num_records, largest, chunk_bytes = size
+    writer = Writer(folder, manifest(), chunk_bytes=chunk_bytes)
+    for i in range(num_records):
+        writer.write(*expected(i, largest))
+    writer.close(num_steps=1)
+
+
+def start(folder: Path, size: tuple[int, int, int]) -> int:
+    if child := os.fork():
+        return child
+    try:
+        write(folder, size)
+        time.sleep(60)
+    finally:
+        os._exit(1)
+
+
+def wait(folder: Path, share: float, num_records: int) -> None:
+    """Return when about this share of the records is there: none from the start, and all when there is an end."""
+    rank = folder / "rank-00000"
+    records, deadline = rank / "records.jsonl", time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if share >= 1 and (rank / "end.json").exists():
+            return
+        if share < 1 and (share <= 0 or _lines(records) >= share * num_records):
+            return
+
+
+def _lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return -1
+
+
+def main(folder: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(NUM_KILLS):
+        size = SIZES[number % len(SIZES)]
+        # From before the start to after the end, each moment blurred by up to a few milliseconds.
+        share = 1.2 * (number // len(SIZES) + chance.random()) / (NUM_KILLS // len(SIZES)) - 0.1
+        target = folder / f"{number:03d}"
+        child = start(target, size)
+        try:
+            wait(target, share, size[0])
+            time.sleep(chance.choice((0.0, chance.random() * 0.004)))
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        print(json.dumps({"folder": str(target), "size": size}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,211 @@
+"""The measure of difference: right in every dtype and at every scale, and a sum over parts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ttrace.tensors.region import Region
+from ttrace.values.chunks import chunks
+from ttrace.values.generate import Normal, values
+from ttrace.values.stats import Stats, stats
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def pair(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor and one that differs from it by about a tenth."""
+    whole = Region.whole(shape)
+    a = values("a", whole, dtype=torch.float32, distribution=Normal(0.1)) * scale
+    b = a + values("b", whole, dtype=torch.float32, distribution=Normal(0.0, 0.1)) * scale
+    return a.to(dtype), b.to(dtype)
+
+
+def check_against_oracle(a: torch.Tensor, b: torch.Tensor, factor: float = 1.0) -> None:
+    """Everything again, the plain way."""
+    x, y = a.double(), b.double() * factor
+    found = stats(a, b, factor=factor)
+    assert found.count == a.numel()
+    assert found.error == pytest.approx(float((x - y).norm() / x.norm()), rel=1e-12)
+    assert found.scale == pytest.approx(float((x * y).sum() / (x * x).sum()), rel=1e-12)
+    assert found.norm == pytest.approx(float(x.norm()), rel=1e-12)
+    assert found.max_diff == float((x - y).abs().max())
+    assert found.max_at is not None
+    assert found.max_at == tuple(int(i) for i in torch.unravel_index((x - y).abs().argmax(), a.shape))
+    assert (found.nan_a, found.inf_a, found.nan_b, found.inf_b) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(7,), (33, 65), (1, 3, 5, 2), (1000, 700), (1, 700_000), (3, 1, 300_000)], ids=str)
+def test_measures_are_those_of_a_double_precision_oracle(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_against_oracle(*pair(shape, dtype))
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-30, 1e-38])
+def test_measures_hold_at_extreme_scales(scale: float) -> None:
+    """In float32 the squares would be infinite or zero."""
+    check_against_oracle(*pair((100, 100), torch.float32, scale))
+
+
+def test_a_tiny_difference_of_large_tensors_is_seen() -> None:
+    a = torch.full((1000, 1000), 1e4)
+    b = a.clone()
+    b[777, 3] = torch.nextafter(a[777, 3], torch.tensor(math.inf))
+    found = stats(a, b)
+    assert found.max_at == (777, 3)
+    assert found.error == pytest.approx(float(b[777, 3].double() - 1e4) / 1e4 / 1000, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float8_e4m3fn], ids=str)
+def test_strided_transposed_and_expanded_views_are_read_in_place(dtype: torch.dtype) -> None:
+    a, b = pair((600, 900), dtype)
+    check_against_oracle(a.T, b.T)
+    check_against_oracle(a.T, b.T.contiguous())
+    check_against_oracle(a[3::7, ::2], b[3::7, ::2])
+    check_against_oracle(a[:, None, :5].expand(-1, 4, -1), b[:, None, :5].expand(-1, 4, -1))
+
+
+def test_measuring_changes_neither_tensor() -> None:
+    a, b = pair((300, 10), torch.float64)
+    kept = a.clone(), b.clone()
+    stats(a, b, factor=0.5)
+    assert torch.equal(a, kept[0])
+    assert torch.equal(b, kept[1])
+
+
+def test_a_scalar_is_a_tensor_like_others() -> None:
+    found = stats(torch.tensor(2.0), torch.tensor(3.0))
+    assert (found.count, found.error, found.scale, found.max_diff, found.max_at) == (1, 0.5, 1.5, 1.0, ())
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)], ids=str)
+def test_empty_tensors_are_equal(shape: tuple[int, ...]) -> None:
+    found = stats(torch.empty(shape), torch.empty(shape))
+    assert found == Stats()
+    assert found.error == 0.0
+
+
+def test_equal_tensors_have_no_difference_and_no_place_of_it() -> None:
+    a, _ = pair((50, 50))
+    found = stats(a, a.clone())
+    assert (found.error, found.scale, found.max_diff, found.max_at) == (0.0, 1.0, 0.0, None)
+
+
+def test_integers_and_masks_are_measured_too() -> None:
+    assert stats(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 5])).max_diff == 2.0
+    assert stats(torch.tensor([True, False]), torch.tensor([True, True])).max_at == (1,)
+
+
+def test_different_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot compare shapes \(2, 3\) and \(3, 2\)"):
+        stats(torch.zeros(2, 3), torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_nan_and_inf_are_counted_and_make_the_error_infinite(dtype: torch.dtype) -> None:
+    a, b = pair((40, 50), dtype)
+    a[0, 0], a[1, 1], a[2, 2] = math.nan, math.inf, -math.inf
+    b[0, 0], b[1, 1], b[39, 49] = math.nan, math.inf, math.nan
+    found = stats(a, b)
+    assert (found.nan_a, found.inf_a, found.nan_b, found.inf_b) == (1, 2, 2, 1)
+    assert found.count == 2000
+    assert found.error == math.inf
+    assert (found.finite_a, found.finite_b) == (False, False)
+    good = a.isfinite() & b.isfinite()
+    x, y = a[good].double(), b[good].double()
+    assert found.dd == pytest.approx(float(((x - y) ** 2).sum()), rel=1e-12)
+    assert found.max_diff == float((x - y).abs().max())
+
+
+def test_nan_on_one_side_only_says_which() -> None:
+    a, b = pair((10, 10))
+    b[3, 4] = math.nan
+    found = stats(a, b)
+    assert (found.finite_a, found.finite_b, found.error) == (True, False, math.inf)
+
+
+def test_nan_in_float8_is_seen() -> None:
+    a, b = pair((10, 10), torch.float8_e4m3fn)
+    b.view(torch.uint8)[2, 2] = 0x7F
+    assert stats(a, b).nan_b == 1
+
+
+def test_squares_beyond_double_precision_make_the_error_infinite_not_nan() -> None:
+    """A nan would compare as "no larger than the tolerance"."""
+    a = torch.full((10,), 1e200, dtype=torch.float64)
+    found = stats(a, 2 * a)
+    assert found.error == math.inf
+    assert (found.finite_a, found.finite_b) == (True, True)
+
+
+def test_a_zero_reference_equals_only_zero() -> None:
+    zero, other = torch.zeros(5), torch.tensor([0.0, 0.0, 1e-30, 0.0, 0.0])
+    assert stats(zero, zero).error == 0.0
+    assert stats(zero, other).error == math.inf
+    assert stats(zero, other).max_at == (2,)
+    assert stats(other, zero).error == 1.0
+    assert math.isnan(stats(zero, other).scale)
+    assert stats(other, zero).scale == 0.0
+
+
+@pytest.mark.parametrize("factor", [0.5, 1 / 3, -1.0, 1024.0])
+def test_the_factor_is_applied_to_b(factor: float) -> None:
+    a, b = pair((64, 64))
+    check_against_oracle(a, b, factor)
+    assert stats(a, (a.double() / factor), factor=factor).error < 1e-15
+
+
+def test_scale_is_the_factor_between_the_two() -> None:
+    a, _ = pair((64, 64))
+    assert stats(a, 2 * a).scale == 2.0
+    assert stats(a, 2 * a).error == 1.0
+
+
+@st.composite
+def partitioned(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Two matrices, now and then with values that are not finite, and the sizes of parts of their rows."""
+    sizes = draw(st.lists(st.integers(0, 20), min_size=1, max_size=6))
+    columns = draw(st.integers(1, 7))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    a = torch.randn(sum(sizes), columns, generator=generator)
+    b = a + 0.1 * torch.randn(sum(sizes), columns, generator=generator)
+    for tensor in (a, b):
+        for at in draw(st.lists(st.integers(0, max(a.numel() - 1, 0)), max_size=2)) if a.numel() else []:
+            tensor.view(-1)[at] = draw(st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1e30]))
+    return a, b, sizes
+
+
+@given(case=partitioned())
+@settings(max_examples=200, deadline=None)
+def test_stats_of_parts_add_up_to_stats_of_the_whole(case: tuple[torch.Tensor, torch.Tensor, list[int]]) -> None:
+    a, b, sizes = case
+    whole, total = stats(a, b), Stats()
+    for x, y in zip(a.split(sizes), b.split(sizes), strict=True):
+        total = total + stats(x, y)
+    for name in ("count", "nan_a", "inf_a", "nan_b", "inf_b", "max_diff"):
+        assert getattr(total, name) == getattr(whole, name)
+    for name in ("aa", "bb", "dd", "ab"):
+        assert getattr(total, name) == pytest.approx(getattr(whole, name), rel=1e-9)
+    assert (total.max_at is None) == (whole.max_at is None)
+
+
+def test_the_larger_difference_keeps_its_place_in_a_sum() -> None:
+    small, large = Stats(count=1, max_diff=1.0, max_at=(7,)), Stats(count=1, max_diff=2.0, max_at=(9,))
+    assert (small + large).max_at == (large + small).max_at == (9,)
+    assert (Stats() + small).max_at == (7,)
+
+
+@given(shape=st.lists(st.integers(0, 6), max_size=4).map(tuple), size=st.integers(1, 30))
+@settings(max_examples=300, deadline=None)
+def test_chunks_are_small_and_come_in_row_major_order(shape: tuple[int, ...], size: int) -> None:
+    full = torch.arange(math.prod(shape)).view(shape)
+    parts = [full[tuple(slice(*run) for run in cut)] for cut in chunks(shape, size)]
+    assert all(0 < part.numel() <= size for part in parts)
+    joined = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0)
+    assert joined.tolist() == list(range(full.numel()))

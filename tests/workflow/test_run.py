@@ -1,0 +1,145 @@
+"""One command from two scripts to an answer; misuse says what to do; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ttrace.capture.plan import Plan
+from ttrace.errors import TTraceError
+from ttrace.workflow.launch import launch
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(sys.executable).parent
+
+
+def ttrace(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
+    return subprocess.run(
+        ["ttrace", *args], capture_output=True, text=True, cwd=cwd, env=environment, timeout=240, check=False
+    )
+
+
+def run_example(name: str, out: Path, *flags: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    script = f"examples/{name}.py"
+    candidate = f"torchrun --standalone --nproc-per-node 2 {script} {' '.join(flags)}"
+    return ttrace("run", "--reference", f"python {script}", "--candidate", candidate, "--out", str(out), *more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "module"), [("hidden_allreduce", "layers.1.fc1"), ("dtensor_tp", "layers.1.gated")]
+)
+def test_the_hidden_bug_is_found_and_the_clean_run_is_quiet(tmp_path: Path, example: str, module: str) -> None:
+    start = time.monotonic()
+    clean = run_example(example, tmp_path / "clean")
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    assert time.monotonic() - start < 60
+    assert "✓ every tensor agrees" in clean.stdout
+
+    start = time.monotonic()
+    buggy = run_example(example, tmp_path / "buggy", "--bug", more=("--json",))
+    assert time.monotonic() - start < 60
+    assert buggy.returncode == 1, buggy.stdout + buggy.stderr
+    first = json.loads(buggy.stdout)["findings"][0]
+    assert (first["module"], first["kind"], first["axis"]) == (module, "grad_input", "tp")
+    assert first["sentence"] == "replicas differ and sum to the reference: missing all-reduce over tp"
+
+    again = ttrace("check", str(tmp_path / "buggy"))
+    assert again.returncode == 1
+    assert again.stdout.splitlines()[-1] == f"next: ttrace diff {tmp_path}/buggy 0/0/{module}/grad_input"
+    shown = ttrace("diff", str(tmp_path / "buggy"), f"0/0/{module}/grad_input")
+    assert shown.returncode == 0
+    assert "rank 1 (tp1)" in shown.stdout
+
+
+def test_examples_are_short() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        assert len(path.read_text().splitlines()) < 80, path
+
+
+def script(folder: Path, body: str) -> str:
+    path = folder / "script.py"
+    path.write_text(body)
+    return f"{sys.executable} {path}"
+
+
+def test_a_script_that_never_attaches_is_told_what_to_do(tmp_path: Path) -> None:
+    command = script(tmp_path, "print('hello')")
+    done = ttrace("run", "--reference", command, "--candidate", command, "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "left no trace. Does the script call ttrace.attach(model, optimizer)" in " ".join(done.stderr.split())
+
+
+def test_a_script_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    command = script(tmp_path, "print('about to fail')\nraise RuntimeError('out of [luck]')")
+    done = ttrace("run", "--reference", command, "--candidate", command, "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "ended with status 1" in done.stderr
+    assert "RuntimeError: out of [luck]" in done.stderr
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    done = ttrace("run", "--reference", "no-such-thing", "--candidate", "x", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "no-such-thing cannot be started" in done.stderr
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    done = ttrace("run", "--reference", "true", "--candidate", "true", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "Choose another --out" in done.stderr
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_a_folder_without_traces_is_explained(tmp_path: Path) -> None:
+    for command in (("check",), ("show",)):
+        done = ttrace(*command, str(tmp_path))
+        assert done.returncode == 2
+        assert "holds no trace" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> None:
+    body = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = tuple(script(tmp_path, body).split())
+    with pytest.raises(TTraceError, match="did not end within 2 s"):
+        launch(command, Plan(out=tmp_path / "trace"), timeout=2)
+    child = int((tmp_path / "trace.log").read_text())
+    time.sleep(0.2)
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+TINY = """
+import torch, ttrace
+model = torch.nn.Linear(4, 4)
+session = ttrace.attach(model)
+with session.step():
+    model(session.batch(torch.randn(2, 4))).sum().backward()
+print("never reached while traced")
+"""
+
+
+def test_trace_then_show_and_programs_read_json(tmp_path: Path) -> None:
+    command = script(tmp_path, TINY).split()
+    traced = ttrace("trace", "--out", str(tmp_path / "trace"), "--json", "--", *command)
+    assert traced.returncode == 0, traced.stderr
+    assert json.loads(traced.stdout)["tensors"] == 9
+    shown = ttrace("show", str(tmp_path / "trace"), "--json")
+    assert {row["id"] for row in json.loads(shown.stdout)} >= {"0/0/./loss", "0/-/weight/param_grad"}
+    one = ttrace("show", str(tmp_path / "trace"), "0/0/./output")
+    assert "rank 0" in one.stdout
+    assert "never reached" not in (tmp_path / "trace.log").read_text()
