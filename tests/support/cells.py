@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -31,7 +32,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.runs import NUM_TWINS, SimulatedRank, judged
-from tests.support.transformer import Shape, Transformer
+from tests.support.transformer import Shape, Transformer, causal, rope_table
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
@@ -67,9 +68,16 @@ class Candidate:
     num_data_ranks: int = 1
     mesh: Any = None
     rules: dict[str, str] | None = None
+    grad_factor: float | None = None
 
 
-def run_cell(cell: Cell, folder: Path, shape: Shape, references: dict[Any, Path]) -> Judgement | None:
+Fault = Callable[[Candidate], None]
+"""Something done to a candidate before it trains, on every rank."""
+
+
+def run_cell(
+    cell: Cell, folder: Path, shape: Shape, references: dict[Any, Path], fault: Fault | None = None
+) -> Judgement | None:
     """On every rank: trace the reference once, the candidate, and judge on rank 0."""
     build = LAYOUTS[cell.layout]
     torch.manual_seed(0)
@@ -79,14 +87,20 @@ def run_cell(cell: Cell, folder: Path, shape: Shape, references: dict[Any, Path]
         folder, replace(shape, tied=shape.tied and "pp" not in cell.layout), cell, total, references
     )
     dist.barrier()
-    run = folder / cell.name
-    plan = Plan(out=run / "candidate", role="candidate", reference=reference / "reference", stop=False)
-    adapter = Native(candidate.chunks, candidate.mesh)
-    session = Session(plan, candidate.chunks, candidate.optimizer, adapter, Rules.of(candidate.rules))
+    out = folder / f"{cell.name}{'-fault' if fault else ''}"
+    session = attached(candidate, Plan(out=out, role="candidate", reference=reference / "reference", stop=False))
+    if fault is not None:
+        fault(candidate)
     candidate.step(session)
     session.close()
     dist.barrier()
-    return judged(reference, run / "candidate") if dist.get_rank() == 0 else None
+    return judged(reference, out) if dist.get_rank() == 0 else None
+
+
+def attached(candidate: Candidate, plan: Plan) -> Session:
+    adapter = Native(candidate.chunks, candidate.mesh)
+    rules = Rules.of(candidate.rules)
+    return Session(plan, candidate.chunks, candidate.optimizer, adapter, rules, grad_factor=candidate.grad_factor)
 
 
 def reference_of(folder: Path, shape: Shape, cell: Cell, total: int, known: dict[Any, Path]) -> Path:
@@ -212,10 +226,58 @@ def ddp(shape: Shape, cell: Cell) -> Candidate:
     return simple(model, shape, cell, num_data_ranks=cell.num_ranks, optimizer=optimizer)
 
 
+def context_parallel(shape: Shape, cell: Cell) -> Candidate:
+    """The sequence in blocks; attention sees the whole of it by gathering keys and values, or by trading heads."""
+    cp, rank = cell.num_ranks, dist.get_rank()
+    local = replace(shape, length=shape.length // cp)
+    model = Transformer(local).to(cell.dtype)
+    model.rope = rope_table(shape.length, shape.hidden // shape.heads).chunk(cp)[rank].clone()
+    attend = gathered_attention if cell.layout == "cp-gather" else ulysses_attention
+    for block in model.layers.values():
+        block.attention.attend = attend  # type: ignore[union-attr]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(session: Session) -> None:
+        with session.step():
+            for _ in range(cell.num_microbatches):
+                batch = session.batch(data(local))
+                (loss_of(model(batch["ids"]), batch["labels"]) / cell.num_microbatches).backward()
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= cp
+            optimizer.step()
+
+    return Candidate([model], optimizer, step, 1, {"cp": cp}, {"./loss": "+cp"}, 1 / cp)
+
+
+def gathered_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    k, v = (torch.cat(differentiable.all_gather(t.contiguous()), 2) for t in (k, v))
+    first = dist.get_rank() * q.shape[2]
+    row, column = torch.arange(q.shape[2])[:, None] + first, torch.arange(k.shape[2])
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=column <= row)
+
+
+def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Trade sequence for heads, attend, and trade back."""
+    return traded(causal(traded(q, 1, 2), traded(k, 1, 2), traded(v, 1, 2)), 2, 1)
+
+
+def traded(x: torch.Tensor, cut: int, join: int) -> torch.Tensor:
+    parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), cut)]
+    received = differentiable.all_to_all([torch.empty_like(part) for part in parts], parts)
+    return torch.cat(list(received), join)
+
+
 def pipeline(shape: Shape, cell: Cell) -> Candidate:
-    """One or two stages a rank, as the schedule wants them."""
-    kind = SCHEDULES[cell.layout]
-    rank, world = dist.get_rank(), cell.num_ranks
+    """One or two stages a rank, as the schedule wants them; with TP or FSDP2 inside each stage."""
+    inner = [axis for axis in ("dp", "tp") if axis in INNER.get(cell.layout, ())]
+    names = ("pp", *inner)
+    mesh = init_device_mesh("cpu", (cell.num_ranks // 2 ** len(inner), *(2 for _ in inner)), mesh_dim_names=names)
+    kind = SCHEDULES.get(cell.layout, pp.Schedule1F1B)
+    rank, world = mesh.get_local_rank("pp"), mesh["pp"].size()
     if issubclass(kind, pp.PipelineScheduleSingle):
         indices = [rank]
     elif kind in (pp.ScheduleZBVZeroBubble, pp.ScheduleDualPipeV):
@@ -225,7 +287,15 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
     num_stages = world * len(indices)
     per_stage = shape.num_layers // num_stages
     models = [Transformer(shape, range(i * per_stage, (i + 1) * per_stage)).to(cell.dtype) for i in indices]
-    stages = [PipelineStage(m, i, num_stages, torch.device("cpu")) for m, i in zip(models, indices, strict=True)]
+    if "tp" in inner:
+        models = [tensor_parallel(model, mesh["tp"]) for model in models]
+    if "dp" in inner:
+        models = [sharded(model, mesh["dp"]) for model in models]
+    group = mesh.get_group("pp")
+    stages = [
+        PipelineStage(model, i, num_stages, torch.device("cpu"), group=group)
+        for model, i in zip(models, indices, strict=True)
+    ]
     made: Any = stages[0] if issubclass(kind, pp.PipelineScheduleSingle) else stages
     schedule: Any = kind(made, n_microbatches=cell.num_microbatches, loss_fn=loss_of)
     optimizer = torch.optim.AdamW([p for m in models for p in m.parameters()], lr=1e-3)
@@ -239,7 +309,7 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
             schedule.step(*inputs, **targets)
             optimizer.step()
 
-    return Candidate([*models], optimizer, step, mesh={"pp": world})
+    return Candidate([*models], optimizer, step, 2 if "dp" in inner else 1, mesh)
 
 
 SCHEDULES: dict[str, Any] = {
@@ -251,6 +321,7 @@ SCHEDULES: dict[str, Any] = {
     "pp-zbv": pp.ScheduleZBVZeroBubble,
     "pp-dualpipev": pp.ScheduleDualPipeV,
 }
+INNER = {"pp+tp": ("tp",), "pp+fsdp": ("dp",), "pp+fsdp+tp": ("dp", "tp")}
 LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
     "tp": tp,
     "tp+sp": tp,
@@ -259,5 +330,8 @@ LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
     "fsdp+tp": fsdp_tp,
     "ddp": ddp,
     "zero": ddp,
+    "cp-gather": context_parallel,
+    "cp-ulysses": context_parallel,
     **dict.fromkeys(SCHEDULES, pipeline),
+    **dict.fromkeys(INNER, pipeline),
 }

@@ -14,7 +14,7 @@ from tests.trace.samples import manifest, normal, record_of, tensor_id, write_tr
 from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
 from ttrace.trace.format import Record
-from ttrace.trace.reader import RankTrace, Trace, rank_trace
+from ttrace.trace.reader import RankTrace, Trace
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
 
@@ -84,7 +84,7 @@ def test_shards_of_all_ranks_come_together_by_id(tmp_path: Path) -> None:
     assert [shard.coord["tp"] for shard in trace.shards[tensor_id("layer")]] == [0, 1]
     assert trace.sizes == {"tp": 2, "mb": 1}
     assert list(trace.problems()) == []
-    assert len(rank_trace(tmp_path, 1).records) == 2
+    assert len(RankTrace(tmp_path / "rank-00001").records) == 2
 
 
 def test_what_ranks_state_is_gathered(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -41,6 +42,10 @@ class Adapter(Protocol):
         """The axes along which ranks run microbatches of their own."""
 
     @property
+    def distributing_axes(self) -> frozenset[str]:
+        """The axes along which ranks have microbatches or modules of their own: they cut no tensor by themselves."""
+
+    @property
     def grad_factor(self) -> float:
         """What reducing over ranks will still apply to gradients."""
 
@@ -49,6 +54,12 @@ class Adapter(Protocol):
 
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The layout that the tensor itself states, or None."""
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, object]:
+        """What the optimizer keeps for a parameter on this rank; nothing where another rank keeps it."""
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The logical value of a scalar that every rank needs, as clipping does."""
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's values as a plain tensor."""

@@ -27,8 +27,8 @@ from ttrace.layouts.placed import Placed
 from ttrace.tensors.mesh import Coord, Mesh
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
-DATA_AXIS = "dp"
-"""The axis that is taken for data parallelism where nothing says otherwise."""
+DATA_AXIS, PIPELINE_AXIS = "dp", "pp"
+"""The axes that are taken for data and pipeline parallelism where nothing says otherwise."""
 
 
 class Native:
@@ -53,6 +53,10 @@ class Native:
         return (DATA_AXIS,) if DATA_AXIS in self.mesh.sizes else ()
 
     @cached_property
+    def distributing_axes(self) -> frozenset[str]:
+        return frozenset(self.data_axes) | ({PIPELINE_AXIS} & set(self.mesh.sizes))
+
+    @cached_property
     def grad_factor(self) -> float:
         """FSDP2 and DDP divide by the number of ranks that have data of their own; hand-written code must say so."""
         ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
@@ -71,6 +75,16 @@ class Native:
 
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         return dtensor.placed(tensor) if isinstance(tensor, DTensor) else None
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, object]:
+        # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
+        inner = getattr(optimizer, "optim", None)
+        keeper = inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+        state: Mapping[str, object] = keeper.state.get(parameter, {})
+        return state
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         local = dtensor.local_values(tensor) if isinstance(tensor, DTensor) else tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import nn
 
 from ttrace.tensors.ids import ROOT
@@ -26,6 +27,11 @@ def modules(chunks: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     for chunk in chunks:
         found = {canonical(path): module for path, module in chunk.named_modules()}
         yield from found.items()
+
+
+def buffers(chunks: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    """Every buffer under its canonical name."""
+    return {canonical(path): buffer for chunk in chunks for path, buffer in chunk.named_buffers()}
 
 
 def parameters(chunks: Sequence[nn.Module]) -> tuple[dict[str, nn.Parameter], dict[str, str]]:

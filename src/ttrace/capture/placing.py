@@ -74,7 +74,10 @@ class Placing:
         rule = self._rules.decide(tensor_id.site)
         if rule is not None:
             return self._by_rule(tensor_id, rule, local, shape, microbatch)
-        return Placed(Region.whole(local), by="single rank") if self._adapter.mesh.num_ranks == 1 else None
+        cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
+        if all(axis in self._adapter.distributing_axes for axis in cutting):
+            return Placed(Region.whole(local), by="no axis of this mesh cuts tensors" if cutting else "single rank")
+        return None
 
     def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
         """The same for tensors that must be made here: their layout may be inferred, but not be missing."""

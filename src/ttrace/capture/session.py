@@ -13,11 +13,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ttrace.adapters.adapter import Adapter
-from ttrace.capture import backward, names
+from ttrace.capture import names
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
+from ttrace.capture.overheard import overheard
 from ttrace.capture.placing import Placing, Reference
 from ttrace.capture.plan import Plan
 from ttrace.capture.probe import Probe, Visit, passed_down
@@ -57,6 +58,7 @@ class Session:
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         self._generator = Generator(plan, adapter, self._placing, reference)
         self._parameters, aliases = names.parameters(chunks)
+        self._buffers = names.buffers(chunks)
         self._made = {name: self._generator.fill_parameter(name, p) for name, p in self._parameters.items()}
         manifest = Manifest(
             role=plan.role,
@@ -80,7 +82,7 @@ class Session:
         self._optimizer = optimizer
         if optimizer is not None:
             optimizer.register_step_pre_hook(lambda *_: self._see_gradients())
-            optimizer.register_step_post_hook(lambda *_: self._see_parameters(Kind.PARAM_AFTER))
+            optimizer.register_step_post_hook(lambda *_: self._see_updated())
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -88,8 +90,9 @@ class Session:
         if self._clock.step >= self._plan.num_steps:
             yield
             return
-        with self._clock.running(), backward.heard(self._hears):
+        with self._clock.running(), overheard(self):
             self._see_parameters(Kind.PARAM)
+            self._see_buffers()
             yield
             if self._optimizer is None:
                 self._see_gradients()
@@ -157,9 +160,21 @@ class Session:
         """Gradients of all microbatches together will be divided."""
         self._grad_factor = self._adapter.grad_factor / divisor
 
-    def _hears(self, tensors: tuple[torch.Tensor, ...]) -> None:
+    # What is overheard:
+
+    def hears_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """A backward pass starts; in a pipeline the adapter tells of the loss."""
         if len(tensors) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
             self.sees_loss(tensors[0])
+
+    def hears_norm(self, norm: torch.Tensor) -> None:
+        """Gradients are final, and not yet clipped: one wrong gradient would rescale them all."""
+        self._see_gradients()
+        self._visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.whole(norm))
+
+    def hears_clip(self, factor: torch.Tensor) -> None:
+        """Gradients are about to be clipped."""
+        self._visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.whole(factor))
 
     def _is_models_own(self, kind: Kind) -> bool:
         """Whether what enters or leaves the outermost module enters or leaves the whole model: not between stages."""
@@ -175,6 +190,21 @@ class Session:
                 source = made.distribution if kind is Kind.PARAM else None
                 tensor_id = TensorId.of(self._clock.step, None, name, kind)
                 self._visit(tensor_id, parameter.detach(), values=source, fallback=made.placed)
+
+    def _see_updated(self) -> None:
+        self._see_parameters(Kind.PARAM_AFTER)
+        if not self._clock.is_running or self._optimizer is None:
+            return
+        for name, parameter in self._parameters.items():
+            for key, value in self._adapter.optimizer_state(self._optimizer, parameter).items():
+                if isinstance(value, torch.Tensor):
+                    fallback = self._made[name].placed if value.shape == parameter.shape else None
+                    tensor_id = TensorId.of(self._clock.step, None, name, Kind.OPTIM, slot=str(key))
+                    self._visit(tensor_id, value, fallback=fallback)
+
+    def _see_buffers(self) -> None:
+        for name, buffer in self._buffers.items():
+            self._visit(TensorId.of(self._clock.step, None, name, Kind.BUFFER), buffer)
 
     def _see_gradients(self) -> None:
         if self._clock.is_running:

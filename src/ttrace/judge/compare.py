@@ -12,7 +12,7 @@ from ttrace.judge.logical import Logical, compared, measured
 from ttrace.judge.tolerance import is_zero, replica_tolerance
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import LOST, NOT_FINITE, UNSTABLE, ZERO, Comparison, Part, Tolerance, Verdict
-from ttrace.tensors.ids import ROOT, TensorId
+from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
 
@@ -26,6 +26,8 @@ class Comparer:
     candidate: Trace
 
     def comparison(self, tensor_id: TensorId) -> Comparison:
+        if tensor_id.kind.is_recompute:
+            return self._recomputed(tensor_id)
         ours = self.reference.shards.get(tensor_id)
         theirs = self.candidate.shards.get(tensor_id)
         if not ours or not theirs:
@@ -55,9 +57,26 @@ class Comparer:
             return Verdict.MISSING, f"rank {absent[0]} owns the module but has no such tensor"
         return None
 
+    def _recomputed(self, tensor_id: TensorId) -> Comparison:
+        """A recomputation against the candidate's own first forward, rank by rank."""
+        first_id = tensor_id.at(tensor_id.kind.primal)
+        first = {(s.coord.rank, s.record.microbatch): s for s in self.candidate.shards.get(first_id, ())}
+        tolerance = self.twins.tolerances.get(first_id)
+        total, parts = Stats(), []
+        for again in self.candidate.shards[tensor_id]:
+            before = first.get((again.coord.rank, again.record.microbatch))
+            if before is None or tolerance is None or before.record.shape != again.record.shape:
+                return Comparison(tensor_id, Verdict.MISSING, "there is no first forward to hold this against")
+            found = compared(before.tensor(), again.tensor())
+            parts.append(Part((again.coord.rank,), found.error))
+            total = total + found
+        verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
+        return Comparison(tensor_id, verdict, "", total, tolerance, tuple(parts), by="the first forward")
+
     def _absent(self, tensor_id: TensorId, b: Logical) -> list[int]:
         """Ranks that own the module and ran this microbatch, but recorded nothing here."""
-        if tensor_id.name == ROOT:
+        if tensor_id.name == ROOT or tensor_id.kind is Kind.OPTIM:
+            # A sharded optimizer keeps its state where it likes.
             return []  # every pipeline stage is called the model itself, but only the ends see what enters and leaves
         present = {rank for piece in b.pieces for rank in piece.ranks}
         expected = self.candidate.owners(tensor_id.name)

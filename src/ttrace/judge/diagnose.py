@@ -55,6 +55,8 @@ class Evidence:
 
 def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
     """Why this tensor probably is wrong."""
+    if comparison.id.kind.is_recompute:
+        return Cause("recompute", "recomputation gives other values than the first forward did")
     evidence = _evidence(comparison, reference, candidate)
     if evidence is not None:
         for test in _TESTS:

@@ -66,6 +66,6 @@ def _is_used(region: Region, values: torch.Tensor, twins: Sequence[Logical]) -> 
 
 def _last_update(tensor_id: TensorId) -> int:
     """The last step whose update is in this tensor; -1 for none."""
-    if tensor_id.kind is Kind.PARAM_AFTER:
+    if tensor_id.kind in (Kind.PARAM_AFTER, Kind.UPDATE):
         return tensor_id.step
     return tensor_id.step - 1 if tensor_id.kind is Kind.PARAM else -1

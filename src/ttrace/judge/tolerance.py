@@ -30,6 +30,8 @@ class Sample:
     numel: int
     dtype: torch.dtype
     twin_errors: tuple[float, ...]
+    floor: float = 0.0
+    """What this tensor must be allowed beyond u, for reasons of its own."""
 
 
 def tolerances(samples: Iterable[Sample], *, margin: float = MARGIN) -> dict[TensorId, Tolerance]:
@@ -45,7 +47,8 @@ def tolerances(samples: Iterable[Sample], *, margin: float = MARGIN) -> dict[Ten
         twin_error = max(sample.twin_errors, default=0.0)
         if sample.numel < TINY:
             twin_error = max(twin_error, pooled[sample.id.kind])
-        result[sample.id] = Tolerance(margin * max(twin_error, weakest), twin_error, weakest)
+        floor = max(weakest, sample.floor)
+        result[sample.id] = Tolerance(margin * max(twin_error, floor), twin_error, floor)
     return result
 
 

@@ -44,4 +44,15 @@ class Twins:
         dtype = self.reference.shards[tensor_id][0].record.dtype
         if tensor_id.kind is Kind.PARAM_GRAD:
             self._noise[tensor_id] = self.margin * max([*errors, unit(dtype)])
-        return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors))
+        floor = self._quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0
+        return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), floor)
+
+    def _quantum(self, tensor_id: TensorId, update: Logical) -> float:
+        """What one element that is rounded the other way does to an update: the twins may happen to have none."""
+        after = Logical.found(self.reference, tensor_id.at(Kind.PARAM_AFTER))
+        if after is None:
+            return 0.0
+        biggest = max((float(piece.tensor().abs().max()) for piece in after.pieces if piece.region.numel), default=0.0)
+        norm = measured(update, update)[0].norm
+        dtype = self.reference.shards[tensor_id][0].record.dtype
+        return 2 * unit(dtype) * biggest / norm if norm else 0.0

@@ -44,7 +44,11 @@ class Kind(StrEnum):
 
     @property
     def is_backward(self) -> bool:
-        return self.is_activation_grad or self in (Kind.PARAM_GRAD, Kind.MAIN_GRAD)
+        return self.is_activation_grad or self.is_recompute or self in (Kind.PARAM_GRAD, Kind.MAIN_GRAD)
+
+    @property
+    def is_recompute(self) -> bool:
+        return self in (Kind.RECOMPUTE_INPUT, Kind.RECOMPUTE_OUTPUT)
 
     @property
     def is_of_param(self) -> bool:

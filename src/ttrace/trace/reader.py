@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from ttrace.errors import TraceError
-from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.trace.format import (
     END,
@@ -24,7 +24,6 @@ from ttrace.trace.format import (
     decode,
     parse_end,
     parse_manifest,
-    rank_folder,
 )
 
 
@@ -43,6 +42,16 @@ class Shard:
     def tensor(self) -> torch.Tensor:
         """The data, mapped from the file: only what is touched is read. Writing to it changes no file."""
         return self.rank.tensor(self.record)
+
+
+@dataclass(frozen=True)
+class UpdateShard(Shard):
+    """What a step did to a parameter: after minus before, in float64. Derived, not recorded."""
+
+    before: Record
+
+    def tensor(self) -> torch.Tensor:
+        return self.rank.tensor(self.record).to(torch.float64) - self.rank.tensor(self.before).to(torch.float64)
 
 
 class RankTrace:
@@ -121,6 +130,8 @@ class Trace:
             coord = self.mesh.coord(rank.manifest.rank)
             for record in rank.records:
                 result.setdefault(record.id, []).append(Shard(record, coord, rank))
+            for update in _updates(rank, coord):
+                result.setdefault(update.id, []).append(update)
         return result
 
     @cached_property
@@ -161,9 +172,13 @@ class Trace:
             yield from rank.end.problems
 
 
-def rank_trace(folder: Path, rank: int) -> RankTrace:
-    """One rank of a trace, without opening the others."""
-    return RankTrace(folder / rank_folder(rank))
+def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
+    """The updates that follow from parameters before and after each step."""
+    before = {record.id: record for record in rank.records if record.id.kind is Kind.PARAM}
+    for record in rank.records:
+        old = before.get(record.id.at(Kind.PARAM)) if record.id.kind is Kind.PARAM_AFTER else None
+        if old is not None and old.shape == record.shape:
+            yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)
 
 
 def _text(path: Path) -> str:
