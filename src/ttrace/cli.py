@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
@@ -109,7 +114,7 @@ def trace(
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
     launched = launch(tuple(command), settings, timeout=timeout)
     if launched.status != 0:
-        raise TTraceError(f"the command ended with status {launched.status}:\n{launched.tail()}")
+        raise TTraceError(f"the command ended with status {launched.status}:\n{launched.complaint()}")
     summary = listing.summary(out)
     if json_output:
         typer.echo(json.dumps(summary))
@@ -140,7 +145,7 @@ def show(
     if json_output:
         typer.echo(json.dumps(rows))
     else:
-        listing.show(Console(), folder, rows)
+        listing.show(_console(), folder, rows)
 
 
 @app.command()
@@ -155,15 +160,29 @@ def diff(
     if json_output:
         typer.echo(json.dumps(difference_report.as_json(found)))
     else:
-        difference_report.show(Console(), found, str(folder))
+        difference_report.show(_console(), found, str(folder))
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
+    """Find silent bugs in distributed training by comparing it with a trusted reference."""
+    if show_version:
+        typer.echo(metadata.version("torch-ttrace"))
+        raise typer.Exit
 
 
 def main() -> None:
     """The `ttrace` command: our own errors are messages and exit code 2, not tracebacks."""
+    # A cancelled CI job sends SIGTERM: end like Ctrl-C does, with everything that was started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app()
     except TTraceError as error:
-        Console(stderr=True).print(f"[bold red]ttrace:[/] {_escaped(error)}", highlight=False, soft_wrap=True)
+        if "--json" in sys.argv:
+            typer.echo(json.dumps(machine.failure(str(error))))
+        Console(stderr=True).print(Text.assemble(("ttrace: ", "bold red"), str(error)), soft_wrap=True)
         raise SystemExit(int(Exit.UNJUDGED)) from None
 
 
@@ -174,7 +193,7 @@ def _tell(run: Run, judgement: Judgement, *, json_output: bool) -> None:
     if json_output:
         typer.echo(json.dumps(report))
     else:
-        terminal.show(Console(), judgement, next_command)
+        terminal.show(_console(), judgement, next_command)
     raise typer.Exit(int(judgement.exit))
 
 
@@ -194,8 +213,10 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-def _escaped(error: TTraceError) -> str:
-    return str(error).replace("[", "\\[")
+def _console() -> Console:
+    """Standard output; wide where nobody watches, so that ids stay in one piece for grep and copy."""
+    is_watched = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_watched else 160)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def test_gradients_before_reduction_are_compared_after_the_factor_still_to_come(
     judgement = case.judged()
     assert judgement.exit is Exit.PASSED
     assert judgement.notes == (
-        "gradients before reduction were compared after the factors still to come: 1, candidate 0.5",
+        "the candidate's loss and activation gradients were multiplied by 0.5, as its reduction will",
     )
 
 

@@ -90,7 +90,7 @@ def test_the_rule_that_decided_for_a_primal_is_named_for_its_gradient() -> None:
 def test_rules_are_checked_against_the_mesh() -> None:
     mesh = Mesh.parse("dp=2 tp=4 | edp=1 ep=8")
     Rules.of({"fc1": "seq/mb hidden/tp", "experts": "token/ep hidden"}).check(mesh)
-    message = "rule \"fc1\": axes cp do not go together: mesh 'dp=2 tp=4 | edp=1 ep=8' has no axis cp."
+    message = "rule \"fc1\": mesh 'dp=2 tp=4 | edp=1 ep=8' has no axis cp. Correct the name, or pass the job's axes"
     with pytest.raises(LayoutError, match=re.escape(message)):
         Rules.of({"fc1": "seq/cp hidden"}).check(mesh)
     with pytest.raises(LayoutError, match="axes ep, tp do not go together"):

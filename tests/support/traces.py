@@ -15,7 +15,7 @@ from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.tensors.region import Region, Shape
-from ttrace.trace.format import Manifest, ModuleInfo, Record
+from ttrace.trace.format import End, Manifest, ModuleInfo, Record
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
 
@@ -108,7 +108,7 @@ class TraceBuilder:
             writer = Writer(self.folder, Manifest(rank=rank, modules=modules, **self._manifest))
             for record, tensor in self._records[rank]:
                 writer.write(record, tensor)
-            writer.close(num_steps=1, grad_factor=self.grad_factor, problems=tuple(problems))
+            writer.close(End(num_steps=1, grad_factor=self.grad_factor, problems=tuple(problems)))
             if rank in unfinished:
                 (writer.folder / "end.json").unlink()
         return Trace(self.folder)

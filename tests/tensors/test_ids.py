@@ -80,12 +80,14 @@ def test_gradients_and_everything_of_a_parameter_have_a_primal() -> None:
     assert all(kind.primal.primal is kind.primal for kind in Kind)
 
 
-def test_backward_kinds_are_the_gradients() -> None:
+def test_backward_kinds_are_the_gradients_and_what_is_recomputed_for_them() -> None:
     assert {kind for kind in Kind if kind.is_backward} == {
         Kind.GRAD_INPUT,
         Kind.GRAD_OUTPUT,
         Kind.PARAM_GRAD,
         Kind.MAIN_GRAD,
+        Kind.RECOMPUTE_INPUT,
+        Kind.RECOMPUTE_OUTPUT,
     }
     assert {kind for kind in Kind if kind.is_activation_grad} == {Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}
 

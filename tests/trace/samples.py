@@ -8,7 +8,7 @@ import torch
 
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import Manifest, Record
+from ttrace.trace.format import End, Manifest, Record
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Normal, values
 
@@ -36,7 +36,7 @@ def write_trace(folder: Path, tensors: dict[str, torch.Tensor], **options: int) 
     writer = Writer(folder, manifest(), **options)
     for name, tensor in tensors.items():
         writer.write(record_of(name, tensor), tensor)
-    writer.close(num_steps=1)
+    writer.close(End(num_steps=1))
     return writer.folder
 
 

@@ -373,7 +373,7 @@ def test_the_page_is_enough_to_write_a_reader(tmp_path: Path) -> None:
             name = name.replace(" ", "_")
             tensor = normal(name, parts[rank], torch.bfloat16)
             writer.write(record_of(name, tensor, parts[rank]), tensor)
-        writer.close(num_steps=1)
+        writer.close(End(num_steps=1))
 
     joined: dict[str, torch.Tensor] = {}
     for rank_folder in sorted(tmp_path.glob("rank-*")):

@@ -13,7 +13,7 @@ import torch
 from tests.trace.samples import manifest, normal, record_of, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
-from ttrace.trace.format import Record
+from ttrace.trace.format import End, Record
 from ttrace.trace.reader import RankTrace, Trace
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
@@ -73,7 +73,7 @@ def test_shards_of_all_ranks_come_together_by_id(tmp_path: Path) -> None:
         tensor = normal("layer", region)
         writer.write(record_of("layer", tensor, region), tensor)
         writer.write(record_of(f"only.{rank}", tensor, region), tensor)
-        writer.close(num_steps=1)
+        writer.close(End(num_steps=1))
     trace = Trace(tmp_path)
     assert [str(name) for name in trace.shards] == ["0/0/layer/output", "0/0/only.0/output", "0/0/only.1/output"]
     joined = torch.empty(6, 4)
@@ -94,7 +94,7 @@ def test_what_ranks_state_is_gathered(tmp_path: Path) -> None:
             "aliases": {f"head.{rank}": "embed"},
             "notes": ("no dropout",),
         }
-        Writer(tmp_path, manifest(rank, 2, mesh="pp=2").model_copy(update=stated)).close(num_steps=1)
+        Writer(tmp_path, manifest(rank, 2, mesh="pp=2").model_copy(update=stated)).close(End(num_steps=1))
     trace = Trace(tmp_path)
     assert trace.owners("layers.1.w") == {1}
     assert trace.aliases == {"head.0": "embed", "head.1": "embed"}
@@ -109,7 +109,7 @@ def test_an_incomplete_trace_opens_and_says_so(tmp_path: Path) -> None:
     assert list(trace.problems()) == [
         f"{tmp_path}/rank-00000 is incomplete: 1 records, then the run ended without closing it"
     ]
-    writer.close(num_steps=1)
+    writer.close(End(num_steps=1))
     assert list(Trace(tmp_path).problems()) == []
 
 
@@ -123,7 +123,7 @@ def test_what_is_written_later_is_found_by_opening_again(tmp_path: Path) -> None
     writer.write(record_of("b", later), later)
     newer = RankTrace(writer.folder).records[1]
     assert torch.equal(rank.tensor(newer), later)
-    writer.close(num_steps=1)
+    writer.close(End(num_steps=1))
 
 
 @pytest.mark.parametrize("tail", [b'{"id":"0/0/cut/out', b"\0" * 4096, b"{"], ids=["line", "zeros", "brace"])
@@ -137,7 +137,7 @@ def test_a_line_cut_off_in_mid_write_is_no_record(tmp_path: Path, tail: bytes) -
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     for rank in (0, 2):
-        Writer(tmp_path, manifest(rank, 4, mesh="dp=4")).close(num_steps=1)
+        Writer(tmp_path, manifest(rank, 4, mesh="dp=4")).close(End(num_steps=1))
     (tmp_path / "rank-00003").mkdir()
     assert list(Trace(tmp_path).problems()) == [
         f"{tmp_path}: rank 1 of 4 left no trace",
@@ -146,7 +146,7 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
 
 
 def test_problems_that_the_rank_reported_are_passed_on(tmp_path: Path) -> None:
-    Writer(tmp_path, manifest()).close(num_steps=1, problems=("0/0/layer/output could not be recorded",))
+    Writer(tmp_path, manifest()).close(End(num_steps=1, problems=("0/0/layer/output could not be recorded",)))
     assert list(Trace(tmp_path).problems()) == ["0/0/layer/output could not be recorded"]
 
 

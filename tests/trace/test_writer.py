@@ -16,7 +16,7 @@ from tests.trace.samples import manifest, record_of, same_bits, tensor_id, write
 from ttrace.errors import TraceError
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import DTYPES, Record
+from ttrace.trace.format import DTYPES, End, Record
 from ttrace.trace.reader import RankTrace, Trace
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
@@ -115,7 +115,7 @@ def test_a_name_that_fits_no_header_is_refused_and_the_rest_written(tmp_path: Pa
         writer.write(record_of("x" * 300_000, one), one)
     writer.write(record_of("x" * 100_000, one), one)
     writer.write(record_of("y" * 200_000, one), one)
-    writer.close(num_steps=1)
+    writer.close(End(num_steps=1))
     assert len(RankTrace(writer.folder).records) == 2
     assert sum(len(contents(chunk)) for chunk in writer.folder.glob("chunk-*")) == 2
 
@@ -127,7 +127,7 @@ def test_an_id_that_repeats_is_kept_under_another_name(tmp_path: Path) -> None:
     for i, repeated in enumerate(ids):
         data = torch.tensor([float(i), 0.0])
         writer.write(Record(repeated, (2,), data.dtype, Region.whole((2,)), microbatch=i), data)
-    writer.close(num_steps=1)
+    writer.close(End(num_steps=1))
     found = contents(writer.folder / "chunk-0000.safetensors")
     assert sorted(float(tensor[0]) for tensor in found.values()) == [0.0, 1.0, 2.0, 3.0]
     trace = RankTrace(writer.folder)
@@ -139,7 +139,7 @@ def test_a_dtype_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
     writer = Writer(tmp_path, manifest())
     with pytest.raises(TraceError, match=r"0/0/layer/output: a trace holds no torch\.complex64"):
         writer.write(record_of("layer", torch.zeros(2, dtype=torch.complex64)), torch.zeros(2, dtype=torch.complex64))
-    writer.close(num_steps=1)
+    writer.close(End(num_steps=1))
     assert RankTrace(writer.folder).records == ()
 
 
@@ -151,6 +151,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "num_steps": 1,
         "grad_factor": 1.0,
         "problems": [],
+        "notes": [],
     }
 
 
@@ -169,7 +170,7 @@ def test_tracing_again_into_a_folder_leaves_nothing_of_the_earlier_trace(tmp_pat
     assert [*Trace(tmp_path).problems()] != []
     assert Trace(tmp_path).shards == {}
     writer.write(record_of("new", torch.ones(2)), torch.ones(2))
-    writer.close(num_steps=1)
+    writer.close(End(num_steps=1))
     assert sorted(path.name for path in old.iterdir()) == [
         "chunk-0000.safetensors",
         "end.json",
@@ -183,6 +184,7 @@ FULL_DISK = """
 import resource, sys, torch
 from pathlib import Path
 from tests.trace.samples import manifest, record_of
+from ttrace.trace.format import End
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
 writer = Writer(Path(sys.argv[1]), manifest())
@@ -197,7 +199,7 @@ for i in range(40):
     except OSError as error:
         problems.append(f"layers.{i}: {error}")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-writer.close(num_steps=1, problems=tuple(problems))
+writer.close(End(num_steps=1, problems=tuple(problems)))
 """
 
 

@@ -18,7 +18,7 @@ import torch
 from tests.trace.samples import manifest
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import Record
+from ttrace.trace.format import End, Record
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Normal, values
 
@@ -41,7 +41,7 @@ def write(folder: Path, size: tuple[int, int, int]) -> None:
     writer = Writer(folder, manifest(), chunk_bytes=chunk_bytes)
     for i in range(num_records):
         writer.write(*expected(i, largest))
-    writer.close(num_steps=1)
+    writer.close(End(num_steps=1))
 
 
 def start(folder: Path, size: tuple[int, int, int]) -> int:

@@ -61,6 +61,9 @@ class Placing:
         rule = self._rules.decide(site)
         return rule is not None and MICROBATCH_AXIS in rule.layout.axes
 
+    def unused_rules(self) -> list[str]:
+        return [f"{rule} matched nothing" for rule in self._rules.unused()]
+
     def cuts(self, axis: str) -> bool:
         """Whether any rule names this axis."""
         return any(axis in rule.layout.axes for rule in self._rules.rules)
@@ -99,7 +102,10 @@ class Placing:
 
     def _by_rule(self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int) -> Placed:
         where: Mapping[str, int] = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}
-        layout = rule.layout.of_rank(len(local))
+        try:
+            layout = rule.layout.of_rank(len(local))
+        except LayoutError as error:
+            raise LayoutError(f"{tensor_id.site}: {rule}: {error}") from None
         logical = layout.global_shape(local, self._sizes) if shape is None else shape
         if len(logical) != len(local) or layout.local_shape(logical, self._sizes, where) != local:
             raise LayoutError(_misfit(tensor_id, rule, local, logical, self._sizes))

@@ -10,7 +10,7 @@ import torch
 from ttrace.capture.plan import Plan
 from ttrace.capture.probe import Visit
 from ttrace.tensors.ids import TensorId
-from ttrace.trace.format import Record
+from ttrace.trace.format import End, Record
 from ttrace.trace.writer import Writer
 
 Local = Callable[[torch.Tensor], torch.Tensor]
@@ -39,8 +39,9 @@ class Recorder:
         """Remember what went wrong, for the end of the trace."""
         self._problems[problem] = None
 
-    def close(self, *, num_steps: int, grad_factor: float) -> None:
-        self._writer.close(num_steps=num_steps, grad_factor=grad_factor, problems=tuple(self._problems))
+    def close(self, *, num_steps: int, grad_factor: float, notes: tuple[str, ...] = ()) -> None:
+        problems = tuple(self._problems)
+        self._writer.close(End(num_steps=num_steps, grad_factor=grad_factor, problems=problems, notes=notes))
 
     def _record(self, visit: Visit) -> None:
         local = self._local(visit.tensor.detach())

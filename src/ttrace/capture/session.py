@@ -28,6 +28,7 @@ from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
+from ttrace.tensors.region import Region
 from ttrace.trace.format import Manifest
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Distribution
@@ -122,7 +123,8 @@ class Session:
         if not self._closed:
             self._closed = True
             self._hooks.remove()
-            self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor)
+            notes = tuple(self._placing.unused_rules())
+            self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor, notes=notes)
 
     # The hooks tell:
 
@@ -198,9 +200,10 @@ class Session:
         for name, parameter in self._parameters.items():
             for key, value in self._adapter.optimizer_state(self._optimizer, parameter).items():
                 if isinstance(value, torch.Tensor):
-                    fallback = self._made[name].placed if value.shape == parameter.shape else None
                     tensor_id = TensorId.of(self._clock.step, None, name, Kind.OPTIM, slot=str(key))
-                    self._visit(tensor_id, value, fallback=fallback)
+                    # What is not shaped like the parameter, a step counter for instance, is not cut like it either.
+                    whole = None if value.shape == parameter.shape else Placed(Region.whole(tuple(value.shape)))
+                    self._visit(tensor_id, value, stated=whole, fallback=self._made[name].placed)
 
     def _see_buffers(self) -> None:
         for name, buffer in self._buffers.items():
@@ -221,10 +224,11 @@ class Session:
         *,
         entry: bool = False,
         values: Distribution | None = None,
+        stated: Placed | None = None,
         fallback: Placed | None = None,
     ) -> torch.Tensor | None:
         try:
-            placed = self._placing.placed(tensor_id, tensor, microbatch) or fallback
+            placed = stated or self._placing.placed(tensor_id, tensor, microbatch) or fallback
         except TTraceError as error:
             self._recorder.keep(str(error))
             placed = None

@@ -9,6 +9,7 @@ from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
+from ttrace.judge.unstated import unstated_factor, without_unstated_sums
 from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import ROOT, Kind
@@ -29,26 +30,31 @@ def check(
 ) -> Judgement:
     """Judge every tensor that either side recorded."""
     comparer = Comparer(reference, Twins(reference, twins, margin), candidate)
-    # In the reference's order of appearance; what only the candidate has follows.
-    # Whether the reference recomputes is its own affair.
+    # In the reference's order of appearance; what only the candidate has follows. Whether the reference recomputes is
+    # its own affair.
     ids = list(dict.fromkeys([*(t for t in reference.shards if not t.kind.is_recompute), *candidate.shards]))
     comparisons = []
     for done, tensor_id in enumerate(ids, start=1):
         comparisons.append(comparer.comparison(tensor_id))
         if progress is not None:
             progress(done, len(ids))
+    comparisons = without_unstated_sums(comparisons, reference, candidate)
+    factor = unstated_factor(comparisons, candidate)
+    # Whatever follows from other data, or from a factor that is still to come, is no finding.
+    is_explained = factor is not None or _is_fed_otherwise(comparisons)
+    inferred = _inferred_note(comparisons)
     problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
     return Judgement(
         tuple(comparisons),
-        # Whatever follows from other data is no finding.
-        () if _is_fed_otherwise(comparisons) else findings(comparisons, reference, candidate),
+        () if is_explained else findings(comparisons, reference, candidate),
         (
             *problems,
             *_nothing_recorded(reference, candidate),
             *_other_data(comparisons),
             *_idle(candidate, comparisons),
+            *([factor] if factor is not None else []),
         ),
-        (*reference.notes, *candidate.notes, *factor_note(reference, candidate), *_inferred_note(comparisons)),
+        tuple(dict.fromkeys([*reference.notes, *candidate.notes, *factor_note(reference, candidate), *inferred])),
     )
 
 

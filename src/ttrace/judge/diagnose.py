@@ -24,6 +24,9 @@ _FAR = 0.1
 """and at most this part of the error that it explains."""
 
 
+MISSING_ALL_REDUCE = "missing all-reduce"
+
+
 @dataclass(frozen=True)
 class Evidence:
     """A wrong comparison with both sides' shards at hand."""
@@ -100,7 +103,7 @@ def _missing_all_reduce(e: Evidence) -> Cause | None:
         error = e.error_of(_summed_over(e, axis))
         if error <= min(_NEAR * e.tolerance, _FAR * e.comparison.replica_error):
             return Cause(
-                "missing all-reduce",
+                MISSING_ALL_REDUCE,
                 f"replicas differ and sum to the reference: missing all-reduce over {axis}",
                 axis,
                 (

@@ -12,11 +12,13 @@ from ttrace.trace.reader import Trace
 
 def factor_to_come(tensor_id: TensorId, reference: Trace, candidate: Trace) -> float:
     """What the candidate's reduction still applies to this tensor, relative to the reference's; never to final ones."""
+    return candidate.grad_factor / reference.grad_factor if is_before_reduction(tensor_id) else 1.0
+
+
+def is_before_reduction(tensor_id: TensorId) -> bool:
+    """Whether a factor is still to come; the loss that backward starts from carries what its gradients carry."""
     of_microbatch = tensor_id.kind is Kind.PARAM_GRAD and tensor_id.microbatch is not None
-    # The loss that backward starts from carries what its gradients carry.
-    if not (tensor_id.kind.is_activation_grad or of_microbatch or tensor_id.kind is Kind.LOSS):
-        return 1.0
-    return candidate.grad_factor / reference.grad_factor
+    return tensor_id.kind.is_activation_grad or of_microbatch or tensor_id.kind is Kind.LOSS
 
 
 def factor_note(reference: Trace, candidate: Trace) -> list[str]:
@@ -24,4 +26,6 @@ def factor_note(reference: Trace, candidate: Trace) -> list[str]:
     ours, theirs = reference.grad_factor, candidate.grad_factor
     if ours == theirs:
         return []
-    return [f"gradients before reduction were compared after the factors still to come: {ours:g}, candidate {theirs:g}"]
+    return [
+        f"the candidate's loss and activation gradients were multiplied by {theirs / ours:g}, as its reduction will"
+    ]

@@ -133,8 +133,12 @@ def _phase(t: TensorId) -> int:
 
 
 def _source(module: str, candidate: Trace) -> str:
-    for rank in candidate.ranks:
-        info = rank.manifest.modules.get(module)
-        if info is not None:
-            return info.source
-    return ""
+    """Where the module is written: for torch's own layers the module around them."""
+    while True:
+        for rank in candidate.ranks:
+            info = rank.manifest.modules.get(module)
+            if info is not None and info.source and not info.type.startswith("torch."):
+                return info.source
+        if module == ROOT:
+            return ""
+        module = module.rpartition(".")[0] or ROOT

@@ -48,13 +48,17 @@ class Rules:
         if isinstance(rules, (Path, str)):
             return cls.of(_table(Path(rules)), origin=Path(rules).name)
         items = (rules or {}).items()
-        return cls(tuple(Rule(pattern, Layout.parse(layout), origin) for pattern, layout in items))
+        return cls(tuple(Rule(pattern, _parsed(pattern, layout), origin) for pattern, layout in items))
 
     def decide(self, site: Site) -> Rule | None:
         """The rule that speaks for this site, or None."""
         if site not in self._decided:
             self._decided[site] = self._last_match(site) or self._of_primal(site)
         return self._decided[site]
+
+    def unused(self) -> list[Rule]:
+        """Rules that matched nothing so far: probably a typo."""
+        return [rule for rule in self.rules if not any(rule.matches(site) for site in self._decided)]
 
     def check(self, mesh: Mesh) -> None:
         """Refuse rules whose axes this mesh does not have; a single rank has every axis, with size 1."""
@@ -75,6 +79,13 @@ class Rules:
         slot = "" if site.kind.is_of_param else site.slot  # optim.exp_avg follows param, which has no slot
         rule = self._last_match(Site(site.name, site.kind.primal, slot))
         return rule and Rule(rule.pattern, rule.layout.without_pending(), rule.origin)
+
+
+def _parsed(pattern: str, layout: str) -> Layout:
+    try:
+        return Layout.parse(layout)
+    except LayoutError as error:
+        raise LayoutError(f'rule "{pattern}": {error}') from None
 
 
 def _table(path: Path) -> dict[str, str]:

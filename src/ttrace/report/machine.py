@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ttrace.judge.verdict import Comparison, Finding, Judgement, Verdict
+from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 
 SCHEMA = 1
 
@@ -21,6 +21,20 @@ def as_json(judgement: Judgement, next_command: str) -> dict[str, Any]:
         "notes": list(judgement.notes),
         "next": next_command,
         "tensors": [_comparison(comparison) for comparison in judgement.comparisons],
+    }
+
+
+def failure(message: str) -> dict[str, Any]:
+    """The same form for a command that could not judge anything."""
+    return {
+        "schema": SCHEMA,
+        "exit": int(Exit.UNJUDGED),
+        "counts": {},
+        "findings": [],
+        "problems": [message],
+        "notes": [],
+        "next": "",
+        "tensors": [],
     }
 
 

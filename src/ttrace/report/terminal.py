@@ -51,7 +51,8 @@ def _details(finding: Finding) -> RenderableType:
     if finding.source:
         table.add_row("module", Text(f"{finding.module}, {finding.source}"))
     if finding.num_after:
-        table.add_row("then", f"{finding.num_after} tensors after it are wrong")
+        after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
+        table.add_row("then", f"{after} wrong")
     return table
 
 
@@ -59,8 +60,9 @@ def _error(comparison: Comparison) -> str:
     tolerance = comparison.tolerance
     assert tolerance is not None
     worst = max(comparison.error, comparison.replica_error)
+    between = " between replicas" if comparison.replica_error > comparison.error else ""
     return (
-        f"{worst:.1e}, {comparison.excess:.1e} x the tolerance {tolerance.value:.1e} "
+        f"{worst:.1e}{between}, {comparison.excess:.1e} x the tolerance {tolerance.value:.1e} "
         f"(twins {tolerance.twin_error:.1e}, floor {tolerance.floor:.1e})"
     )
 

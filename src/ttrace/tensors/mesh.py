@@ -117,8 +117,15 @@ class Mesh:
         """Refuse a set of axes that no single factorisation has."""
         if not any(axes <= {axis for axis, _ in part} for part in self.factorisations):
             unknown = sorted(axes - set(self.sizes))
-            reason = f"has no axis {', '.join(unknown)}" if unknown else "has them in different factorisations"
-            raise LayoutError(f"axes {', '.join(sorted(axes))} do not go together: mesh {str(self)!r} {reason}.")
+            if unknown:
+                raise LayoutError(
+                    f"mesh {str(self)!r} has no axis {', '.join(unknown)}. Correct the name, or pass the job's axes to "
+                    "attach(mesh=...)."
+                )
+            raise LayoutError(
+                f"axes {', '.join(sorted(axes))} do not go together: mesh {str(self)!r} has them in different "
+                "factorisations."
+            )
 
 
 def _strides(axes: tuple[tuple[str, int], ...]) -> list[int]:

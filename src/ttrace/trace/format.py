@@ -85,11 +85,12 @@ class End(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_records: int
+    num_records: int = 0
     num_steps: int
     grad_factor: float = 1.0
     """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

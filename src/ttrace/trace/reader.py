@@ -146,7 +146,7 @@ class Trace:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(note for rank in self.ranks for note in rank.manifest.notes))
+        return tuple(dict.fromkeys(note for rank in self.ranks for note in (*rank.manifest.notes, *_late_notes(rank))))
 
     def owners(self, name: str) -> frozenset[int]:
         """The ranks whose census has this module or parameter."""
@@ -170,6 +170,10 @@ class Trace:
             if rank.end.num_records != len(rank.records):
                 yield f"{rank.folder} is damaged: {len(rank.records)} of {rank.end.num_records} records are left"
             yield from rank.end.problems
+
+
+def _late_notes(rank: RankTrace) -> tuple[str, ...]:
+    return rank.end.notes if rank.end else ()
 
 
 def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:

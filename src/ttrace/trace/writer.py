@@ -69,13 +69,14 @@ class Writer:
         self._records_bytes += len(line)
         self._num_records += 1
 
-    def close(self, *, num_steps: int, grad_factor: float = 1.0, problems: tuple[str, ...] = ()) -> None:
+    def close(self, end: End) -> None:
+        """Complete the trace; the number of records is filled in here."""
         self._close_chunk()
         self._records.truncate(self._records_bytes)
         os.fsync(self._records.fileno())
         self._records.close()
-        end = End(num_records=self._num_records, num_steps=num_steps, grad_factor=grad_factor, problems=problems)
-        _write_whole(self.folder / END, end.model_dump_json(indent=1))
+        whole = end.model_copy(update={"num_records": self._num_records})
+        _write_whole(self.folder / END, whole.model_dump_json(indent=1))
 
     def _chunk_for(self, name: str, data: torch.Tensor) -> _Chunk:
         if self._chunk is not None and not self._chunk.has_room(name, data, self._chunk_bytes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,12 +25,30 @@ class Launched:
     seconds: float
     log: Path
 
-    def tail(self, num_lines: int = 20) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
+    def complaint(self, num_lines: int = 15) -> str:
+        """What went wrong, as the log tells it: the first error with its traceback, else the last lines.
+
+        Under torchrun every rank's error stands above a summary that says nothing.
+        """
+        lines = self.log.read_text(errors="replace").splitlines()
+        at = next((i for i, line in enumerate(lines) if _ERROR.match(line)), None)
+        if at is None:
+            return "\n".join(lines[-num_lines:])
+        if match := _OURS.match(lines[at]):
+            return match["message"]
+        return "\n".join(lines[max(at - num_lines + 1, 0) : at + 1])
+
+
+_ERROR = re.compile(r"(\[rank\d+\]:\s*)?([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit)\b(:|$)")
+_OURS = re.compile(r"(\[rank\d+\]:\s*)?ttrace\.errors\.\w+: (?P<message>.*)")
 
 
 def split_command(command: str) -> tuple[str, ...]:
-    words = tuple(shlex.split(command))
+    """The words of a command; no shell reads it."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise TTraceError(f"the command {command!r} cannot be read: {error}.") from None
     if not words:
         raise TTraceError("the command is empty.")
     return words
@@ -53,7 +72,10 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float) -> Launched:
                 start_new_session=True,
             )
         except OSError as error:
-            raise TTraceError(f"{shlex.join(command)} cannot be started: {error}.") from None
+            raise TTraceError(
+                f"{shlex.join(command)} cannot be started: {error}. No shell reads the command: write env A=B ... for "
+                "a variable, and bash -c '...' for more."
+            ) from None
         try:
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:

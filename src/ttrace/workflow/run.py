@@ -86,11 +86,14 @@ def run_all(
 
 def _prepare(run: Run, commands: dict[str, tuple[str, ...]]) -> None:
     """Empty the folder of an earlier run; never one that is not ours."""
-    if run.folder.exists() and any(run.folder.iterdir()) and not (run.folder / _MARK).exists():
+    if run.folder.is_dir() and any(run.folder.iterdir()) and not (run.folder / _MARK).exists():
         raise TTraceError(f"{run.folder} is not empty and holds no earlier run. Choose another --out.")
     for old in (run.reference, run.candidate, *run.twins()):
         shutil.rmtree(old, ignore_errors=True)
-    run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TTraceError(f"{run.folder} cannot be made: {error}. Choose another --out.") from None
     text = json.dumps({role: shlex.join(command) for role, command in commands.items()}, indent=1)
     (run.folder / _MARK).write_text(text)
 
@@ -99,10 +102,16 @@ def _traced(launched: Launched, trace: Path) -> None:
     command = shlex.join(launched.command)
     if launched.status != 0:
         raise TTraceError(
-            f"{command} ended with status {launched.status}. The last lines of {launched.log}:\n{launched.tail()}"
+            f"{command} ended with status {launched.status}:\n{launched.complaint()}\n(from {launched.log})"
         )
     if not trace.is_dir():
         raise TTraceError(
-            f"{command} ended well but left no trace. Does the script call ttrace.attach(model, optimizer) and run its "
-            f"step inside `with session.step():`? Its output is in {launched.log}."
+            f"{command} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its output "
+            f"is in {launched.log}."
+        )
+    unfinished = [rank for rank in Trace(trace).ranks if rank.end is None]
+    if unfinished:
+        raise TTraceError(
+            f"{command} ended well, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
+            f"every rank run its step inside `with session.step():`, and often enough? Its output is in {launched.log}."
         )

@@ -1,0 +1,69 @@
+"""This module recognises what a correct candidate does but nobody stated: a pending sum, a factor still to come.
+
+Both look like bugs at the site itself: a partial sum looks like a missing all-reduce, and gradients before averaging
+are too large. What tells them apart is what comes out of them. Neither is passed silently: they are not judged, and the
+report says what to state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ttrace.judge.diagnose import MISSING_ALL_REDUCE, cause
+from ttrace.judge.factor import is_before_reduction
+from ttrace.judge.verdict import Comparison, Verdict
+from ttrace.layouts.placed import INFERRED
+from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.trace.reader import Trace
+
+
+def without_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
+    """Sites that sum to the reference and are right again in the module around them are not judged."""
+    wrong = {comparison.id for comparison in comparisons if comparison.verdict.is_wrong}
+    right = {comparison.id for comparison in comparisons if comparison.verdict is Verdict.PASS}
+    result = []
+    for comparison in comparisons:
+        if comparison.id in wrong and comparison.by == INFERRED and _outer(comparison.id, right) is not None:
+            comparison = _as_pending_sum(comparison, reference, candidate)
+        result.append(comparison)
+    return result
+
+
+def unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) -> str | None:
+    """What to state if everything before reduction is off by one factor, and everything after it is right."""
+    wrong = [comparison for comparison in comparisons if comparison.verdict.is_wrong]
+    final = [c for c in comparisons if c.id.kind is Kind.PARAM_GRAD and c.id.microbatch is None]
+    if not wrong or not final or not all(is_before_reduction(c.id) for c in wrong):
+        return None
+    scales = [comparison.stats.scale for comparison in wrong]
+    sizes = {size for size in candidate.sizes.values() if size > 1}
+    factor = next((size for size in sizes if all(math.isclose(scale, size, rel_tol=1e-2) for scale in scales)), None)
+    if factor is None:
+        return None
+    return (
+        f"loss and activation gradients are {factor} x the reference's, final gradients agree: averaging them is still "
+        "to come, and nobody stated it. Give attach the model as DDP or FSDP2 wrapped it, or pass "
+        f"attach(grad_factor={1 / factor:g})."
+    )
+
+
+def _outer(tensor_id: TensorId, right: set[TensorId]) -> TensorId | None:
+    """The same kind at the module around this one, if it is right."""
+    if tensor_id.name == ROOT or tensor_id.kind not in (Kind.OUTPUT, Kind.GRAD_INPUT):
+        return None
+    parent = tensor_id.name.rpartition(".")[0] or ROOT
+    outer = TensorId.of(tensor_id.step, tensor_id.microbatch, parent, tensor_id.kind)
+    return outer if outer in right else None
+
+
+def _as_pending_sum(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
+    found = cause(comparison, reference, candidate)
+    if found.name != MISSING_ALL_REDUCE:
+        return comparison
+    reason = (
+        f"its replicas sum to the reference over {found.axis}, and the module around it is right: a pending sum that "
+        f'nobody stated. If it is meant, add the rule "{comparison.id.site}": "... +{found.axis}"'
+    )
+    return replace(comparison, verdict=Verdict.UNJUDGED, reason=reason)

@@ -1,0 +1,63 @@
+"""What a correct candidate does but nobody stated is neither accused nor passed silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.support.traces import Case, drawn
+from ttrace.judge.verdict import Exit, Verdict
+from ttrace.layouts.placed import INFERRED
+
+
+def partial_sums(case: Case, name: str, full: torch.Tensor) -> None:
+    """Every rank of tp=2 holds a part of the sum, and nobody says so."""
+    part = drawn(*full.shape, seed=7)
+    case.reference.record(0, name, full, "a b")
+    case.twin.record(0, name, full * (1 + 1e-7), "a b")
+    for rank, local in enumerate((part, full - part)):
+        case.candidate.record(rank, name, local)
+
+
+def test_a_sum_that_the_parent_finishes_asks_for_a_rule(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    partial_sums(case, "0/0/attn.proj/output", drawn(4, 8))
+    case.both("0/0/attn/output", drawn(4, 8, seed=1))
+    case.both("0/-/attn.qkv.weight/param", drawn(4, 8, seed=2), "a/tp b")
+    judgement = case.judged()
+    assert judgement.exit is Exit.UNJUDGED
+    assert not judgement.findings
+    site = next(c for c in judgement.comparisons if c.id.name == "attn.proj")
+    assert site.verdict is Verdict.UNJUDGED
+    assert site.by == INFERRED
+    assert site.reason.endswith('add the rule "attn.proj/output": "... +tp"')
+
+
+def test_a_sum_that_nobody_finishes_is_a_missing_all_reduce(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    partial_sums(case, "0/0/attn.proj/output", drawn(4, 8))
+    partial_sums(case, "0/0/attn/output", drawn(4, 8))
+    case.both("0/-/attn.qkv.weight/param", drawn(4, 8, seed=2), "a/tp b")
+    judgement = case.judged()
+    assert judgement.exit is Exit.FOUND
+    assert judgement.findings[0].cause.name == "missing all-reduce"
+
+
+def test_a_factor_that_averaging_will_apply_asks_to_be_stated(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2")
+    for name in ("0/0/fc/grad_output", "0/0/fc/grad_input"):
+        case.both(name, drawn(4, 8), "a/dp b", lambda x: 2 * x)
+    case.both("0/0/fc/output", drawn(4, 8), "a/dp b")
+    case.both("0/-/fc.weight/param_grad", drawn(4, 8))
+    judgement = case.judged()
+    assert judgement.exit is Exit.UNJUDGED
+    assert any("attach(grad_factor=0.5)" in problem for problem in judgement.problems)
+
+
+def test_a_factor_that_reaches_final_gradients_is_a_finding(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2")
+    case.both("0/0/fc/grad_output", drawn(4, 8), "a/dp b", lambda x: 2 * x)
+    case.both("0/0/fc/output", drawn(4, 8), "a/dp b")
+    case.both("0/-/fc.weight/param_grad", drawn(4, 8), change=lambda x: 2 * x)
+    assert case.judged().exit is Exit.FOUND
