@@ -192,3 +192,27 @@ def test_only_some_ranks_are_named(tmp_path: Path) -> None:
 def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
     found = changed(Case(tmp_path), "a b/tp", drawn(8, 12, seed=5))
     assert (found.name, found.axis, found.evidence) == ("unexplained", None, ())
+
+
+def test_replicas_that_average_to_the_reference_miss_their_averaging(tmp_path: Path) -> None:
+    full = drawn(4, 8)
+    other = drawn(4, 8, seed=5)
+    case = Case(tmp_path, "dp=2")
+    case.trusted("0/-/fc.weight/param_grad", full)
+    case.right()
+    for rank, local in enumerate((full + other, full - other)):
+        case.candidate.record(rank, "0/-/fc.weight/param_grad", local, "a b")
+    found = case.judged().findings[0].cause
+    assert found.sentence == "replicas differ and average to the reference: missing gradient averaging over dp"
+    assert found.axis == "dp"
+
+
+def test_a_bias_of_each_replica_does_not_hide_the_missing_all_reduce(tmp_path: Path) -> None:
+    full, part, bias = drawn(4, 8), drawn(4, 8, seed=5), drawn(8, seed=6)
+    case = Case(tmp_path, "tp=2")
+    case.trusted("0/0/fc/output", full + bias)
+    for rank, local in enumerate((part + bias, full - part + bias)):
+        case.candidate.record(rank, "0/0/fc/output", local, "a b")
+    found = case.judged().findings[0].cause
+    assert found.name == "missing all-reduce"
+    assert found.sentence.endswith("plus a bias of each: missing all-reduce over tp")

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, Piece, compared, measured
 from ttrace.judge.tolerance import replica_tolerance
@@ -52,8 +54,12 @@ class Evidence:
     def stats(self) -> Stats:
         return self.comparison.stats
 
-    def error_of(self, candidate: Logical) -> float:
-        return measured(self.reference, candidate, factor=self.factor)[0].error
+    def error_of(self, candidate: Logical, factor: float = 1.0) -> float:
+        return measured(self.reference, candidate, factor=self.factor * factor)[0].error
+
+    def is_explained(self, rest: float) -> bool:
+        """Whether so little is left of a conflict that the explanation holds."""
+        return rest <= min(_NEAR * self.tolerance, _FAR * self.comparison.replica_error)
 
 
 def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
@@ -101,7 +107,7 @@ def _missing_all_reduce(e: Evidence) -> Cause | None:
         return None
     for axis in _axes_of_conflict(e):
         error = e.error_of(_summed_over(e, axis))
-        if error <= min(_NEAR * e.tolerance, _FAR * e.comparison.replica_error):
+        if e.is_explained(error):
             return Cause(
                 MISSING_ALL_REDUCE,
                 f"replicas differ and sum to the reference: missing all-reduce over {axis}",
@@ -110,6 +116,43 @@ def _missing_all_reduce(e: Evidence) -> Cause | None:
                     f"replicas differ by {e.comparison.replica_error:.1e}",
                     f"their sum over {axis}={e.sizes[axis]} is the reference to {error:.1e}",
                 ),
+            )
+    return None
+
+
+def _missing_average(e: Evidence) -> Cause | None:
+    """Replicas along an axis differ, and their mean is the reference."""
+    if e.comparison.verdict is not Verdict.CONFLICT:
+        return None
+    for axis in _axes_of_conflict(e):
+        error = e.error_of(_summed_over(e, axis), 1 / e.sizes[axis])
+        if e.is_explained(error):
+            return Cause(
+                "missing average",
+                f"replicas differ and average to the reference: missing gradient averaging over {axis}",
+                axis,
+                (f"their mean over {axis}={e.sizes[axis]} is the reference to {error:.1e}",),
+            )
+    return None
+
+
+def _missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
+    """Replicas sum to the reference, but for a row that each of them added: a bias, added before summing."""
+    if e.comparison.verdict is not Verdict.CONFLICT or len(e.reference.shape) < 2 or len(e.reference.pieces) != 1:
+        return None
+    reference = e.reference.pieces[0].tensor().to(torch.float64)
+    for axis in _axes_of_conflict(e):
+        summed = _summed_over(e, axis)
+        if len(summed.pieces) != 1 or summed.pieces[0].region != e.reference.pieces[0].region:
+            continue
+        surplus = (summed.pieces[0].tensor() - reference).flatten(0, -2)
+        rest = float((surplus - surplus.mean(0)).norm() / reference.norm())
+        if e.is_explained(rest):
+            return Cause(
+                MISSING_ALL_REDUCE,
+                f"replicas differ and sum to the reference plus a bias of each: missing all-reduce over {axis}",
+                axis,
+                (f"but for one row, their sum over {axis}={e.sizes[axis]} is the reference to {rest:.1e}",),
             )
     return None
 
@@ -175,7 +218,16 @@ def _wrong_replicas(e: Evidence) -> list[str]:
     return wrong[:4] if len(wrong) < len(errors) else []
 
 
-_TESTS = (_not_finite, _zeros, _missing_all_reduce, _constant_factor, _some_ranks, _replicas_differ)
+_TESTS = (
+    _not_finite,
+    _zeros,
+    _missing_all_reduce,
+    _missing_average,
+    _missing_all_reduce_before_bias,
+    _constant_factor,
+    _some_ranks,
+    _replicas_differ,
+)
 
 
 def _axes_of_conflict(e: Evidence) -> list[str]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
+
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 
 _MOST_SHOWN = 5
+_INDENT = 12
 
 
 def show(console: Console, judgement: Judgement, next_command: str) -> None:
     """Print the whole judgement."""
     parts: list[RenderableType] = []
-    for i, finding in enumerate(judgement.findings[:_MOST_SHOWN]):
-        parts += [_headline(finding, first=i == 0), Padding(_details(finding), (0, 0, 1, 2))]
-    if len(judgement.findings) > _MOST_SHOWN:
-        parts.append(Text(f"... and {len(judgement.findings) - _MOST_SHOWN} further findings", "dim"))
+    alike = _alike(judgement.findings)
+    for i, (finding, *others) in enumerate(alike[:_MOST_SHOWN]):
+        parts += [_headline(finding, first=i == 0), *_details(finding, others, console.width)]
+    if len(alike) > _MOST_SHOWN:
+        parts.append(Text(f"... and {len(alike) - _MOST_SHOWN} further findings", "dim"))
     parts += _unjudged(judgement)
     if judgement.exit is Exit.PASSED:
         parts.append(Text("✓ every tensor agrees with the reference as far as rounding allows", "bold green"))
@@ -37,23 +40,45 @@ def _headline(finding: Finding, *, first: bool) -> Text:
     return Text.assemble(("✗ ", "bold red"), (str(comparison.id.site), "bold red"), f" is {what}  ({when})")
 
 
-def _details(finding: Finding) -> RenderableType:
-    comparison = finding.comparison
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    table.add_row("cause", Text(finding.cause.sentence, "bold"))
-    table.add_row("error", _error(comparison))
-    for i, line in enumerate(finding.cause.evidence):
-        table.add_row("evidence" if i == 0 else "", Text(line))
+def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
+    """Findings of one kind with one cause, together: one bug in many modules is told once."""
+    groups: dict[tuple[str, str, str | None], list[Finding]] = {}
+    for i, finding in enumerate(findings):
+        cause = finding.cause
+        key = str(i) if cause.name == "unexplained" else cause.name
+        groups.setdefault((key, finding.comparison.id.kind, cause.axis), []).append(finding)
+    return list(groups.values())
+
+
+def _details(finding: Finding, others: list[Finding], width: int) -> list[RenderableType]:
+    """What is known of a finding, in lines of this width: no table, which would fill them up with blanks."""
+    lines: list[RenderableType] = []
+    for label, text in _facts(finding, others):
+        wrapped = textwrap.wrap(text, max(width - _INDENT, 40), break_long_words=False, break_on_hyphens=False)
+        for i, part in enumerate(wrapped):
+            head = f"  {label if i == 0 else '':<{_INDENT - 4}}  "
+            lines.append(Text.assemble((head, "dim"), (part, "bold" if label == "cause" else "")))
+    return [*lines, Text()]
+
+
+def _facts(finding: Finding, others: list[Finding]) -> Iterator[tuple[str, str]]:
+    comparison, cause = finding.comparison, finding.cause
+    yield "cause", cause.sentence
+    yield "error", _error(comparison)
+    for i, text in enumerate(cause.evidence):
+        yield ("evidence" if i == 0 else ""), text
     if comparison.by:
-        table.add_row("layout", Text(f'"{comparison.layout}", {comparison.by}'))
+        layout = f'"{comparison.layout}", ' if comparison.layout else ""
+        yield "layout", f"{layout}{comparison.by}"
     if finding.source:
-        table.add_row("module", Text(f"{finding.module}, {finding.source}"))
+        yield "module", f"{finding.module}, {finding.source}"
+    if others:
+        named = ", ".join(str(other.comparison.id.site) for other in others[:3])
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        yield "also", f"{named}{more}, in the same way"
     if finding.num_after:
         after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
-        table.add_row("then", f"{after} wrong")
-    return table
+        yield "then", f"{after} wrong"
 
 
 def _error(comparison: Comparison) -> str:
