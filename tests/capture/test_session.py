@@ -152,6 +152,18 @@ def test_a_candidate_gets_the_references_batch(tmp_path: Path) -> None:
         assert torch.equal(local, reference[3 * rank : 3 * rank + 3])
 
 
+def test_data_with_a_structure_is_replayed_from_the_reference(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    tracing = session(tmp_path, model)
+    positions = torch.arange(6)
+    with tracing.step():
+        assert torch.equal(tracing.batch(positions), positions)
+        model(torch.randn(6, 4)).sum().backward()
+    other = candidate(tmp_path, nn.Linear(4, 4), Mesh.of(cp=2), 1, {"./batch": "seq/cp"})
+    with other.step():
+        assert torch.equal(other.batch(torch.zeros(3, dtype=torch.long)), positions[3:])
+
+
 def test_ranks_along_dp_run_microbatches_of_their_own(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     one_step(session(tmp_path, model), model, torch.randn(6, 4))
@@ -194,6 +206,27 @@ def test_tied_weights_have_one_id_and_frozen_ones_no_gradient(tmp_path: Path) ->
     assert not {name for name, _ in named} & {"head.weight"}
     assert ("frozen.weight", "param") in named
     assert ("frozen.weight", "param_grad") not in named
+
+
+def test_a_copy_of_a_tied_weight_has_the_references_name(tmp_path: Path) -> None:
+    """A last pipeline stage holds the embedding as its head's weight."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.words(ids))
+            return out
+
+    model = Tied()
+    one_step(session(tmp_path, model), model, torch.randint(8, (2, 5)))
+    stage = nn.Module()
+    stage.head = nn.Linear(4, 8, bias=False)
+    candidate(tmp_path, stage, Mesh.of(pp=2), 1, {})
+    assert torch.equal(stage.head.weight, model.words.weight)
 
 
 def test_a_recording_failure_is_kept_and_the_training_goes_on(tmp_path: Path) -> None:

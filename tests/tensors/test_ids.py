@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttrace.errors import TTraceError
-from ttrace.tensors.ids import ROOT, Aliases, Kind, Site, TensorId
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 
 names = st.from_regex(r"[A-Za-z0-9_.\-]+", fullmatch=True)
 
@@ -90,10 +90,3 @@ def test_backward_kinds_are_the_gradients_and_what_is_recomputed_for_them() -> N
         Kind.RECOMPUTE_OUTPUT,
     }
     assert {kind for kind in Kind if kind.is_activation_grad} == {Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}
-
-
-def test_a_tied_weight_has_the_name_the_reference_saw_first() -> None:
-    aliases = Aliases((("lm_head.weight", "embed.weight"),))
-    assert aliases.canonical("lm_head.weight") == "embed.weight"
-    assert aliases.canonical("embed.weight") == "embed.weight"
-    assert Aliases().canonical("norm.weight") == "norm.weight"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -59,9 +60,16 @@ def test_the_hidden_bug_is_found_and_the_clean_run_is_quiet(tmp_path: Path, exam
     assert "rank 1 (tp1)" in shown.stdout
 
 
-def test_examples_are_short() -> None:
+def test_examples_are_short_and_need_at_most_five_lines_for_ttrace() -> None:
     for path in (ROOT / "examples").glob("*.py"):
-        assert len(path.read_text().splitlines()) < 80, path
+        lines = path.read_text().splitlines()
+        assert len(lines) < 80, path
+        numbered = [line.rpartition("  # ")[2] for line in lines if re.search(r"  # \d$", line)]
+        assert numbered == [str(i + 1) for i in range(len(numbered))]
+        assert 3 <= len(numbered) <= 5
+        # Nothing that speaks of ttrace, its session or its rules is left unnumbered.
+        ours = [line for line in lines if re.search(r"ttrace|session|RULES", line) and not line.startswith('"""')]
+        assert len(ours) == len(numbered), path
 
 
 def script(folder: Path, body: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Sequence
 from functools import cache
 
@@ -28,10 +29,15 @@ def switch_dropout_off(chunks: Sequence[nn.Module]) -> list[str]:
     return [f"dropout switched off in {len(changed)} modules, the first is {changed[0]}"] if changed else []
 
 
+_parsing = threading.Lock()
+"""Python 3.11 fails when two threads parse at once, and ranks may be threads."""
+
+
 @cache
 def _info(kind: type) -> ModuleInfo:
     try:
-        source = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+        with _parsing:
+            source = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):
         source = ""
     return ModuleInfo(type=f"{kind.__module__}.{kind.__qualname__}", source=source)

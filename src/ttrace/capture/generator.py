@@ -46,10 +46,16 @@ class Generator:
         return made
 
     def batch_leaf(self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int) -> tuple[torch.Tensor, Made]:
-        """Generated data in place of one tensor of a batch; data that random numbers would destroy stays."""
+        """Generated data in place of one tensor of a batch.
+
+        Data that random numbers would destroy stays what it is in the reference, and is replayed from there by others.
+        """
         placed = self._placing.placed_or_inferred(tensor_id, leaf, microbatch)
         made = Made(placed, self._batch_distribution(tensor_id, leaf))
-        return (leaf if made.distribution is None else self._values(tensor_id, made, leaf)), made
+        if made.distribution is not None:
+            return self._values(tensor_id, made, leaf), made
+        full = self._reference.tensor(tensor_id)
+        return (leaf if full is None else placed.region.take(full).to(leaf.device, leaf.dtype)), made
 
     def _values(self, tensor_id: TensorId, made: Made, like: torch.Tensor) -> torch.Tensor:
         assert made.distribution is not None

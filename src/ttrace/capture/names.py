@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -34,13 +34,18 @@ def buffers(chunks: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     return {canonical(path): buffer for chunk in chunks for path, buffer in chunk.named_buffers()}
 
 
-def parameters(chunks: Sequence[nn.Module]) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Every parameter once, under its first canonical name, and the other names of those that have several."""
+def parameters(
+    chunks: Sequence[nn.Module], known: Mapping[str, str] | None = None
+) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
+    """Every parameter once, under its first canonical name, and the other names of those that have several.
+
+    `known` are the reference's other names: a stage that holds a copy of a tied weight under one of them means it too.
+    """
     first: dict[int, str] = {}
     found: dict[str, nn.Parameter] = {}
     aliases: dict[str, str] = {}
     for path, parameter in (pair for chunk in chunks for pair in chunk.named_parameters(remove_duplicate=False)):
-        name = canonical(path)
+        name = (known or {}).get(canonical(path), canonical(path))
         if id(parameter) in first:
             if name != first[id(parameter)]:
                 aliases[name] = first[id(parameter)]

@@ -39,11 +39,31 @@ class Reference:
         record = self.record(tensor_id)
         return record.region.shape if record and record.region else None
 
+    def tensor(self, tensor_id: TensorId) -> torch.Tensor | None:
+        """The whole tensor as the reference had it, for what must be replayed."""
+        shards = self._trace.shards.get(tensor_id, []) if self._trace else []
+        shape = self.shape(tensor_id)
+        if shape is None:
+            return None
+        full = torch.empty(shape, dtype=shards[0].record.dtype)
+        for shard in shards:
+            assert shard.record.region is not None
+            shard.record.region.put(shard.tensor(), full)
+        return full
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """The reference's other names of tied weights."""
+        return self._trace.aliases if self._trace else {}
+
+    @cached_property
+    def _trace(self) -> Trace | None:
+        return Trace(self._folder) if self._folder else None
+
     @cached_property
     def _records(self) -> dict[TensorId, Record]:
-        if self._folder is None:
-            return {}
-        return {tensor_id: shards[0].record for tensor_id, shards in Trace(self._folder).shards.items()}
+        shards = self._trace.shards if self._trace else {}
+        return {tensor_id: found[0].record for tensor_id, found in shards.items()}
 
 
 class Placing:

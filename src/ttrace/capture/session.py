@@ -58,7 +58,7 @@ class Session:
         self._grad_factor = adapter.grad_factor if grad_factor is None else grad_factor
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         self._generator = Generator(plan, adapter, self._placing, reference)
-        self._parameters, aliases = names.parameters(chunks)
+        self._parameters, aliases = names.parameters(chunks, reference.aliases)
         self._buffers = names.buffers(chunks)
         self._made = {name: self._generator.fill_parameter(name, p) for name, p in self._parameters.items()}
         manifest = Manifest(

@@ -137,13 +137,3 @@ class TensorId:
     def at(self, kind: Kind, slot: str | None = None) -> TensorId:
         """The id of another kind at the same name, step, microbatch and call."""
         return replace(self, site=Site(self.name, kind, self.site.slot if slot is None else slot))
-
-
-@dataclass(frozen=True)
-class Aliases:
-    """Other names of tied weights; each maps to the one name the reference saw first."""
-
-    names: tuple[tuple[str, str], ...] = ()
-
-    def canonical(self, name: str) -> str:
-        return dict(self.names).get(name, name)
