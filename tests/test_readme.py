@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -36,8 +38,13 @@ def test_the_quick_start_prints_what_it_shows(tmp_path: Path) -> None:
     for first, *shown in blocks[1:]:
         command = shlex.split(first.removeprefix("$ "))
         assert command[0] == "ttrace"
+        start = time.monotonic()
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
-        assert done.returncode in (0, 1), done.stdout + done.stderr
+        assert time.monotonic() - start < 60
+        assert done.returncode == (1 if "--bug" in first else 0), done.stdout + done.stderr
         assert fits(shown, done.stdout.splitlines()), done.stdout
+    found = json.loads((tmp_path / "runs" / "bug" / "report.json").read_text())["findings"]
+    assert [(f["module"], f["kind"], f["axis"]) for f in found] == [("layers.1.fc1", "grad_input", "tp")]
+    assert found[0]["sentence"] == "replicas differ and sum to the reference: missing all-reduce over tp"

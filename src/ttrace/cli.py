@@ -21,7 +21,7 @@ from ttrace.judge.difference import difference
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import difference as difference_report
-from ttrace.report import listing, machine, terminal
+from ttrace.report import listing, machine, suggest, terminal
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import launch, split_command
@@ -161,6 +161,12 @@ def diff(
         typer.echo(json.dumps(difference_report.as_json(found)))
     else:
         difference_report.show(_console(), found, str(folder))
+
+
+@app.command()
+def lint(folder: RunFolder, margin: Margin = MARGIN) -> None:
+    """Print a rules file that states every layout that was inferred, for attach(rules=...)."""
+    typer.echo(suggest.suggested(Run(folder).judged(margin=margin)), nl=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -292,6 +292,17 @@ def test_a_parameter_nobody_explains_asks_for_a_rule(tmp_path: Path) -> None:
         candidate(tmp_path, nn.Linear(6, 3), Mesh.of(tp=2), 0, {})
 
 
+def test_a_closed_session_leaves_no_hook_behind(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan(out=tmp_path / "reference", stop=False)
+    Session(plan, model, optimizer, SimulatedRank(), Rules()).close()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
 def test_a_candidate_without_a_reference_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="needs the reference's trace"):
         session(tmp_path, nn.Linear(2, 2), role="candidate")

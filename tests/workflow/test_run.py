@@ -34,10 +34,9 @@ def run_example(name: str, out: Path, *flags: str, more: tuple[str, ...] = ()) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("example", "module"), [("hidden_allreduce", "layers.1.fc1"), ("dtensor_tp", "layers.1.gated")]
-)
-def test_the_hidden_bug_is_found_and_the_clean_run_is_quiet(tmp_path: Path, example: str, module: str) -> None:
+def test_the_dtensor_examples_bug_is_found_and_its_clean_run_is_quiet(tmp_path: Path) -> None:
+    """The other example is the README's, and run with it."""
+    example, module = "dtensor_tp", "layers.1.gated"
     start = time.monotonic()
     clean = run_example(example, tmp_path / "clean")
     assert clean.returncode == 0, clean.stdout + clean.stderr

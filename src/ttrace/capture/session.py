@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture import names
@@ -81,9 +82,12 @@ class Session:
         self._hooks = Hooks(chunks, self)
         adapter.listen(self)
         self._optimizer = optimizer
+        self._handles: list[RemovableHandle] = []
         if optimizer is not None:
-            optimizer.register_step_pre_hook(lambda *_: self._see_gradients())
-            optimizer.register_step_post_hook(lambda *_: self._see_updated())
+            self._handles = [
+                optimizer.register_step_pre_hook(lambda *_: self._see_gradients()),
+                optimizer.register_step_post_hook(lambda *_: self._see_updated()),
+            ]
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -123,6 +127,8 @@ class Session:
         if not self._closed:
             self._closed = True
             self._hooks.remove()
+            for handle in self._handles:
+                handle.remove()
             notes = tuple(self._placing.unused_rules())
             self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor, notes=notes)
 

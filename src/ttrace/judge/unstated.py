@@ -66,4 +66,4 @@ def _as_pending_sum(comparison: Comparison, reference: Trace, candidate: Trace) 
         f"its replicas sum to the reference over {found.axis}, and the module around it is right: a pending sum that "
         f'nobody stated. If it is meant, add the rule "{comparison.id.site}": "... +{found.axis}"'
     )
-    return replace(comparison, verdict=Verdict.UNJUDGED, reason=reason)
+    return replace(comparison, verdict=Verdict.UNJUDGED, reason=reason, suggestion=f"... +{found.axis}")

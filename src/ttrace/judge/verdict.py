@@ -74,6 +74,8 @@ class Comparison:
     replica_error: float = 0.0
     layout: str = ""
     by: str = ""
+    suggestion: str = ""
+    """The layout that would explain it, where nobody stated one."""
 
     @property
     def error(self) -> float:
