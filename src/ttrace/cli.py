@@ -216,7 +216,8 @@ def _settings(out: Path, seed: int, steps: int, only: list[str], skip: list[str]
 
 def _progress(console: Console) -> Progress:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    # In a pipe even a vanishing bar leaves an empty line.
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _console() -> Console:
