@@ -55,24 +55,26 @@ class Result:
     trouble: list[str] = field(default_factory=list)
     found: dict[str, str] = field(default_factory=dict)
     """By fault: the module of the first finding."""
-    changed: list[str] = field(default_factory=list)
+    changed: list[str] | None = None
     """Parameters and gradients that differ with recording on."""
 
 
-def run_cells(folder: Path, cells: list[Cell]) -> dict[str, Result]:
-    """On every rank: each cell clean, with each fault, and with recording off and on."""
+def run_cells(folder: Path, cells: list[Cell], thorough: bool) -> dict[str, Result]:
+    """On every rank: each cell clean, with a fault, and with recording off and on; in haste the latter two in turn."""
     results: dict[str, Result] = {}
     references: dict[Any, Path] = {}
     for cell in cells:
         judgement = run_cell(cell, folder, SHAPE, references)
         result = Result(judgement.exit, trouble_in(judgement)) if judgement else Result(Exit.PASSED)
-        for i, (fault, module) in enumerate(faults_of(cell).items()):
-            if i != len(results) % len(faults_of(cell)):
-                continue  # one fault a cell, in turn
+        turn = len(results)
+        if thorough or turn % 2 == 0:
+            faults = list(faults_of(cell).items())
+            fault, module = faults[turn // 2 % len(faults)]  # one fault a cell, in turn
             broken: Callable[[Candidate], None] = functools.partial(inject, fault, module)
             wrong = run_cell(cell, folder, SHAPE, references, broken)
             result.found[f"{fault} in {module}"] = wrong.findings[0].module if wrong and wrong.findings else ""
-        result.changed = changed_by_recording(cell, folder)
+        if thorough or turn % 2 == 1:
+            result.changed = changed_by_recording(cell, folder)
         results[cell.name] = result
     return results
 
@@ -120,7 +122,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
         mine = [cell for cell in cells if cell.num_ranks == num_ranks]
-        found |= on_ranks(num_ranks, run_cells, folder, mine, timeout=60 + 30 * len(mine))[0]
+        thorough = bool(request.config.getoption("--all"))
+        found |= on_ranks(num_ranks, run_cells, folder, mine, thorough, timeout=60 + 30 * len(mine))[0]
     return found
 
 
@@ -139,13 +142,17 @@ def test_a_clean_cell_passes(results: dict[str, Result], name: str) -> None:
 
 
 def test_a_fault_is_found_first_where_it_is(results: dict[str, Result], name: str) -> None:
-    assert results[name].found
     for fault, module in results[name].found.items():
         assert fault.endswith(f" in {module}"), f"{fault}: found at {module or 'no module'}"
 
 
 def test_recording_changes_no_bit(results: dict[str, Result], name: str) -> None:
     assert not results[name].changed
+
+
+def test_every_second_cell_at_least_had_a_fault_and_a_run_without_recording(results: dict[str, Result]) -> None:
+    assert 3 * sum(bool(result.found) for result in results.values()) >= len(results)
+    assert 3 * sum(result.changed is not None for result in results.values()) >= len(results)
 
 
 def test_the_matrix_is_as_large_as_it_says() -> None:
