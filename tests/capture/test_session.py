@@ -292,6 +292,21 @@ def test_a_parameter_nobody_explains_asks_for_a_rule(tmp_path: Path) -> None:
         candidate(tmp_path, nn.Linear(6, 3), Mesh.of(tp=2), 0, {})
 
 
+def test_gradients_are_read_before_they_are_clipped(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracing = Session(Plan(out=tmp_path / "reference", stop=False), model, optimizer, SimulatedRank(), Rules())
+    with tracing.step():
+        model(100 * torch.ones(2, 4)).sum().backward()
+        before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    found = {str(t): shards[0].tensor() for t, shards in Trace(tmp_path / "reference").shards.items()}
+    assert torch.equal(found["0/-/weight/param_grad"], before[0])
+    assert torch.equal(found["0/-/./grad_norm"], norm)
+    assert float(found["0/-/./clip"]) == pytest.approx(1 / float(norm), rel=1e-4)
+
+
 def test_a_closed_session_leaves_no_hook_behind(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

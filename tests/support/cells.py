@@ -130,7 +130,7 @@ def trace_reference(folder: Path, shape: Shape, dtype: torch.dtype, total: int, 
 def accumulated(
     session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, shape: Shape, num_microbatches: int
 ) -> None:
-    """One step of gradient accumulation with clipping."""
+    """One step of gradient accumulation."""
     with session.step():
         for _ in range(num_microbatches):
             batch = session.batch(data(shape))

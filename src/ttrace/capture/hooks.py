@@ -75,6 +75,8 @@ class Hooks:
         self._handles.clear()
 
     def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if name == ROOT and not _is_recompute():
+            self._calls.clear()  # recomputation stops early, by an exception, and leaves calls behind
         call = self._entered(name)
         self._calls.append((module, call))
         if call is None:
@@ -97,6 +99,7 @@ class Hooks:
                 tensor.register_hook(partial(self._gradient, call, Kind.GRAD_OUTPUT, slot))
         if call.inputs and seen:
             _watch_input_gradients(call, list(seen.values()), partial(self._gradient, call, Kind.GRAD_INPUT))
+        call.inputs = {}  # hooks keep the call until backward; it must not keep activations
         return replaced
 
     def _entered(self, name: str) -> Call | None:

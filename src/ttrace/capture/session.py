@@ -57,6 +57,7 @@ class Session:
         self._adapter = adapter
         self._clock = Clock()
         self._grad_factor = adapter.grad_factor if grad_factor is None else grad_factor
+        self._divisor = 1
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         self._generator = Generator(plan, adapter, self._placing, reference)
         self._parameters, aliases = names.parameters(chunks, reference.aliases)
@@ -130,7 +131,7 @@ class Session:
             for handle in self._handles:
                 handle.remove()
             notes = tuple(self._placing.unused_rules())
-            self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor, notes=notes)
+            self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor / self._divisor, notes=notes)
 
     # The hooks tell:
 
@@ -166,7 +167,7 @@ class Session:
 
     def will_divide(self, divisor: int) -> None:
         """Gradients of all microbatches together will be divided."""
-        self._grad_factor = self._adapter.grad_factor / divisor
+        self._divisor = divisor
 
     # What is overheard:
 

@@ -95,7 +95,13 @@ class _WrongSites:
         if t.kind in (Kind.INPUT, Kind.GRAD_OUTPUT):
             # Any other module's are made by its neighbours, or by its parent's own code.
             return self.module_of(t) == ROOT
+        if t.kind in (Kind.GRAD_NORM, Kind.CLIP):
+            # Made from every gradient, wherever it is.
+            made_from = (Kind.PARAM_GRAD, Kind.MAIN_GRAD, *([Kind.GRAD_NORM] if t.kind is Kind.CLIP else []))
+            return not any(other.kind in made_from and other.step == t.step for other in self._wrong_ids)
         if _phase(t) == _UPDATE:
+            if any(other.kind in (Kind.GRAD_NORM, Kind.CLIP) and other.step == t.step for other in self._wrong_ids):
+                return False  # a wrong norm clips every gradient wrongly
             before = (t.at(kind, slot="") for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD))
             return not any(other in self._at.get((self.module_of(t), other.kind), ()) for other in before)
         return True
@@ -127,7 +133,7 @@ def _is_inside(inner: str, outer: str) -> bool:
 
 
 def _phase(t: TensorId) -> int:
-    if t.kind in (Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
+    if t.kind in (Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
         return _UPDATE
     return _BACKWARD if t.kind.is_backward else _FORWARD
 

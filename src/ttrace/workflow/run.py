@@ -42,9 +42,8 @@ class Run:
 
     def judged(self, *, margin: float = MARGIN, progress: Progress | None = None) -> Judgement:
         """Check the candidate; runs nothing again."""
-        more = {"progress": progress} if progress else {}
         twins = [Trace(path) for path in self.twins()]
-        return check(Trace(self.reference), twins, Trace(self.candidate), margin=margin, **more)
+        return check(Trace(self.reference), twins, Trace(self.candidate), margin=margin, progress=progress)
 
     def next_command(self, judgement: Judgement) -> str:
         """What to type next."""
