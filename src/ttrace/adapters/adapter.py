@@ -63,3 +63,6 @@ class Adapter(Protocol):
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's values as a plain tensor."""
+
+    def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        """A tensor that is distributed like the given one, with these values on this rank."""

@@ -40,6 +40,19 @@ def local_values(tensor: DTensor) -> torch.Tensor:
     return local
 
 
+def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor placed like another, with these values here."""
+    made: DTensor = DTensor.from_local(
+        local,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+    return made
+
+
 def pending_axes(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> tuple[str, ...]:
     """The axes over which a DTensor is still to be summed."""
     pending = []

@@ -93,6 +93,9 @@ class Native:
             return arrived
         return local
 
+    def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        return dtensor.with_local(tensor, local) if isinstance(tensor, DTensor) else local
+
 
 def _rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():

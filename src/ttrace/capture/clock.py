@@ -26,6 +26,7 @@ class Clock:
         self.step = 0
         self.num_batches = 0
         self.is_running = False
+        self.has_final_gradients = False
         self.chunk: Chunk | None = None
         self.is_pipelined = False
         self._microbatch = -1
@@ -45,6 +46,7 @@ class Clock:
     def running(self) -> Iterator[None]:
         """Around one step."""
         self._microbatch, self.num_batches = -1, 0
+        self.has_final_gradients = False
         self._calls.clear()
         self.is_running = True
         try:

@@ -71,13 +71,13 @@ class Generator:
     def _parameter_distribution(self, tensor_id: TensorId, parameter: torch.Tensor) -> Distribution | None:
         if self._plan.parameters == "own":
             return None
-        if self._plan.role != "reference":
+        if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
         own = parameter_distribution(self._adapter.local(parameter))
         # A shard must not decide the spread of the whole: on many ranks only the kind of initialisation is taken.
         return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
 
     def _batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
-        if self._plan.role == "reference":
-            return batch_distribution(leaf)
-        return self._reference.distribution(tensor_id)
+        if self._plan.reference is not None:
+            return self._reference.distribution(tensor_id)
+        return batch_distribution(leaf)

@@ -21,6 +21,9 @@ class Listener(Protocol):
     def hears_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """A backward pass is about to start from these tensors."""
 
+    def hears_gradients(self) -> None:
+        """All gradients are final: their norm is about to be taken."""
+
     def hears_norm(self, norm: torch.Tensor) -> None:
         """The norm of all gradients was taken; they are not clipped yet."""
 
@@ -65,8 +68,10 @@ def _told_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _told_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
-    norm = _total_norm(*args, **kwargs)
     listener = _listeners.get(threading.get_ident())
+    if listener is not None:
+        listener.hears_gradients()
+    norm = _total_norm(*args, **kwargs)
     if listener is not None:
         listener.hears_norm(norm)
     return norm

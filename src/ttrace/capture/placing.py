@@ -104,19 +104,25 @@ class Placing:
 
     def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
         """The same for tensors that must be made here: their layout may be inferred, but not be missing."""
-        placed = self.placed(tensor_id, tensor, microbatch)
-        if placed is not None:
-            return placed
-        local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
-        if shape is None:
-            return Placed(Region.whole(local), by="unknown to the reference")
-        layout = inferred(shape, [(self._adapter.coord, local)], self._sizes)
-        if layout is None:
+        placed = self.placed(tensor_id, tensor, microbatch) or self.inferred(tensor_id, tensor)
+        if placed is None:
+            local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+            assert shape is not None, "what the reference does not know is whole"
             raise LayoutError(
                 f"{tensor_id.site}: this rank holds shape {local} of the reference's {shape}, and no single axis of "
                 f"mesh {str(self._adapter.mesh)!r} explains that. Add a rule, for instance "
                 f'{{"{tensor_id.name}": "{_suggestion(local, shape)}"}}.'
             )
+        return placed
+
+    def inferred(self, tensor_id: TensorId, tensor: torch.Tensor) -> Placed | None:
+        """The layout that explains what this rank holds; None if there is none, or more than one."""
+        local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        if shape is None:
+            return Placed(Region.whole(local), by="unknown to the reference")
+        layout = inferred(shape, [(self._adapter.coord, local)], self._sizes)
+        if layout is None:
+            return None
         region = layout.region(shape, self._sizes, self._adapter.coord)
         return Placed(region, (), str(layout), INFERRED)
 

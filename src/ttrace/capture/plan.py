@@ -26,6 +26,12 @@ class Plan(BaseModel):
     seed: int = 0
     num_steps: int = 1
     parameters: Literal["generated", "own"] = "generated"
+    decisions: Literal["replayed", "own"] = "replayed"
+    """Whether twins and candidates choose as the reference did where numbers decide, as routers do."""
+    isolated: bool = False
+    """Generate what enters every module, forward and backward, so that each is judged alone."""
+    grad_factor: float = 1.0
+    """In isolation: what the candidate's reduction still applies to gradients, as its ordinary run said."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     stop: bool = True

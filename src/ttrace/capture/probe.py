@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ttrace.layouts.placed import Placed
-from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution
 
 
@@ -23,6 +23,12 @@ class Visit:
     entry: bool = False
     """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
     values: Distribution | None = None
+    """What the tensor was drawn from or, in isolation, what it is to be replaced by."""
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether isolation generates this tensor: what enters a module, forward or backward."""
+        return self.values is not None and self.id.kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT, Kind.GRAD_OUTPUT)
 
 
 class Probe(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,35 +21,44 @@ class Replaced(torch.autograd.Function):
     """Other values in the forward pass, the same gradient in the backward pass: the graph is kept."""
 
     @staticmethod
-    def forward(ctx: Any, original: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        return replacement
+    def forward(ctx: Any, original: torch.Tensor, made: Callable[[], torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
+        # Made in here and no argument: an argument that is returned becomes a view of itself, and pipelines that free
+        # what they have sent refuse views.
+        return made()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
         return gradients[0], None
 
 
-class Perturb:
-    """Nudges floating-point numbers where they enter the model, by machine epsilon in a random direction."""
+def replaced(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Other values in place of a tensor, with the tensor's own graph behind them."""
+    if not original.requires_grad:
+        return other
+    result: torch.Tensor = Replaced.apply(original, lambda: other)  # type: ignore[no-untyped-call]  # torch's own
+    return result
 
-    def __init__(self, twin: int, seed: int) -> None:
+
+class Perturb:
+    """Nudges floating-point numbers by machine epsilon in a random direction: where they enter the model or, in
+    isolation, wherever they were generated."""
+
+    def __init__(self, twin: int, seed: int, *, isolated: bool = False) -> None:
         self._twin = twin
         self._seed = seed
+        self._isolated = isolated
 
     def visit(self, visit: Visit) -> torch.Tensor | None:
-        if not visit.entry or not visit.tensor.is_floating_point():
+        here = visit.is_isolated if self._isolated else visit.entry
+        if not here or not visit.tensor.is_floating_point():
             return None
-        nudged = self._nudged(visit)
-        if not visit.tensor.requires_grad:
-            return nudged
-        replaced: torch.Tensor = Replaced.apply(visit.tensor, nudged)  # type: ignore[no-untyped-call]  # torch's own
-        return replaced
+        return replaced(visit.tensor, self._nudged(visit))
 
     def _nudged(self, visit: Visit) -> torch.Tensor:
         tensor = visit.tensor.detach()
         region = visit.placed.region if visit.placed else Region.whole(tuple(tensor.shape))
         direction = values(
-            f"nudge {self._twin} {visit.id}",
+            f"nudge {self._twin} {visit.id.first}",
             region,
             dtype=torch.float32,
             distribution=Normal(),

@@ -19,6 +19,7 @@ from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
+from ttrace.capture.isolation import Isolate
 from ttrace.capture.overheard import overheard
 from ttrace.capture.placing import Placing, Reference
 from ttrace.capture.plan import Plan
@@ -77,8 +78,11 @@ class Session:
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
         self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
-        nudge: tuple[Probe, ...] = (Perturb(plan.twin, plan.seed),) if plan.role == "twin" else ()
-        self._probes: tuple[Probe, ...] = (*nudge, self._recorder)
+        self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None
+        nudge = Perturb(plan.twin, plan.seed, isolated=plan.isolated) if plan.role == "twin" else None
+        # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
+        chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
+        self._probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
         self._closed = False
         self._hooks = Hooks(chunks, self)
         adapter.listen(self)
@@ -130,7 +134,7 @@ class Session:
             self._hooks.remove()
             for handle in self._handles:
                 handle.remove()
-            notes = tuple(self._placing.unused_rules())
+            notes = (*self._placing.unused_rules(), *(self._isolate.notes() if self._isolate else ()))
             self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor / self._divisor, notes=notes)
 
     # The hooks tell:
@@ -148,7 +152,8 @@ class Session:
         if call.name == ROOT and not self._is_models_own(kind):
             return None
         tensor_id = self._id(Site(call.name, kind, slot), call.microbatch, step=call.step, call=call.number)
-        return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind))
+        values = self._isolate.distribution(tensor_id) if self._isolate else None
+        return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind), values=values)
 
     # The adapter tells:
 
@@ -176,9 +181,12 @@ class Session:
         if len(tensors) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
             self.sees_loss(tensors[0])
 
-    def hears_norm(self, norm: torch.Tensor) -> None:
+    def hears_gradients(self) -> None:
         """Gradients are final, and not yet clipped: one wrong gradient would rescale them all."""
         self._see_gradients()
+
+    def hears_norm(self, norm: torch.Tensor) -> None:
+        """The norm is there; nothing is clipped yet."""
         self._visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.whole(norm))
 
     def hears_clip(self, factor: torch.Tensor) -> None:
@@ -217,11 +225,21 @@ class Session:
             self._visit(TensorId.of(self._clock.step, None, name, Kind.BUFFER), buffer)
 
     def _see_gradients(self) -> None:
-        if self._clock.is_running:
-            for name, parameter in self._parameters.items():
-                if parameter.grad is not None:
-                    tensor_id = TensorId.of(self._clock.step, None, name, Kind.PARAM_GRAD)
-                    self._visit(tensor_id, parameter.grad, fallback=self._made[name].placed)
+        """Once a step, as soon as they are final: by the time the optimizer steps they may have been clipped."""
+        if not self._clock.is_running or self._clock.has_final_gradients:
+            return
+        self._clock.has_final_gradients = True
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                tensor_id = TensorId.of(self._clock.step, None, name, Kind.PARAM_GRAD)
+                self._see_gradient(tensor_id, parameter.grad, self._made[name].placed)
+
+    def _see_gradient(self, tensor_id: TensorId, gradient: torch.Tensor, like: Placed) -> None:
+        source = self._isolate.distribution(tensor_id) if self._isolate else None
+        self._visit(tensor_id, gradient, values=source, fallback=like)
+        if self._isolate is not None and source is not None:
+            placed = self._placing.placed(tensor_id, gradient) or like
+            self._isolate.replace_gradient(tensor_id, gradient, placed, source)
 
     def _visit(
         self,

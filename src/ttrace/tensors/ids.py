@@ -134,6 +134,11 @@ class TensorId:
     def kind(self) -> Kind:
         return self.site.kind
 
+    @property
+    def first(self) -> TensorId:
+        """The id in the first forward, which a recomputed tensor repeats."""
+        return self.at(self.kind.primal) if self.kind.is_recompute else self
+
     def at(self, kind: Kind, slot: str | None = None) -> TensorId:
         """The id of another kind at the same name, step, microbatch and call."""
         return replace(self, site=Site(self.name, kind, self.site.slot if slot is None else slot))

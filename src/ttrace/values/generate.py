@@ -49,6 +49,18 @@ class Normal:
 
 
 @dataclass(frozen=True)
+class Signed:
+    """Numbers of either sign whose size lies between half of `size` and one and a half: none is near zero."""
+
+    size: float = 1.0
+
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, key: int) -> torch.Tensor:  # noqa: ARG002
+        magnitude = (((words >> 16) & 0xFFFFFF) + (1 << 23)).to(torch.float32)
+        sign = ((words >> 60) & 1) * 2 - 1
+        return magnitude.mul_(sign).mul_(torch.tensor(self.size / (1 << 24), dtype=torch.float32, device=words.device))
+
+
+@dataclass(frozen=True)
 class Integers:
     """Integers in [low, high); a share `1 - keep` of them is `hole` instead, as ignored labels are."""
 

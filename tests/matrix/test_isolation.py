@@ -1,0 +1,126 @@
+"""Every parallelism with its modules isolated: clean runs pass, and a fault spoils nothing but its own module."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.matrix.test_cells import NUM_RANKS, SHAPE, trouble_in
+from tests.support.cells import LAYOUTS, Cell, Fault, accumulated, attached
+from tests.support.faults import inject
+from tests.support.ranks import on_ranks
+from tests.support.runs import NUM_TWINS, SimulatedRank, judged
+from tests.support.transformer import Shape, Transformer
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
+from ttrace.judge.verdict import Exit, Judgement
+from ttrace.layouts.rules import Rules
+from ttrace.tensors.ids import Kind
+from ttrace.trace.reader import Trace
+
+pytestmark = [pytest.mark.matrix, pytest.mark.slow]
+
+FAULTY = "layers.1.feed_forward.w2"
+CELLS = [
+    Cell("tp", recompute="full"),
+    Cell("tp+sp"),
+    Cell("fsdp", recompute="selective"),
+    Cell("ddp"),
+    Cell("cp-gather"),
+    Cell("pp-gpipe", num_microbatches=4),
+    Cell("pp-zbv", num_microbatches=4),
+    Cell("fsdp+tp", dtype=torch.bfloat16),
+    Cell("pp+tp", num_microbatches=4),
+]
+
+
+def isolated(cell: Cell, folder: Path, fault: Fault | None = None) -> Judgement | None:
+    """On every rank: the ordinary run for its factor, then the isolated one, judged on rank 0."""
+    shape = replace(SHAPE, tied="pp" not in cell.layout)
+    known = folder / "reference"
+    torch.manual_seed(0)
+    total = cell.num_microbatches * LAYOUTS[cell.layout](shape, cell).num_data_ranks
+    if dist.get_rank() == 0:
+        alone = Plan(out=folder / "isolated" / "reference", reference=known, isolated=True, stop=False)
+        twin = alone.model_copy(update={"role": "twin", "reference": alone.out})
+        trace(Plan(out=known, stop=False), shape, cell, total)
+        trace(alone, shape, cell, total)
+        for number in range(1, NUM_TWINS + 1):
+            trace(
+                twin.model_copy(update={"out": alone.out.parent / f"twin-{number}", "twin": number}), shape, cell, total
+            )
+    dist.barrier()
+    run_candidate(Plan(out=folder / "candidate", role="candidate", reference=known, stop=False), shape, cell)
+    factor = Trace(folder / "candidate").grad_factor
+    plan = Plan(
+        out=folder / "isolated" / "candidate",
+        role="candidate",
+        reference=folder / "isolated" / "reference",
+        isolated=True,
+        grad_factor=factor,
+        stop=False,
+    )
+    run_candidate(plan, shape, cell, fault)
+    return judged(folder / "isolated", plan.out) if dist.get_rank() == 0 else None
+
+
+def trace(plan: Plan, shape: Shape, cell: Cell, total: int) -> None:
+    torch.manual_seed(0)
+    model = Transformer(shape).to(cell.dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    session = Session(plan, model, optimizer, SimulatedRank(), Rules())
+    accumulated(session, model, optimizer, shape, total)
+    session.close()
+
+
+def run_candidate(plan: Plan, shape: Shape, cell: Cell, fault: Fault | None = None) -> None:
+    torch.manual_seed(0)
+    candidate = LAYOUTS[cell.layout](replace(shape, recompute=cell.recompute), cell)
+    session = attached(candidate, plan)
+    if fault is not None:
+        fault(candidate)
+    candidate.step(session)
+    session.close()
+    dist.barrier()
+
+
+def run_all(folder: Path, cells: list[Cell]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for cell in cells:
+        clean = isolated(cell, folder / cell.name)
+        wrong = isolated(cell, folder / f"{cell.name}-fault", functools.partial(inject, "scaled", FAULTY))
+        if clean is not None and wrong is not None:
+            spoilt = {c.id.name for c in wrong.comparisons if c.verdict.is_wrong and c.id.kind is Kind.OUTPUT}
+            found[cell.name] = (clean.exit, trouble_in(clean), clean.notes, wrong.findings[0].module, spoilt)
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for num_ranks in (2, 4):
+        mine = [replace(c, num_ranks=num_ranks) for c in CELLS if NUM_RANKS.get(c.layout, 2) == num_ranks]
+        folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
+        found |= on_ranks(num_ranks, run_all, folder, mine, timeout=60 + 40 * len(mine))[0]
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [cell.name for cell in CELLS])
+def test_isolated_modules_are_right_by_themselves(results: dict[str, Any], name: str) -> None:
+    passed, trouble, notes, _, _ = results[name]
+    assert passed is Exit.PASSED, trouble
+    assert not any("could not be isolated" in note for note in notes), notes
+
+
+@pytest.mark.parametrize("name", [cell.name for cell in CELLS])
+def test_a_fault_spoils_only_what_holds_it(results: dict[str, Any], name: str) -> None:
+    *_, module, spoilt = results[name]
+    assert module == FAULTY
+    assert spoilt <= {FAULTY, "layers.1.feed_forward", "layers.1"}
