@@ -47,6 +47,8 @@ class Call:
     takes_floats: bool = False
     holds_floats: bool = False
     """Whether a module inside this call already had floating-point numbers."""
+    num_choices: int = 0
+    """How often numbers decided in this call so far."""
 
     def is_entry(self, kind: Kind) -> bool:
         """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
@@ -92,7 +94,7 @@ class Hooks:
         if call is None:
             return None
         seen, replaced = self._visited(call, Kind.RECOMPUTE_OUTPUT if call.again else Kind.OUTPUT, output)
-        if (outer := self._innermost()) is not None:
+        if (outer := self.innermost()) is not None:
             outer.holds_floats |= call.takes_floats or any(tensor.is_floating_point() for tensor in seen.values())
         for slot, tensor in seen.items():
             if tensor.requires_grad:
@@ -105,7 +107,7 @@ class Hooks:
     def _entered(self, name: str) -> Call | None:
         again = _is_recompute()
         # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
-        if not (torch.is_grad_enabled() or again or self._innermost() is not None):
+        if not (torch.is_grad_enabled() or again or self.innermost() is not None):
             return None
         return self._watcher.enters(name, again=again)
 
@@ -117,7 +119,8 @@ class Hooks:
                 return call
         return None
 
-    def _innermost(self) -> Call | None:
+    def innermost(self) -> Call | None:
+        """The call that runs now, if it is watched."""
         return self._calls[-1][1] if self._calls else None
 
     def _visited(self, call: Call, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:

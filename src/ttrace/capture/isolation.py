@@ -44,12 +44,10 @@ class Isolate:
         return None if ordinary is None else _like(first.kind, ordinary)
 
     def visit(self, visit: Visit) -> torch.Tensor | None:
-        if visit.is_isolated:
-            return self._generated(visit)
         if not visit.tensor.is_floating_point():
             return None
-        if visit.id.first.kind is Kind.INPUT:
-            return self._replayed(visit)
+        if visit.enters_module:
+            return self._generated(visit) if visit.values is not None else self._replayed(visit)
         if visit.id.kind is Kind.OUTPUT and visit.tensor.requires_grad:
             # A tensor of its own: an inner module's output is often the outer one's too, and each has its gradient.
             return replaced(visit.tensor, visit.tensor.detach().clone())
@@ -81,6 +79,8 @@ class Isolate:
         return replaced(visit.tensor, self._adapter.with_local(visit.tensor, local))
 
     def _replayed(self, visit: Visit) -> torch.Tensor | None:
+        if visit.id.kind is Kind.GRAD_OUTPUT:
+            return None  # zero in the reference
         placed = visit.placed or self._placing.inferred(visit.id.first, visit.tensor)
         full = self._reference.tensor(visit.id.first) if placed is not None and not placed.pending else None
         if placed is None or full is None or placed.region.local_shape != tuple(visit.tensor.shape):

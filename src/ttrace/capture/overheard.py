@@ -1,4 +1,5 @@
-"""This module overhears the torch functions that no hook sees: where backward starts, and how gradients are clipped.
+"""This module overhears the torch functions that no hook sees: where backward starts, how gradients are clipped, and
+where numbers decide.
 
 The functions are replaced while a step runs and put back after it. Ranks may be threads of one process, so each thread
 has a listener of its own.
@@ -30,12 +31,17 @@ class Listener(Protocol):
     def hears_clip(self, factor: torch.Tensor) -> None:
         """All gradients are about to be multiplied by this."""
 
+    def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
+        """Along the last dim of the scores, these indices were chosen; a returned tensor is what is chosen instead."""
+
 
 _lock = threading.Lock()
 _listeners: dict[int, Listener] = {}
 _backward = torch.autograd.backward
 _total_norm: Callable[..., torch.Tensor] = clip_grad._get_total_norm
 _clip: Callable[..., None] = clip_grad._clip_grads_with_norm_
+_topk, _argmax = torch.topk, torch.argmax
+_CHOOSERS: tuple[Any, ...] = (torch, torch.Tensor)
 
 
 @contextmanager
@@ -43,32 +49,50 @@ def overheard(listener: Listener) -> Iterator[None]:
     """Tell the listener what this thread does, until the end of the block."""
     thread = threading.get_ident()
     with _lock:
+        if not _listeners:
+            _replace()
         _listeners[thread] = listener
-        _replace(_told_backward, _told_norm, _told_clip)
     try:
         yield
     finally:
         with _lock:
             del _listeners[thread]
             if not _listeners:
-                _replace(_backward, _total_norm, _clip)
+                _put_back()
 
 
-def _replace(backward: Any, total_norm: Any, clip: Any) -> None:
-    torch.autograd.backward = backward  # Tensor.backward looks it up here
-    clip_grad._get_total_norm = total_norm  # and clip_grad_norm_ these, whoever imported it by name
-    clip_grad._clip_grads_with_norm_ = clip
+def _replace() -> None:
+    torch.autograd.backward = _told_backward  # Tensor.backward looks it up here
+    clip_grad._get_total_norm = _told_norm  # and clip_grad_norm_ these, whoever imported it by name
+    clip_grad._clip_grads_with_norm_ = _told_clip  # type: ignore[assignment]  # the rest is passed on
+    for owner in _CHOOSERS:
+        owner.topk, owner.argmax = _told_topk, _told_argmax
+
+
+def _put_back() -> None:
+    torch.autograd.backward = _backward
+    clip_grad._get_total_norm = _total_norm
+    clip_grad._clip_grads_with_norm_ = _clip
+    torch.topk, torch.argmax = _topk, _argmax
+    # A tensor inherits its methods; the functions above would be none.
+    del torch.Tensor.topk, torch.Tensor.argmax
+
+
+def _listener() -> Listener | None:
+    """This thread's listener; accelerators recompute in threads of the autograd engine, which have none."""
+    found = _listeners.get(threading.get_ident())
+    return next(iter(_listeners.values())) if found is None and len(_listeners) == 1 else found
 
 
 def _told_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-    listener = _listeners.get(threading.get_ident())
+    listener = _listener()
     if listener is not None:
         listener.hears_backward((tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors))
     _backward(tensors, *args, **kwargs)
 
 
 def _told_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
-    listener = _listeners.get(threading.get_ident())
+    listener = _listener()
     if listener is not None:
         listener.hears_gradients()
     norm = _total_norm(*args, **kwargs)
@@ -80,7 +104,25 @@ def _told_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
 def _told_clip(
     parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, total_norm: torch.Tensor, *args: Any
 ) -> None:
-    listener = _listeners.get(threading.get_ident())
+    listener = _listener()
     if listener is not None:
         listener.hears_clip(torch.clamp(max_norm / (total_norm + 1e-6), max=1.0))
     _clip(parameters, max_norm, total_norm, *args)
+
+
+def _told_topk(scores: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
+    own = _topk(scores, k, dim, *args, **kwargs)
+    other = _instead(scores, own.indices, dim)
+    return own if other is None else torch.return_types.topk((scores.gather(-1, other), other))
+
+
+def _told_argmax(scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    own = _argmax(scores, dim, *args, **kwargs)
+    other = None if dim is None else _instead(scores, own, dim)
+    return own if other is None else other
+
+
+def _instead(scores: torch.Tensor, own: torch.Tensor, dim: int) -> torch.Tensor | None:
+    listener = _listener()
+    is_last = dim in (-1, scores.ndim - 1)
+    return listener.hears_choice(scores, own) if listener is not None and is_last else None

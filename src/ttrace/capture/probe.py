@@ -26,9 +26,9 @@ class Visit:
     """What the tensor was drawn from or, in isolation, what it is to be replaced by."""
 
     @property
-    def is_isolated(self) -> bool:
-        """Whether isolation generates this tensor: what enters a module, forward or backward."""
-        return self.values is not None and self.id.kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT, Kind.GRAD_OUTPUT)
+    def enters_module(self) -> bool:
+        """Whether this is what a module gets, forward or backward."""
+        return self.id.kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT, Kind.GRAD_OUTPUT)
 
 
 class Probe(Protocol):

@@ -41,7 +41,7 @@ def replaced(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 class Perturb:
     """Nudges floating-point numbers by machine epsilon in a random direction: where they enter the model or, in
-    isolation, wherever they were generated."""
+    isolation, where they enter any module, forward or backward."""
 
     def __init__(self, twin: int, seed: int, *, isolated: bool = False) -> None:
         self._twin = twin
@@ -49,8 +49,8 @@ class Perturb:
         self._isolated = isolated
 
     def visit(self, visit: Visit) -> torch.Tensor | None:
-        here = visit.is_isolated if self._isolated else visit.entry
-        if not here or not visit.tensor.is_floating_point():
+        here = visit.enters_module if self._isolated else visit.entry
+        if not here or not visit.tensor.is_floating_point() or not bool(visit.tensor.detach().isfinite().all()):
             return None
         return replaced(visit.tensor, self._nudged(visit))
 

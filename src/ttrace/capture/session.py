@@ -17,6 +17,7 @@ from ttrace.adapters.adapter import Adapter
 from ttrace.capture import names
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
+from ttrace.capture.decisions import Decisions
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
 from ttrace.capture.isolation import Isolate
@@ -29,7 +30,7 @@ from ttrace.capture.rewriter import Perturb
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
 from ttrace.tensors.region import Region
 from ttrace.trace.format import Manifest
 from ttrace.trace.writer import Writer
@@ -78,6 +79,8 @@ class Session:
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
         self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
+        replays = plan.decisions == "replayed" and plan.role != "reference"
+        self._decisions = Decisions(self._placing, reference) if replays else None
         self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None
         nudge = Perturb(plan.twin, plan.seed, isolated=plan.isolated) if plan.role == "twin" else None
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
@@ -192,6 +195,24 @@ class Session:
     def hears_clip(self, factor: torch.Tensor) -> None:
         """Gradients are about to be clipped."""
         self._visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.whole(factor))
+
+    def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
+        """Numbers decide inside a module: record what this run chose and why, and choose as the reference did."""
+        call = self._hooks.innermost()
+        if call is None or not scores.is_floating_point():
+            return None
+        slot = str(call.num_choices)
+        call.num_choices += 1
+        choice, reasons = (
+            self._id(Site(call.name, Kind.DECISION, name), call.microbatch, step=call.step, call=call.number)
+            for name in (slot, scores_slot(slot))
+        )
+        if not call.again:
+            self._visit(reasons, scores, call.microbatch)
+            self._visit(choice, chosen, call.microbatch)
+        if self._decisions is None or type(chosen) is not torch.Tensor:
+            return None
+        return self._decisions.replayed(choice, chosen, self._placing.placed(choice, chosen, call.microbatch))
 
     def _is_models_own(self, kind: Kind) -> bool:
         """Whether what enters or leaves the outermost module enters or leaves the whole model: not between stages."""

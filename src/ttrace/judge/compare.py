@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ttrace.judge.decided import decided
 from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, compared, measured
 from ttrace.judge.tolerance import is_zero, replica_tolerance
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import LOST, NOT_FINITE, UNSTABLE, ZERO, Comparison, Part, Tolerance, Verdict
-from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.tensors.ids import ROOT, Kind, TensorId, scores_slot
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
 
@@ -73,6 +74,14 @@ class Comparer:
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
         return Comparison(tensor_id, verdict, "", total, tolerance, tuple(parts), by="the first forward")
 
+    def _decided(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, str]:
+        """A choice that differs: innocent where rounding may have turned the scores."""
+        reasons = tensor_id.at(Kind.DECISION, slot=scores_slot(tensor_id.site.slot))
+        scores = Logical.found(self.reference, reasons)
+        if scores is None:  # these are scores themselves
+            return Verdict.FAIL, ""
+        return decided(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)
+
     def _absent(self, tensor_id: TensorId, b: Logical) -> list[int]:
         """Ranks that own the module and ran this microbatch, but recorded nothing here."""
         if tensor_id.name == ROOT or tensor_id.kind is Kind.OPTIM:
@@ -99,6 +108,8 @@ class Comparer:
         total, parts = measured(a, b, factor=factor_to_come(tensor_id, self.reference, self.candidate), lost=lost)
         replica_error = max((_disagreement(x, y) for piece in b.pieces for x, y in piece.replica_pairs()), default=0.0)
         verdict, reason = _verdict(tensor_id, total, replica_error, tolerance)
+        if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
+            verdict, reason = self._decided(tensor_id, a, b)
         if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
             verdict, reason = Verdict.UNJUDGED, LOST
         return Comparison(

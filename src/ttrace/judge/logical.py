@@ -87,6 +87,14 @@ class Logical:
     def coverage(self) -> Coverage:
         return coverage(piece.region for piece in self.pieces)
 
+    def tensor(self) -> torch.Tensor:
+        """All pieces put together: for small tensors only."""
+        parts = [(piece.region, piece.tensor()) for piece in self.pieces]
+        full = torch.empty(self.shape, dtype=parts[0][1].dtype)
+        for region, part in parts:
+            region.put(part, full)
+        return full
+
     def lacks_summands(self, sizes: Sizes) -> bool:
         """Whether a pending sum is short of a summand."""
         expected = math.prod(sizes.get(axis, 1) for axis in self.pending)

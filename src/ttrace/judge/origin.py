@@ -17,6 +17,7 @@ from ttrace.trace.reader import Trace
 
 _NEEDS: dict[Kind, tuple[Kind, ...]] = {
     Kind.OUTPUT: (Kind.INPUT, Kind.PARAM),
+    Kind.DECISION: (Kind.INPUT, Kind.PARAM),
     Kind.LOSS: (Kind.OUTPUT, Kind.PARAM),
     Kind.GRAD_OUTPUT: (Kind.LOSS, Kind.OUTPUT),
     Kind.GRAD_INPUT: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT),

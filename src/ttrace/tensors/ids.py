@@ -69,6 +69,12 @@ _PRIMAL = {
     **dict.fromkeys(_OF_PARAM, Kind.PARAM),
 }
 
+
+def scores_slot(slot: str) -> str:
+    """The slot of the scores by which a decision was made."""
+    return f"{slot}.scores"
+
+
 _NAME = re.compile(r"[^/@\s]+")
 _SLOT = re.compile(r"[^/@\s]*")
 _TEXT = re.compile(

@@ -1,0 +1,32 @@
+"""This module judges discrete decisions: a choice may differ only where rounding may have turned the scores."""
+
+from __future__ import annotations
+
+import torch
+
+from ttrace.judge.verdict import Verdict
+
+
+def decided(ours: torch.Tensor, theirs: torch.Tensor, scores: torch.Tensor, tolerance: float) -> tuple[Verdict, str]:
+    """Two choices along the last dim of the reference's scores, whose relative error may be `tolerance`.
+
+    Choices are sets: the order in which equals are named means nothing. What a differing choice gives away, measured by
+    the reference's own scores, must lie within what rounding may do to the scores on both sides of the tie.
+    """
+    if ours.ndim < scores.ndim:  # an argmax
+        ours, theirs = ours[..., None], theirs[..., None]
+    differs = (ours.sort(-1).values != theirs.sort(-1).values).any(-1)
+    if not bool(differs.any()):
+        return Verdict.PASS, ""
+    exact = scores.to(torch.float64)
+    given_away = (exact.gather(-1, ours).sum(-1) - exact.gather(-1, theirs).sum(-1)).abs()[differs]
+    finite = exact[exact.isfinite()]
+    allowed = 2 * tolerance * float(finite.square().mean().sqrt()) * ours.shape[-1]
+    count, total = int(differs.sum()), differs.numel()
+    worst = float(given_away.max())
+    if worst <= allowed:
+        return Verdict.PASS, f"{count} of {total} choices differ, all within rounding of a tie"
+    return (
+        Verdict.FAIL,
+        f"{count} of {total} choices differ, by up to {worst:.1e} in score; rounding explains {allowed:.1e}",
+    )

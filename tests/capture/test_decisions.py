@@ -1,0 +1,122 @@
+"""Decisions are recorded as this run would take them, and replayed from the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.runs import SimulatedRank
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
+from ttrace.judge.check import check
+from ttrace.judge.verdict import Exit, Judgement, Verdict
+from ttrace.layouts.rules import Rules
+from ttrace.tensors.ids import TensorId
+from ttrace.trace.reader import Trace
+
+TOKENS, HIDDEN, EXPERTS = 64, 16, 8
+
+
+class Router(nn.Module):
+    """Scores with many ties, so that the least change makes other choices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(EXPERTS // 2, HIDDEN))
+        self.nudge = 0.0
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = (x @ self.weight.T).repeat_interleave(2, -1)
+        scores = scores + self.nudge * torch.arange(EXPERTS).flip(0)
+        chosen = scores.softmax(-1).topk(1)
+        return chosen.values, chosen.indices
+
+
+class Moe(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router()
+        self.experts = nn.Parameter(torch.randn(EXPERTS, HIDDEN, HIDDEN) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, ids = self.router(x)
+        return torch.einsum("th,tkhe,tk->te", x, self.experts[ids], weights)
+
+
+def traced(out: Path, *, nudge: float = 0.0, **settings: Any) -> Trace:
+    torch.manual_seed(0)
+    model = Moe()
+    model.router.nudge = nudge
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = Session(Plan(out=out, stop=False, **settings), model, optimizer, SimulatedRank(), Rules())
+    with session.step():
+        model(session.batch(torch.randn(TOKENS, HIDDEN))).square().mean().backward()
+        optimizer.step()
+    session.close()
+    return Trace(out)
+
+
+def judged(folder: Path, **settings: Any) -> Judgement:
+    reference = traced(folder / "reference")
+    known: dict[str, Any] = {"reference": reference.folder}
+    twins = [traced(folder / f"twin-{i}", role="twin", twin=i, **known) for i in (1, 2, 3)]
+    return check(reference, twins, traced(folder / "candidate", role="candidate", **known, **settings))
+
+
+def comparison(judgement: Judgement, text: str) -> Any:
+    return next(c for c in judgement.comparisons if c.id == TensorId.parse(text))
+
+
+def test_a_tie_that_falls_the_other_way_is_innocent(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, nudge=1e-7)
+    choice = comparison(judgement, "0/0/router/decision.0")
+    assert choice.verdict is Verdict.PASS
+    assert "within rounding of a tie" in choice.reason
+    assert judgement.exit is Exit.PASSED, [c for c in judgement.comparisons if c.verdict is not Verdict.PASS]
+
+
+def test_without_replay_the_same_tie_changes_everything_after_it(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, nudge=1e-7, decisions="own")
+    assert comparison(judgement, "0/0/./output").verdict is Verdict.FAIL
+
+
+def test_a_choice_against_the_scores_is_found(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, nudge=0.1)
+    assert judgement.exit is Exit.FOUND
+    assert judgement.findings[0].module == "router"
+    choice = comparison(judgement, "0/0/router/decision.0")
+    assert choice.verdict is Verdict.FAIL
+    assert "in score; rounding explains" in choice.reason
+
+
+def test_replayed_weights_keep_their_gradient(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, nudge=1e-7)
+    assert comparison(judgement, "0/-/router.weight/param_grad").verdict is Verdict.PASS
+
+
+def test_torch_is_as_it_was_after_the_step(tmp_path: Path) -> None:
+    before = torch.topk, torch.argmax
+    traced(tmp_path / "reference")
+    assert (torch.topk, torch.argmax) == before
+    assert "topk" not in torch.Tensor.__dict__
+    assert torch.tensor([1.0, 3.0, 2.0]).topk(1).indices.tolist() == [1]
+    assert int(torch.tensor([1.0, 3.0, 2.0]).argmax()) == 1
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_choice_along_the_last_dim_only_is_a_decision(tmp_path: Path, dim: int) -> None:
+    class Chooser(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.argmax(dim) + x.topk(1, dim=dim).indices.sum()
+
+    model = Chooser()
+    session = Session(Plan(out=tmp_path, stop=False), model, None, SimulatedRank(), Rules())
+    with session.step():
+        model(torch.randn(4, 4))
+    session.close()
+    found = [t for t in Trace(tmp_path).shards if t.kind == "decision"]
+    assert len(found) == (4 if dim == 1 else 0)

@@ -1,0 +1,143 @@
+"""Isolation replaces what enters modules, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.support.runs import SimulatedRank
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
+from ttrace.layouts.rules import Rules
+from ttrace.tensors.ids import TensorId
+from ttrace.trace.reader import Trace
+from ttrace.values.generate import Normal, Signed
+
+
+class Scaled(nn.Module):
+    """Two linear layers, a table that no gradient goes through, and a wrapper whose output is its inner module's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8))
+        self.inner = Shifted()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.inner(self.first(x), torch.full((8,), 3.0)))
+        return out
+
+
+class Shifted(nn.Module):
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * table
+
+
+def traced(out: Path, *, wrong: float = 1.0, wrong_grad: float = 1.0, **settings: object) -> Trace:
+    torch.manual_seed(0)
+    model = Scaled()
+    model.first.register_forward_hook(lambda _module, _args, output: output * wrong)
+    model.first.weight.register_hook(lambda gradient: gradient * wrong_grad)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.model_validate({"out": out, "stop": False, **settings})
+    session = Session(plan, model, optimizer, SimulatedRank(), Rules())
+    with session.step():
+        x = session.batch(torch.randn(16, 8))
+        F.mse_loss(model(x), torch.ones(16, 8)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        optimizer.step()
+    session.close()
+    return Trace(out)
+
+
+def tensor(trace: Trace, text: str) -> torch.Tensor:
+    return trace.shards[TensorId.parse(text)][0].tensor()
+
+
+@pytest.fixture
+def ordinary(tmp_path: Path) -> Trace:
+    return traced(tmp_path / "ordinary")
+
+
+def isolated(ordinary: Trace, name: str, **settings: object) -> Trace:
+    known = {"isolated": True, "reference": ordinary.folder, **settings}
+    return traced(ordinary.folder.parent / name, **known)  # type: ignore[arg-type]
+
+
+def test_a_modules_output_depends_on_no_other_module(ordinary: Trace) -> None:
+    right = isolated(ordinary, "right")
+    wrong = isolated(ordinary, "wrong", wrong=2.0)
+    for site in ("0/0/first/output", "0/0/inner/output", "0/0/last/output", "0/0/inner/grad_input"):
+        assert tensor(right, site).equal(tensor(wrong, site)), site
+    # What arrived is recorded, so the wrong code between two right modules shows.
+    assert not tensor(right, "0/0/inner/input").equal(tensor(wrong, "0/0/inner/input"))
+
+
+def test_inputs_have_the_references_mean_and_spread(ordinary: Trace) -> None:
+    right = isolated(ordinary, "right")
+    source = right.shards[TensorId.parse("0/0/inner/input")][0].record.values
+    seen = tensor(ordinary, "0/0/inner/input").double()
+    assert isinstance(source, Normal)
+    assert source.mean == pytest.approx(float(seen.mean()))
+    assert source.std == pytest.approx(float(seen.std(correction=0)))
+
+
+def test_a_table_is_not_generated(ordinary: Trace) -> None:
+    right = isolated(ordinary, "right")
+    assert right.shards[TensorId.parse("0/0/inner/input.1")][0].record.values is None
+    assert bool((tensor(right, "0/0/inner/output").abs() <= 3.0).all())
+
+
+def test_an_outer_module_and_the_inner_one_whose_output_it_returns_have_their_own_gradients(ordinary: Trace) -> None:
+    right = isolated(ordinary, "right")
+    outer, inner = (right.shards[TensorId.parse(f"0/0/{name}/grad_output")][0] for name in ("last", "last.0"))
+    assert outer.record.values is not None
+    assert inner.record.values is not None
+    x = right.shards[TensorId.parse("0/0/last.0/input")][0]
+    assert x.record.values is not None
+    # The weight's gradient comes from the inner module's own generated gradient and input.
+    made = [generated(right, shard.id) for shard in (inner, x)]
+    assert tensor(right, "0/-/last.0.weight/param_grad").allclose(made[0].T @ made[1], rtol=1e-5, atol=1e-7)
+
+
+def generated(trace: Trace, tensor_id: TensorId) -> torch.Tensor:
+    from ttrace.values.generate import values
+
+    record = trace.shards[tensor_id][0].record
+    assert record.values is not None
+    assert record.region is not None
+    return values(tensor_id, record.region, dtype=record.dtype, distribution=record.values)
+
+
+def test_the_optimizer_gets_generated_gradients_that_are_nowhere_near_zero(ordinary: Trace) -> None:
+    right, wrong = isolated(ordinary, "right"), isolated(ordinary, "wrong", wrong_grad=2.0)
+    site = "0/-/first.weight"
+    assert not tensor(right, f"{site}/param_grad").equal(tensor(wrong, f"{site}/param_grad"))
+    assert tensor(right, f"{site}/param_after").equal(tensor(wrong, f"{site}/param_after"))
+    source = right.shards[TensorId.parse(f"{site}/param_grad")][0].record.values
+    assert isinstance(source, Signed)
+    step = (tensor(right, f"{site}/param") - tensor(right, f"{site}/param_after")) / 0.1
+    assert bool((step.abs() > 0.4 * source.size).all())
+
+
+def test_gradients_are_replaced_before_their_norm_is_taken(ordinary: Trace) -> None:
+    right, wrong = isolated(ordinary, "right"), isolated(ordinary, "wrong", wrong_grad=2.0)
+    assert tensor(right, "0/-/./grad_norm").equal(tensor(wrong, "0/-/./grad_norm"))
+
+
+def test_twins_nudge_every_modules_inputs(ordinary: Trace) -> None:
+    right = isolated(ordinary, "right")
+    twin = isolated(right, "twin", role="twin", twin=1)
+    for site in ("0/0/first/output", "0/0/last/output", "0/0/last/grad_input", "0/-/first.weight/param_grad"):
+        a, b = tensor(right, site).double(), tensor(twin, site).double()
+        assert 1e-9 < float((a - b).norm() / a.norm()) < 1e-5, site
+
+
+def test_a_candidate_divides_gradients_by_the_factor_that_is_still_to_come(ordinary: Trace) -> None:
+    right = isolated(ordinary, "right")
+    candidate = isolated(right, "candidate", role="candidate", grad_factor=0.5)
+    a, b = (tensor(trace, "0/0/last/grad_input") for trace in (right, candidate))
+    assert b.allclose(2 * a, rtol=1e-5)
