@@ -25,7 +25,7 @@ from ttrace.report import listing, machine, suggest, terminal
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import launch, split_command
-from ttrace.workflow.run import Run, run_all
+from ttrace.workflow.run import Commands, Run, isolated, run_all
 
 app = typer.Typer(
     name="ttrace",
@@ -62,6 +62,9 @@ def run(
     only: Only = [],  # noqa: B006  # typer reads the default and never changes it
     skip: Skip = [],  # noqa: B006
     own_parameters: Own = False,
+    isolate: Annotated[
+        bool, typer.Option(help="When something is wrong, run again with every module's inputs generated.")
+    ] = True,
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
@@ -71,25 +74,18 @@ def run(
     folder = Run(out)
     with _progress(console) as progress:
         task = progress.add_task("starting", total=twins + 3)
-        done = 0
 
         def stage(name: str) -> None:
-            nonlocal done
-            progress.update(task, description=name, completed=done)
-            done += 1
+            progress.update(task, description=name)
+            progress.advance(task)
 
-        run_all(
-            folder,
-            split_command(reference),
-            split_command(candidate),
-            settings,
-            num_twins=twins,
-            timeout=timeout,
-            stage=stage,
-        )
+        commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
+        run_all(folder, commands, settings, stage)
         stage("check")
         judgement = folder.judged(margin=margin)
-        progress.update(task, description="done", completed=twins + 3)
+        if judgement.findings and isolate:
+            progress.update(task, total=twins + 7)
+            judgement = isolated(folder, commands, settings, stage, judgement, margin=margin)
     _tell(folder, judgement, json_output=json_output)
 
 

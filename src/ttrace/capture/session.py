@@ -72,6 +72,7 @@ class Session:
             mesh=str(adapter.mesh),
             seed=plan.seed,
             num_microbatches=num_microbatches,
+            isolated=plan.isolated,
             modules=census(chunks),
             parameters={name: parameter.requires_grad for name, parameter in self._parameters.items()},
             aliases=aliases,

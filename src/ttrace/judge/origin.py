@@ -4,6 +4,10 @@ Order is the reference's order of appearance, backward included. An origin is a 
 (in backward: a right incoming gradient). The innermost module wins; a module that is wrong while everything inside it
 follows from wrong inputs is wrong in its own code. Every origin is a finding of its own, and the first wrong tensor is
 always in one of them.
+
+In an isolated run what enters a module is replaced, so that a module's own tensors speak for it alone. What arrived
+there is compared all the same: if it is wrong while the modules it came from are right, the code of the module around
+them is at fault.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ def findings(comparisons: Sequence[Comparison], reference: Trace, candidate: Tra
     wrong = {comparison.id: comparison for comparison in comparisons if comparison.verdict.is_wrong}
     if not wrong:
         return ()
-    sites = _WrongSites(list(wrong), _called(comparisons))
+    sites = _WrongSites(list(wrong), _called(comparisons), _replaced(reference))
     order = list(wrong)
     return tuple(
         Finding(
@@ -56,20 +60,28 @@ def _called(comparisons: Sequence[Comparison]) -> frozenset[str]:
     return frozenset(c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT))
 
 
+def _replaced(reference: Trace) -> frozenset[TensorId]:
+    """What isolation replaced on its way into a module."""
+    enters = (Kind.INPUT, Kind.GRAD_OUTPUT)
+    return frozenset(t for t, shards in reference.shards.items() if t.kind in enters and shards[0].record.values)
+
+
 class _WrongSites:
     """Which tensors are wrong at which module."""
 
-    def __init__(self, wrong: list[TensorId], called: frozenset[str]) -> None:
+    def __init__(self, wrong: list[TensorId], called: frozenset[str], replaced: frozenset[TensorId]) -> None:
         self._wrong_ids = wrong
         self._called = called
+        self._replaced = replaced
         self._first_step = min(t.step for t in wrong)
         self._at: dict[tuple[str, Kind], list[TensorId]] = {}
         for t in wrong:
-            self._at.setdefault((self.module_of(t), t.kind), []).append(t)
+            if t not in replaced:
+                self._at.setdefault((self.module_of(t), t.kind), []).append(t)
 
     def module_of(self, t: TensorId) -> str:
-        """The module an id speaks of: for a parameter the innermost one around it that ran."""
-        if not t.kind.is_of_param:
+        """The module an id speaks of: for a parameter, and for what was replaced, the innermost around it that ran."""
+        if not t.kind.is_of_param and t not in self._replaced:
             return t.name
         module = t.name.rpartition(".")[0]
         while module and module not in self._called:
@@ -91,6 +103,8 @@ class _WrongSites:
 
     def _starts_at(self, t: TensorId) -> bool:
         """Whether everything this site is made from is right."""
+        if t in self._replaced:
+            return not any(self._is_made_inside(other, t) for other in self._wrong_ids)
         if any(self._is_wrong(kind, t) for kind in _NEEDS.get(t.kind, ())):
             return False
         if t.kind in (Kind.INPUT, Kind.GRAD_OUTPUT):
@@ -116,16 +130,26 @@ class _WrongSites:
             for other in self._at.get((self.module_of(t), kind), ())
         )
 
+    def _is_made_inside(self, other: TensorId, t: TensorId) -> bool:
+        """Whether what arrived at t was made from this tensor of a module in the module around it."""
+        made_from = (Kind.OUTPUT,) if t.kind is Kind.INPUT else (Kind.OUTPUT, Kind.LOSS, Kind.GRAD_INPUT)
+        is_then = other.step == t.step and other.microbatch in (None, t.microbatch)
+        return other.kind in made_from and is_then and _is_inside(other.name, self.module_of(t))
+
     def _explains(self, origin: TensorId, t: TensorId) -> bool:
         """Whether a wrong tensor inside an origin's module, going the same way, is part of the same story."""
         is_same_way = origin.kind is not Kind.LOSS and _phase(origin) == _phase(t)
         return is_same_way and _is_inside(self.module_of(t), self.module_of(origin))
 
     def _has_inner(self, t: TensorId, modules: set[tuple[str, int]]) -> bool:
-        """Whether a module inside this one is wrong by itself in the same direction."""
+        """Whether a module inside this one is wrong by itself in the same direction.
+
+        In isolation also in the direction before: what an inner forward spoils arrives nowhere, but its backward does.
+        """
         module = self.module_of(t)
+        phases = range(_phase(t) + 1) if self._replaced else (_phase(t),)
         return t.kind in _MADE_INSIDE and any(
-            inner != module and _is_inside(inner, module) and phase == _phase(t) for inner, phase in modules
+            inner != module and _is_inside(inner, module) and phase in phases for inner, phase in modules
         )
 
 

@@ -117,6 +117,8 @@ class Finding:
     cause: Cause
     num_after: int
     """How many wrong tensors follow from here on, in the reference's order."""
+    alone: bool | None = None
+    """Whether the module is wrong by itself, on generated inputs; None if that was not tried."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "error": _number(finding.comparison.error),
         "tolerance": _number(finding.comparison.tolerance.value if finding.comparison.tolerance else math.nan),
         "num_after": finding.num_after,
+        "alone": finding.alone,
     }
 
 

@@ -12,6 +12,10 @@ from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 
 _MOST_SHOWN = 5
 _INDENT = 12
+_ALONE = {
+    True: "wrong by itself: also where its inputs and incoming gradients are generated",
+    False: "right on generated inputs and gradients: it takes the real ones to go wrong",
+}
 
 
 def show(console: Console, judgement: Judgement, next_command: str) -> None:
@@ -72,6 +76,8 @@ def _facts(finding: Finding, others: list[Finding]) -> Iterator[tuple[str, str]]
         yield "layout", f"{layout}{comparison.by}"
     if finding.source:
         yield "module", f"{finding.module}, {finding.source}"
+    if finding.alone is not None:
+        yield "isolated", _ALONE[finding.alone]
     if others:
         named = ", ".join(str(other.comparison.id.site) for other in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""

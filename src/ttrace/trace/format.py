@@ -72,6 +72,8 @@ class Manifest(BaseModel):
     mesh: str
     seed: int
     num_microbatches: PositiveInt = 1
+    isolated: bool = False
+    """Whether what enters modules was replaced."""
     modules: dict[str, ModuleInfo] = {}
     parameters: dict[str, bool] = {}
     """Every parameter this rank owns, and whether it is trained."""

@@ -6,12 +6,13 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.check import Progress, check
+from ttrace.judge.isolated import combined
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Judgement
 from ttrace.trace.reader import Trace
@@ -37,13 +38,21 @@ class Run:
     def twin(self, number: int) -> Path:
         return self.folder / f"twin-{number}"
 
+    @property
+    def isolated(self) -> Run:
+        """The same with every module's inputs generated, run when something was found."""
+        return Run(self.folder / "isolated")
+
     def twins(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("twin-*") if path.is_dir())
 
     def judged(self, *, margin: float = MARGIN, progress: Progress | None = None) -> Judgement:
-        """Check the candidate; runs nothing again."""
+        """Check the candidate, and its isolated run if there is one; runs nothing again."""
         twins = [Trace(path) for path in self.twins()]
-        return check(Trace(self.reference), twins, Trace(self.candidate), margin=margin, progress=progress)
+        found = check(Trace(self.reference), twins, Trace(self.candidate), margin=margin, progress=progress)
+        if not found.findings or not self.isolated.candidate.is_dir():
+            return found
+        return combined(found, self.isolated.judged(margin=margin, progress=progress))
 
     def next_command(self, judgement: Judgement) -> str:
         """What to type next."""
@@ -59,35 +68,66 @@ class Run:
 Stage = Callable[[str], None]
 
 
-def run_all(
-    run: Run,
-    reference: tuple[str, ...],
-    candidate: tuple[str, ...],
-    settings: Plan,
-    *,
-    num_twins: int,
-    timeout: float,
-    stage: Stage,
-) -> None:
+@dataclass(frozen=True)
+class Commands:
+    """What to run, and how long it may take."""
+
+    reference: tuple[str, ...]
+    candidate: tuple[str, ...]
+    num_twins: int
+    timeout: float
+
+
+def run_all(run: Run, commands: Commands, settings: Plan, stage: Stage) -> None:
     """Trace reference, twins and candidate. `settings` holds what is common to all of them."""
-    _prepare(run, {"reference": reference, "candidate": candidate})
+    _prepare(run, {"reference": commands.reference, "candidate": commands.candidate})
+    _trace_all(run, commands, settings, stage)
+
+
+def run_isolated(run: Run, commands: Commands, settings: Plan, stage: Stage) -> None:
+    """Trace all of them again, into the run's folder `isolated`, with every module's inputs generated.
+
+    One twin is enough: only what was wrong in the ordinary run can be accused by this one.
+    """
+    shutil.rmtree(run.isolated.folder, ignore_errors=True)
+    alone = settings.model_copy(update={"isolated": True, "reference": run.reference.resolve()})
+    factor = Trace(run.candidate).grad_factor / Trace(run.reference).grad_factor
+    few = replace(commands, num_twins=1)
+    _trace_all(run.isolated, few, alone, lambda name: stage(f"isolated {name}"), grad_factor=factor)
+
+
+def isolated(
+    run: Run, commands: Commands, settings: Plan, stage: Stage, found: Judgement, *, margin: float = MARGIN
+) -> Judgement:
+    """What was found, with what an isolated run adds to it; a script that fails in isolation adds a note."""
+    try:
+        run_isolated(run, commands, settings, stage)
+        stage("isolated check")
+        return combined(found, run.isolated.judged(margin=margin))
+    except TTraceError as error:
+        shutil.rmtree(run.isolated.folder, ignore_errors=True)
+        return replace(found, notes=(*found.notes, f"the isolated run failed: {error}"))
+
+
+def _trace_all(run: Run, commands: Commands, settings: Plan, stage: Stage, *, grad_factor: float = 1.0) -> None:
     stage("reference")
-    _traced(launch(reference, settings.model_copy(update={"out": run.reference}), timeout=timeout), run.reference)
+    plan = settings.model_copy(update={"out": run.reference})
+    _traced(launch(commands.reference, plan, timeout=commands.timeout), run.reference)
     known = settings.model_copy(update={"reference": run.reference.resolve()})
-    for number in range(1, num_twins + 1):
-        stage(f"twin {number} of {num_twins}")
+    for number in range(1, commands.num_twins + 1):
+        stage(f"twin {number} of {commands.num_twins}")
         plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})
-        _traced(launch(reference, plan, timeout=timeout), run.twin(number))
+        _traced(launch(commands.reference, plan, timeout=commands.timeout), run.twin(number))
     stage("candidate")
-    plan = known.model_copy(update={"out": run.candidate, "role": "candidate"})
-    _traced(launch(candidate, plan, timeout=timeout), run.candidate)
+    plan = known.model_copy(update={"out": run.candidate, "role": "candidate", "grad_factor": grad_factor})
+    _traced(launch(commands.candidate, plan, timeout=commands.timeout), run.candidate)
 
 
 def _prepare(run: Run, commands: dict[str, tuple[str, ...]]) -> None:
     """Empty the folder of an earlier run; never one that is not ours."""
     if run.folder.is_dir() and any(run.folder.iterdir()) and not (run.folder / _MARK).exists():
         raise TTraceError(f"{run.folder} is not empty and holds no earlier run. Choose another --out.")
-    for old in (run.reference, run.candidate, *run.twins()):
+    for old in (run.reference, run.candidate, *run.twins(), run.isolated.folder):
         shutil.rmtree(old, ignore_errors=True)
     try:
         run.folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,36 @@
+"""This module puts an ordinary and an isolated judgement together: which modules are wrong by themselves.
+
+In the ordinary run everything after the first wrong tensor is wrong too, so a second fault hides behind the first. In
+the isolated run each module speaks for itself, but on generated inputs. A module is accused where both agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ttrace.judge.verdict import Finding, Judgement
+
+
+def combined(ordinary: Judgement, isolated: Judgement) -> Judgement:
+    """The ordinary findings, each with whether its module is wrong by itself, and those that hid behind them."""
+    alone = {finding.module for finding in isolated.findings}
+    wrong = {comparison.id for comparison in ordinary.comparisons if comparison.verdict.is_wrong}
+    told = {finding.module for finding in ordinary.findings}
+    known = [replace(finding, alone=finding.module in alone) for finding in ordinary.findings]
+    hidden: dict[str, Finding] = {}
+    for finding in isolated.findings:
+        if finding.module not in told and finding.comparison.id in wrong:
+            hidden.setdefault(finding.module, replace(finding, alone=True))
+    findings = (*_by_evidence(known), *hidden.values())
+    return replace(ordinary, findings=findings, notes=(*ordinary.notes, *_notes(isolated)))
+
+
+def _by_evidence(findings: list[Finding]) -> list[Finding]:
+    """What is wrong by itself comes first; otherwise in the order in which it appeared."""
+    return sorted(findings, key=lambda finding: not finding.alone)
+
+
+def _notes(isolated: Judgement) -> list[str]:
+    unjudged = sum(comparison.spoils for comparison in isolated.comparisons)
+    words = [f"{unjudged} tensors of the isolated run could not be judged"] if unjudged else []
+    return [*words, *(f"isolated: {problem}" for problem in isolated.problems)]
