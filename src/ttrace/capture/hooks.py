@@ -75,7 +75,7 @@ class Hooks:
         self._handles.clear()
 
     def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if name == ROOT and not _is_recompute():
+        if name == ROOT and not is_recompute():
             self._calls.clear()  # recomputation stops early, by an exception, and leaves calls behind
         call = self._entered(name)
         self._calls.append((module, call))
@@ -103,7 +103,7 @@ class Hooks:
         return replaced
 
     def _entered(self, name: str) -> Call | None:
-        again = _is_recompute()
+        again = is_recompute()
         # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
         if not (torch.is_grad_enabled() or again or self._innermost() is not None):
             return None
@@ -139,7 +139,7 @@ class Hooks:
         return self._watcher.sees(call, kind, slot, gradient)
 
 
-def _is_recompute() -> bool:
+def is_recompute() -> bool:
     """A forward that runs inside the autograd engine is a recomputation."""
     return torch._C._current_graph_task_id() != -1
 

@@ -23,6 +23,7 @@ from ttrace.capture.overheard import overheard
 from ttrace.capture.placing import Placing, Reference
 from ttrace.capture.plan import Plan
 from ttrace.capture.probe import Probe, Visit, passed_down
+from ttrace.capture.randomness import Draws
 from ttrace.capture.recorder import Recorder
 from ttrace.capture.rewriter import Perturb
 from ttrace.errors import CaptureError, TTraceError
@@ -30,7 +31,7 @@ from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import Manifest
+from ttrace.trace.format import End, Manifest
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Distribution
 
@@ -81,6 +82,7 @@ class Session:
         self._probes: tuple[Probe, ...] = (*nudge, self._recorder)
         self._closed = False
         self._hooks = Hooks(chunks, self)
+        self._draws = Draws(chunks, lambda: self._clock.is_watched)
         adapter.listen(self)
         self._optimizer = optimizer
         self._handles: list[RemovableHandle] = []
@@ -130,8 +132,14 @@ class Session:
             self._hooks.remove()
             for handle in self._handles:
                 handle.remove()
-            notes = tuple(self._placing.unused_rules())
-            self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor / self._divisor, notes=notes)
+            self._draws.remove()
+            end = End(
+                num_steps=self._clock.step,
+                grad_factor=self._grad_factor / self._divisor,
+                random=tuple(self._draws.modules),
+                notes=tuple(self._placing.unused_rules()),
+            )
+            self._recorder.close(end)
 
     # The hooks tell:
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ttrace.judge.compare import Comparer
 from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
+from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.unstated import unstated_factor, without_unstated_sums
@@ -44,11 +45,13 @@ def check(
     is_explained = factor is not None or _is_fed_otherwise(comparisons)
     inferred = _inferred_note(comparisons)
     problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
+    found = () if is_explained else findings(comparisons, reference, candidate)
     return Judgement(
         tuple(comparisons),
-        () if is_explained else findings(comparisons, reference, candidate),
+        before_random(found, comparisons, reference, candidate),
         (
             *problems,
+            *random_problems(reference, candidate),
             *_nothing_recorded(reference, candidate),
             *_other_data(comparisons),
             *_idle(candidate, comparisons),

@@ -89,6 +89,8 @@ class End(BaseModel):
     num_steps: int
     grad_factor: float = 1.0
     """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
+    random: tuple[str, ...] = ()
+    """The innermost modules that drew random numbers."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

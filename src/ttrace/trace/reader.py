@@ -145,6 +145,11 @@ class Trace:
         return end.grad_factor if end else 1.0
 
     @property
+    def random(self) -> tuple[str, ...]:
+        """The innermost modules that drew random numbers, on any rank."""
+        return tuple(dict.fromkeys(name for rank in self.ranks if rank.end for name in rank.end.random))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for rank in self.ranks for note in (*rank.manifest.notes, *_late_notes(rank))))
 
