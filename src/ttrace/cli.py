@@ -8,7 +8,7 @@ import signal
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -44,6 +44,14 @@ Margin = Annotated[float, typer.Option(min=1.0, help="How many times the estimat
 Only = Annotated[list[str], typer.Option(help="Record only sites that match this glob, e.g. 'layers.0.*'.")]
 Skip = Annotated[list[str], typer.Option(help="Do not record sites that match this glob.")]
 Own = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
+OnCompiled = Annotated[
+    Literal["eager", "boundary"],
+    typer.Option(
+        "--compiled",
+        help="What torch.compile made: run it eagerly and see every module, or leave the candidate's as it is and see "
+        "only what enters and leaves it.",
+    ),
+]
 Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
 
@@ -62,11 +70,12 @@ def run(
     only: Only = [],  # noqa: B006  # typer reads the default and never changes it
     skip: Skip = [],  # noqa: B006
     own_parameters: Own = False,
+    compiled: OnCompiled = "eager",
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
     """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters)
+    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled)
     console = Console(stderr=json_output)
     folder = Run(out)
     with _progress(console) as progress:
@@ -104,11 +113,12 @@ def trace(
     only: Only = [],  # noqa: B006
     skip: Skip = [],  # noqa: B006
     own_parameters: Own = False,
+    compiled: OnCompiled = "eager",
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
     """Run one command and keep its trace: a reference, or a twin or candidate of one."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters)
+    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled)
     if reference is not None:
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
@@ -203,7 +213,15 @@ def _tell(run: Run, judgement: Judgement, *, json_output: bool) -> None:
     raise typer.Exit(int(judgement.exit))
 
 
-def _settings(out: Path, seed: int, steps: int, only: list[str], skip: list[str], own_parameters: bool) -> Plan:
+def _settings(
+    out: Path,
+    seed: int,
+    steps: int,
+    only: list[str],
+    skip: list[str],
+    own_parameters: bool,
+    compiled: Literal["eager", "boundary"],
+) -> Plan:
     return Plan(
         out=out,
         seed=seed,
@@ -211,6 +229,7 @@ def _settings(out: Path, seed: int, steps: int, only: list[str], skip: list[str]
         only=tuple(only),
         skip=tuple(skip),
         parameters="own" if own_parameters else "generated",
+        compiled=compiled,
     )
 
 

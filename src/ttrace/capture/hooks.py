@@ -7,7 +7,7 @@ tensor hooks set inside the forward hook; a module's own input gradient from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +18,6 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from ttrace.capture.names import modules
 from ttrace.tensors.ids import ROOT, Kind
 
 
@@ -56,13 +55,13 @@ class Call:
 
 
 class Hooks:
-    """Hooks on every module of a model, until `remove`; a model may come in several chunks."""
+    """Hooks on these modules, by name, until `remove`."""
 
-    def __init__(self, chunks: Sequence[nn.Module], watcher: Watcher) -> None:
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], watcher: Watcher) -> None:
         self._watcher = watcher
         self._calls: list[tuple[nn.Module, Call | None]] = []
         self._handles: list[RemovableHandle] = []
-        for name, module in modules(chunks):
+        for name, module in modules:
             # Inputs last and outputs first: in between, parallelised modules still hold DTensors.
             self._handles += [
                 module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True),

@@ -26,6 +26,8 @@ class Plan(BaseModel):
     seed: int = 0
     num_steps: int = 1
     parameters: Literal["generated", "own"] = "generated"
+    compiled: Literal["eager", "boundary"] = "eager"
+    """What becomes of compiled code while traced: it runs eagerly or, in a candidate, as it is, seen from outside."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     stop: bool = True

@@ -5,7 +5,7 @@ Reading the state changes nothing, so the stream of random numbers stays what it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ttrace.capture import names
 from ttrace.capture.hooks import is_recompute
 from ttrace.tensors.ids import ROOT
 
@@ -42,9 +41,9 @@ class _Frame:
 
 
 class Draws:
-    """Watches every module while `is_watched` says so, until `remove`; `modules` are the innermost that drew."""
+    """Watches these modules while `is_watched` says so, until `remove`; `modules` are the innermost that drew."""
 
-    def __init__(self, chunks: Sequence[nn.Module], is_watched: Callable[[], bool]) -> None:
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], is_watched: Callable[[], bool]) -> None:
         self.modules: dict[str, None] = {}
         self._is_watched = is_watched
         self._readers = _readers()
@@ -52,7 +51,7 @@ class Draws:
         self._handles: list[RemovableHandle] = []
         if dist.is_initialized() and dist.get_backend() == "threaded":
             return  # ranks that are threads share a generator, so nobody knows whose draw it was
-        for name, module in names.modules(chunks):
+        for name, module in modules:
             # Last before the call and first after it, so that no other hook's draws are the module's.
             self._handles += [
                 module.register_forward_pre_hook(partial(self._before, name)),

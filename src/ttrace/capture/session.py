@@ -17,6 +17,7 @@ from ttrace.adapters.adapter import Adapter
 from ttrace.capture import names
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
+from ttrace.capture.compiled import Compiled
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
 from ttrace.capture.overheard import overheard
@@ -64,6 +65,8 @@ class Session:
         self._parameters, aliases = names.parameters(chunks, reference.aliases)
         self._buffers = names.buffers(chunks)
         self._made = {name: self._generator.fill_parameter(name, p) for name, p in self._parameters.items()}
+        # Reference and twins must be seen in full: that is where tolerances come from.
+        self._compiled = Compiled(chunks, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         manifest = Manifest(
             role=plan.role,
             rank=adapter.coord.rank,
@@ -74,15 +77,16 @@ class Session:
             modules=census(chunks),
             parameters={name: parameter.requires_grad for name, parameter in self._parameters.items()},
             aliases=aliases,
-            notes=tuple(switch_dropout_off(chunks)),
+            opaque=self._compiled.opaque,
+            notes=(*switch_dropout_off(chunks), *self._compiled.notes()),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
         self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
         nudge: tuple[Probe, ...] = (Perturb(plan.twin, plan.seed),) if plan.role == "twin" else ()
         self._probes: tuple[Probe, ...] = (*nudge, self._recorder)
         self._closed = False
-        self._hooks = Hooks(chunks, self)
-        self._draws = Draws(chunks, lambda: self._clock.is_watched)
+        self._hooks = Hooks(self._compiled.watched, self)
+        self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
         adapter.listen(self)
         self._optimizer = optimizer
         self._handles: list[RemovableHandle] = []
@@ -98,7 +102,7 @@ class Session:
         if self._clock.step >= self._plan.num_steps:
             yield
             return
-        with self._clock.running(), overheard(self):
+        with self._clock.running(), overheard(self), self._compiled.running():
             self._see_parameters(Kind.PARAM)
             self._see_buffers()
             yield
@@ -133,6 +137,7 @@ class Session:
             for handle in self._handles:
                 handle.remove()
             self._draws.remove()
+            self._compiled.remove()
             end = End(
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,

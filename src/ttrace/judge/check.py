@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from ttrace.judge.compare import Comparer
@@ -11,7 +12,7 @@ from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.unstated import unstated_factor, without_unstated_sums
-from ttrace.judge.verdict import Comparison, Judgement
+from ttrace.judge.verdict import EXCUSED, Comparison, Judgement
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import ROOT, Kind
 from ttrace.tensors.region import Region
@@ -57,7 +58,17 @@ def check(
             *_idle(candidate, comparisons),
             *([factor] if factor is not None else []),
         ),
-        tuple(dict.fromkeys([*reference.notes, *candidate.notes, *factor_note(reference, candidate), *inferred])),
+        tuple(
+            dict.fromkeys(
+                [
+                    *reference.notes,
+                    *candidate.notes,
+                    *factor_note(reference, candidate),
+                    *inferred,
+                    *_excused_notes(comparisons),
+                ]
+            )
+        ),
     )
 
 
@@ -116,6 +127,14 @@ def _is_divided(shards: list[Shard], axis: str, size: int) -> bool:
     for shard in shards:
         places.setdefault(shard.record.region, set()).add(shard.coord[axis])
     return any(len(held) < size for held in places.values())
+
+
+def _excused_notes(comparisons: list[Comparison]) -> Iterator[str]:
+    """How much was not judged for each reason that does not spoil the verdict."""
+    reasons = Counter(comparison.reason for comparison in comparisons)
+    for reason in sorted(EXCUSED):
+        if reasons[reason]:
+            yield f"{reasons[reason]} of {len(comparisons)} tensors were not judged: {reason}"
 
 
 def _inferred_note(comparisons: list[Comparison]) -> list[str]:

@@ -11,7 +11,7 @@ from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, compared, measured
 from ttrace.judge.tolerance import is_zero, replica_tolerance
 from ttrace.judge.twins import Twins
-from ttrace.judge.verdict import LOST, NOT_FINITE, UNSTABLE, ZERO, Comparison, Part, Tolerance, Verdict
+from ttrace.judge.verdict import COMPILED, LOST, NOT_FINITE, UNSTABLE, ZERO, Comparison, Part, Tolerance, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
@@ -30,6 +30,8 @@ class Comparer:
             return self._recomputed(tensor_id)
         ours = self.reference.shards.get(tensor_id)
         theirs = self.candidate.shards.get(tensor_id)
+        if ours and not theirs and not tensor_id.kind.is_of_param and self.candidate.is_opaque(tensor_id.name):
+            return Comparison(tensor_id, Verdict.UNJUDGED, COMPILED)
         if not ours or not theirs:
             side = "candidate" if ours else "reference"
             return Comparison(tensor_id, Verdict.MISSING, f"the {side} has no such tensor")

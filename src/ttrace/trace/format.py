@@ -76,6 +76,8 @@ class Manifest(BaseModel):
     parameters: dict[str, bool] = {}
     """Every parameter this rank owns, and whether it is trained."""
     aliases: dict[str, str] = {}
+    opaque: tuple[str, ...] = ()
+    """Compiled modules that were left as they are: nothing inside them was seen."""
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = {}
 
