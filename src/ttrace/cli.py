@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from importlib import metadata
@@ -174,9 +175,26 @@ def diff(
 
 
 @app.command()
-def lint(folder: RunFolder, margin: Margin = MARGIN) -> None:
-    """Print a rules file that states every layout that was inferred, for attach(rules=...)."""
-    typer.echo(suggest.suggested(Run(folder).judged(margin=margin)), nl=False)
+def lint(
+    folder: RunFolder,
+    suggest_rules: Annotated[
+        bool, typer.Option("--suggest", help="Print a rules file that would state them, for attach(rules=...).")
+    ] = False,
+    margin: Margin = MARGIN,
+    json_output: Json = False,
+) -> None:
+    """List the sites whose layout nobody stated, and what it seems to be."""
+    judgement = Run(folder).judged(margin=margin)
+    rows = suggest.unstated(judgement)
+    if json_output:
+        typer.echo(json.dumps({"sites": rows, "rules": suggest.suggested(judgement)} if suggest_rules else rows))
+    elif suggest_rules:
+        typer.echo(suggest.suggested(judgement), nl=False)
+    else:
+        for row in rows:
+            layout = f' "{row["layout"]}"' if row["layout"] else ""
+            typer.echo(f"{row['site']}: {row['how']}{layout}")
+        typer.echo(f"next: ttrace lint {shlex.quote(str(folder))} --suggest" if rows else "every layout is stated")
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,18 @@ from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, compared, measured
 from ttrace.judge.tolerance import is_zero, replica_tolerance
 from ttrace.judge.twins import Twins
-from ttrace.judge.verdict import COMPILED, LOST, NOT_FINITE, UNSTABLE, ZERO, Comparison, Part, Tolerance, Verdict
+from ttrace.judge.verdict import (
+    COMPILED,
+    LOST,
+    NO_LAYOUT,
+    NOT_FINITE,
+    UNSTABLE,
+    ZERO,
+    Comparison,
+    Part,
+    Tolerance,
+    Verdict,
+)
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
@@ -157,4 +168,4 @@ def _disagreement(a: Shard, b: Shard) -> float:
 
 def _no_layout(shards: list[Shard], a: Logical) -> str:
     held = sorted({shard.record.shape for shard in shards})
-    return f"no layout: the ranks hold {', '.join(map(str, held))} of {a.shape}; add a rule for this site"
+    return f"{NO_LAYOUT}: the ranks hold {', '.join(map(str, held))} of {a.shape}; add a rule for this site"

@@ -40,6 +40,8 @@ ZERO = "mathematically zero: the twins' own error is as large as the tensor"
 LOST = "its gradient is mathematically zero, so rounding alone decides its update"
 UNSTABLE = "the twins' own error is as large as the tensor: the reference itself is unstable here"
 NOT_FINITE = "the reference or one of its twins is not finite"
+NO_LAYOUT = "no layout"
+"""How the reason begins where nobody stated a layout and none can be inferred."""
 COMPILED = "inside compiled code that was left as it is: only what enters and leaves it was recorded"
 EXCUSED = frozenset({ZERO, LOST, COMPILED})
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
