@@ -53,6 +53,9 @@ OnCompiled = Annotated[
         "only what enters and leaves it.",
     ),
 ]
+MicrobatchGrads = Annotated[
+    bool, typer.Option("--microbatch-grads", help="Record what each microbatch adds to the gradients of parameters.")
+]
 Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
 
@@ -72,11 +75,12 @@ def run(
     skip: Skip = [],  # noqa: B006
     own_parameters: Own = False,
     compiled: OnCompiled = "eager",
+    microbatch_grads: MicrobatchGrads = False,
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
     """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled)
+    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
     console = Console(stderr=json_output)
     folder = Run(out)
     with _progress(console) as progress:
@@ -115,11 +119,12 @@ def trace(
     skip: Skip = [],  # noqa: B006
     own_parameters: Own = False,
     compiled: OnCompiled = "eager",
+    microbatch_grads: MicrobatchGrads = False,
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
     """Run one command and keep its trace: a reference, or a twin or candidate of one."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled)
+    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
     if reference is not None:
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
@@ -239,6 +244,7 @@ def _settings(
     skip: list[str],
     own_parameters: bool,
     compiled: Literal["eager", "boundary"],
+    microbatch_grads: bool,
 ) -> Plan:
     return Plan(
         out=out,
@@ -248,6 +254,7 @@ def _settings(
         skip=tuple(skip),
         parameters="own" if own_parameters else "generated",
         compiled=compiled,
+        microbatch_grads=microbatch_grads,
     )
 
 

@@ -28,6 +28,8 @@ class Plan(BaseModel):
     parameters: Literal["generated", "own"] = "generated"
     compiled: Literal["eager", "boundary"] = "eager"
     """What becomes of compiled code while traced: it runs eagerly or, in a candidate, as it is, seen from outside."""
+    microbatch_grads: bool = False
+    """Record what each microbatch adds to a parameter's gradient, besides the final gradient."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     stop: bool = True

@@ -18,6 +18,7 @@ from ttrace.capture import names
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
 from ttrace.capture.compiled import Compiled
+from ttrace.capture.contributions import Contributions
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
 from ttrace.capture.overheard import overheard
@@ -85,8 +86,11 @@ class Session:
         nudge: tuple[Probe, ...] = (Perturb(plan.twin, plan.seed),) if plan.role == "twin" else ()
         self._probes: tuple[Probe, ...] = (*nudge, self._recorder)
         self._closed = False
+        self._silent: list[str] = []
         self._hooks = Hooks(self._compiled.watched, self)
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
+        added_to = self._parameters if plan.microbatch_grads else {}
+        self._contributions = Contributions(added_to, self._watched_microbatch, self._see_contribution)
         adapter.listen(self)
         self._optimizer = optimizer
         self._handles: list[RemovableHandle] = []
@@ -138,11 +142,12 @@ class Session:
                 handle.remove()
             self._draws.remove()
             self._compiled.remove()
+            self._contributions.remove()
             end = End(
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,
                 random=tuple(self._draws.modules),
-                notes=tuple(self._placing.unused_rules()),
+                notes=(*self._placing.unused_rules(), *self._silent),
             )
             self._recorder.close(end)
 
@@ -229,8 +234,17 @@ class Session:
         for name, buffer in self._buffers.items():
             self._visit(TensorId.of(self._clock.step, None, name, Kind.BUFFER), buffer)
 
+    def _watched_microbatch(self) -> int | None:
+        return self._clock.microbatch if self._clock.is_watched else None
+
+    def _see_contribution(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
+        tensor_id = self._id(Site(name, Kind.PARAM_GRAD), microbatch)
+        self._visit(tensor_id, gradient, microbatch, fallback=self._made[name].placed)
+
     def _see_gradients(self) -> None:
         if self._clock.is_running:
+            self._contributions.flush()
+            self._silent = self._contributions.notes()
             for name, parameter in self._parameters.items():
                 if parameter.grad is not None:
                     tensor_id = TensorId.of(self._clock.step, None, name, Kind.PARAM_GRAD)

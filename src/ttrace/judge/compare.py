@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ttrace.judge.factor import factor_to_come
@@ -16,6 +16,7 @@ from ttrace.judge.verdict import (
     LOST,
     NO_LAYOUT,
     NOT_FINITE,
+    TOGETHER,
     UNSTABLE,
     ZERO,
     Comparison,
@@ -43,6 +44,8 @@ class Comparer:
         theirs = self.candidate.shards.get(tensor_id)
         if ours and not theirs and not tensor_id.kind.is_of_param and self.candidate.is_opaque(tensor_id.name):
             return Comparison(tensor_id, Verdict.UNJUDGED, COMPILED)
+        if ours and not theirs and self._is_contribution_of_none(tensor_id):
+            return Comparison(tensor_id, Verdict.UNJUDGED, TOGETHER)
         if not ours or not theirs:
             side = "candidate" if ours else "reference"
             return Comparison(tensor_id, Verdict.MISSING, f"the {side} has no such tensor")
@@ -85,6 +88,19 @@ class Comparer:
             total = total + found
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
         return Comparison(tensor_id, verdict, "", total, tolerance, tuple(parts), by="the first forward")
+
+    def _is_contribution_of_none(self, tensor_id: TensorId) -> bool:
+        """Whether this is what a microbatch adds to a gradient of which the candidate only has the sum of all."""
+        if tensor_id.kind is not Kind.PARAM_GRAD or tensor_id.microbatch is None:
+            return False
+        final = replace(tensor_id, microbatch=None)
+        return final in self.candidate.shards and tensor_id.name not in self._contributed
+
+    @cached_property
+    def _contributed(self) -> frozenset[str]:
+        """The parameters of which the candidate has any microbatch's gradient."""
+        ids = self.candidate.shards
+        return frozenset(t.name for t in ids if t.kind is Kind.PARAM_GRAD and t.microbatch is not None)
 
     def _absent(self, tensor_id: TensorId, b: Logical) -> list[int]:
         """Ranks that own the module and ran this microbatch, but recorded nothing here."""

@@ -43,7 +43,9 @@ NOT_FINITE = "the reference or one of its twins is not finite"
 NO_LAYOUT = "no layout"
 """How the reason begins where nobody stated a layout and none can be inferred."""
 COMPILED = "inside compiled code that was left as it is: only what enters and leaves it was recorded"
-EXCUSED = frozenset({ZERO, LOST, COMPILED})
+TOGETHER = "the candidate has no gradients of single microbatches here, as FSDP2 has none"
+REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, and the final gradient agrees"
+EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, REDUCED_LATER})
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 
