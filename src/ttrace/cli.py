@@ -25,8 +25,8 @@ from ttrace.report import difference as difference_report
 from ttrace.report import listing, machine, suggest, terminal
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
-from ttrace.workflow.launch import launch, split_command
-from ttrace.workflow.run import Run, run_all
+from ttrace.workflow.launch import split_command
+from ttrace.workflow.run import Run, run_all, traced
 
 app = typer.Typer(
     name="ttrace",
@@ -128,9 +128,7 @@ def trace(
     if reference is not None:
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
-    launched = launch(tuple(command), settings, timeout=timeout)
-    if launched.status != 0:
-        raise TTraceError(f"the command ended with status {launched.status}:\n{launched.complaint()}")
+    traced(tuple(command), settings, timeout=timeout)
     summary = listing.summary(out)
     if json_output:
         typer.echo(json.dumps(summary))

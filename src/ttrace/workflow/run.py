@@ -14,8 +14,9 @@ from ttrace.errors import TTraceError
 from ttrace.judge.check import Progress, check
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Judgement
+from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
-from ttrace.workflow.launch import Launched, launch
+from ttrace.workflow.launch import launch
 
 _MARK = "run.json"
 
@@ -72,15 +73,47 @@ def run_all(
     """Trace reference, twins and candidate. `settings` holds what is common to all of them."""
     _prepare(run, {"reference": reference, "candidate": candidate})
     stage("reference")
-    _traced(launch(reference, settings.model_copy(update={"out": run.reference}), timeout=timeout), run.reference)
+    traced(reference, settings.model_copy(update={"out": run.reference}), timeout=timeout)
     known = settings.model_copy(update={"reference": run.reference.resolve()})
     for number in range(1, num_twins + 1):
         stage(f"twin {number} of {num_twins}")
         plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})
-        _traced(launch(reference, plan, timeout=timeout), run.twin(number))
+        traced(reference, plan, timeout=timeout)
     stage("candidate")
     plan = known.model_copy(update={"out": run.candidate, "role": "candidate"})
-    _traced(launch(candidate, plan, timeout=timeout), run.candidate)
+    traced(candidate, plan, timeout=timeout)
+
+
+def traced(command: tuple[str, ...], plan: Plan, *, timeout: float) -> Trace:
+    """Run a command under a plan; its trace, which is complete. An earlier trace in the same place is removed."""
+    _clear(plan)
+    launched = launch(command, plan, timeout=timeout)
+    words = shlex.join(command)
+    if launched.status != 0:
+        raise TTraceError(
+            f"{words} ended with status {launched.status}:\n{launched.complaint()}\n(from {launched.log})"
+        )
+    if not any(plan.out.glob(f"rank-*/{MANIFEST}")):
+        raise TTraceError(
+            f"{words} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its output "
+            f"is in {launched.log}."
+        )
+    trace = Trace(plan.out)
+    unfinished = [rank for rank in trace.ranks if rank.end is None]
+    if unfinished:
+        raise TTraceError(
+            f"{words} ended well, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
+            f"every rank run its step inside `with session.step():`, and often enough? Its output is in {launched.log}."
+        )
+    return trace
+
+
+def _clear(plan: Plan) -> None:
+    """Whatever lies here afterwards was made by this plan, on every rank."""
+    if plan.reference is not None and plan.reference.resolve() == plan.out.resolve():
+        raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
+    for manifest in plan.out.glob(f"rank-*/{MANIFEST}"):
+        shutil.rmtree(manifest.parent)
 
 
 def _prepare(run: Run, commands: dict[str, tuple[str, ...]]) -> None:
@@ -95,22 +128,3 @@ def _prepare(run: Run, commands: dict[str, tuple[str, ...]]) -> None:
         raise TTraceError(f"{run.folder} cannot be made: {error}. Choose another --out.") from None
     text = json.dumps({role: shlex.join(command) for role, command in commands.items()}, indent=1)
     (run.folder / _MARK).write_text(text)
-
-
-def _traced(launched: Launched, trace: Path) -> None:
-    command = shlex.join(launched.command)
-    if launched.status != 0:
-        raise TTraceError(
-            f"{command} ended with status {launched.status}:\n{launched.complaint()}\n(from {launched.log})"
-        )
-    if not trace.is_dir():
-        raise TTraceError(
-            f"{command} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its output "
-            f"is in {launched.log}."
-        )
-    unfinished = [rank for rank in Trace(trace).ranks if rank.end is None]
-    if unfinished:
-        raise TTraceError(
-            f"{command} ended well, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
-            f"every rank run its step inside `with session.step():`, and often enough? Its output is in {launched.log}."
-        )
