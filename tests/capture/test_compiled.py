@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.cells import Cell, attached, reference_of, simple
 from tests.support.gpt import LENGTH, VOCAB, Gpt
+from tests.support.ranks import on_ranks
 from tests.support.runs import SimulatedRank, judged, trace_reference, train
+from tests.support.transformer import Shape, Transformer
 from ttrace.capture.compiled import Compiled
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import COMPILED, Exit, Judgement, Verdict
@@ -118,6 +124,44 @@ def test_the_reference_is_always_seen_in_full(tmp_path: Path) -> None:
     trace_reference(tmp_path, lambda: wrapped(small()), {}, compiled="boundary")
     judgement = traced(tmp_path, tmp_path, small(), "eager")
     assert judgement.exit is Exit.PASSED, judgement.problems
+
+
+def run_data_parallel(folder: Path) -> dict[str, Judgement | None]:
+    """On two ranks: DDP inside and outside of torch.compile, traced both ways."""
+    shape, cell = Shape(vocab=48, hidden=16, ffn=24, length=8, num_layers=2), Cell("ddp")
+    reference = reference_of(folder, shape, cell, 4, {})
+    dist.barrier()
+    found = {}
+    for inside in (False, True):
+        for mode in ("eager", "boundary"):
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            model: nn.Module = Transformer(shape)
+            if inside:
+                model = DistributedDataParallel(cast("nn.Module", torch.compile(model, backend=BACKEND)))
+            else:
+                model = cast("nn.Module", torch.compile(DistributedDataParallel(model), backend=BACKEND))
+            candidate = simple(model, shape, cell, num_data_ranks=2)
+            out = folder / f"{inside}-{mode}"
+            settings = {"out": out, "role": "candidate", "reference": reference / "reference", "compiled": mode}
+            session = attached(candidate, Plan.model_validate({**settings, "stop": False}))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                candidate.step(session)
+            session.close()
+            dist.barrier()
+            found[out.name] = judged(reference, out) if dist.get_rank() == 0 else None
+    return found
+
+
+@pytest.mark.slow
+def test_data_parallel_models_may_be_compiled_inside_or_outside(tmp_path: Path) -> None:
+    judgements: dict[str, Judgement] = on_ranks(2, run_data_parallel, tmp_path)[0]
+    for name, judgement in judgements.items():
+        trouble = [(str(c.id), c.verdict, c.reason) for c in judgement.comparisons if c.spoils or c.verdict.is_wrong]
+        assert judgement.exit is Exit.PASSED, (name, judgement.problems, trouble[:5])
+        unseen = sum(c.reason == COMPILED for c in judgement.comparisons)
+        assert (unseen > 0) == name.endswith("boundary")
 
 
 def test_compiled_code_is_left_in_one_piece_and_put_back() -> None:
