@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,8 +25,8 @@ from ttrace.report import difference as difference_report
 from ttrace.report import listing, machine, suggest, terminal
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
-from ttrace.workflow.launch import launch, split_command
-from ttrace.workflow.run import Commands, Run, isolated, run_all
+from ttrace.workflow.launch import split_command
+from ttrace.workflow.run import Commands, Run, isolated, run_all, traced
 
 app = typer.Typer(
     name="ttrace",
@@ -44,6 +45,17 @@ Margin = Annotated[float, typer.Option(min=1.0, help="How many times the estimat
 Only = Annotated[list[str], typer.Option(help="Record only sites that match this glob, e.g. 'layers.0.*'.")]
 Skip = Annotated[list[str], typer.Option(help="Do not record sites that match this glob.")]
 Own = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
+OnCompiled = Annotated[
+    Literal["eager", "boundary"],
+    typer.Option(
+        "--compiled",
+        help="What torch.compile made: run it eagerly and see every module, or leave the candidate's as it is and see "
+        "only what enters and leaves it.",
+    ),
+]
+MicrobatchGrads = Annotated[
+    bool, typer.Option("--microbatch-grads", help="Record what each microbatch adds to the gradients of parameters.")
+]
 Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
 
@@ -65,11 +77,13 @@ def run(
     isolate: Annotated[
         bool, typer.Option(help="When something is wrong, run again with every module's inputs generated.")
     ] = True,
+    compiled: OnCompiled = "eager",
+    microbatch_grads: MicrobatchGrads = False,
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
     """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters)
+    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
     console = Console(stderr=json_output)
     folder = Run(out)
     with _progress(console) as progress:
@@ -100,17 +114,17 @@ def trace(
     only: Only = [],  # noqa: B006
     skip: Skip = [],  # noqa: B006
     own_parameters: Own = False,
+    compiled: OnCompiled = "eager",
+    microbatch_grads: MicrobatchGrads = False,
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
     """Run one command and keep its trace: a reference, or a twin or candidate of one."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters)
+    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
     if reference is not None:
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
-    launched = launch(tuple(command), settings, timeout=timeout)
-    if launched.status != 0:
-        raise TTraceError(f"the command ended with status {launched.status}:\n{launched.complaint()}")
+    traced(tuple(command), settings, timeout=timeout)
     summary = listing.summary(out)
     if json_output:
         typer.echo(json.dumps(summary))
@@ -160,9 +174,26 @@ def diff(
 
 
 @app.command()
-def lint(folder: RunFolder, margin: Margin = MARGIN) -> None:
-    """Print a rules file that states every layout that was inferred, for attach(rules=...)."""
-    typer.echo(suggest.suggested(Run(folder).judged(margin=margin)), nl=False)
+def lint(
+    folder: RunFolder,
+    suggest_rules: Annotated[
+        bool, typer.Option("--suggest", help="Print a rules file that would state them, for attach(rules=...).")
+    ] = False,
+    margin: Margin = MARGIN,
+    json_output: Json = False,
+) -> None:
+    """List the sites whose layout nobody stated, and what it seems to be."""
+    judgement = Run(folder).judged(margin=margin)
+    rows = suggest.unstated(judgement)
+    if json_output:
+        typer.echo(json.dumps({"sites": rows, "rules": suggest.suggested(judgement)} if suggest_rules else rows))
+    elif suggest_rules:
+        typer.echo(suggest.suggested(judgement), nl=False)
+    else:
+        for row in rows:
+            layout = f' "{row["layout"]}"' if row["layout"] else ""
+            typer.echo(f"{row['site']}: {row['how']}{layout}")
+        typer.echo(f"next: ttrace lint {shlex.quote(str(folder))} --suggest" if rows else "every layout is stated")
 
 
 @app.callback(invoke_without_command=True)
@@ -199,7 +230,16 @@ def _tell(run: Run, judgement: Judgement, *, json_output: bool) -> None:
     raise typer.Exit(int(judgement.exit))
 
 
-def _settings(out: Path, seed: int, steps: int, only: list[str], skip: list[str], own_parameters: bool) -> Plan:
+def _settings(
+    out: Path,
+    seed: int,
+    steps: int,
+    only: list[str],
+    skip: list[str],
+    own_parameters: bool,
+    compiled: Literal["eager", "boundary"],
+    microbatch_grads: bool,
+) -> Plan:
     return Plan(
         out=out,
         seed=seed,
@@ -207,6 +247,8 @@ def _settings(out: Path, seed: int, steps: int, only: list[str], skip: list[str]
         only=tuple(only),
         skip=tuple(skip),
         parameters="own" if own_parameters else "generated",
+        compiled=compiled,
+        microbatch_grads=microbatch_grads,
     )
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tests.support.traces import Case, drawn
 from ttrace.layouts.rules import Rules
-from ttrace.report.suggest import suggested
+from ttrace.report.suggest import suggested, unstated
 from ttrace.tensors.ids import Kind, Site
 
 
-def unstated(case: Case, name: str, cut: bool) -> None:
+def unstated_site(case: Case, name: str, cut: bool) -> None:
     full = drawn(4, 8, seed=len(name))
     case.trusted(name, full)
     for rank in range(2):
@@ -21,8 +21,8 @@ def unstated(case: Case, name: str, cut: bool) -> None:
 def test_numbered_modules_share_a_rule_where_they_agree(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
     for i in range(3):
-        unstated(case, f"0/0/layers.{i}.fc1/output", cut=True)
-        unstated(case, f"0/0/layers.{i}.mixed/output", cut=i == 1)
+        unstated_site(case, f"0/0/layers.{i}.fc1/output", cut=True)
+        unstated_site(case, f"0/0/layers.{i}.mixed/output", cut=i == 1)
     table = tomllib.loads(suggested(case.judged()))["layouts"]
     assert table == {
         "layers.*.fc1/output": "d0 d1/tp",
@@ -34,7 +34,7 @@ def test_numbered_modules_share_a_rule_where_they_agree(tmp_path: Path) -> None:
 
 def test_the_file_is_one_that_attach_reads(tmp_path: Path) -> None:
     case = Case(tmp_path / "traces", "tp=2")
-    unstated(case, "0/0/layers.0.fc1/output", cut=True)
+    unstated_site(case, "0/0/layers.0.fc1/output", cut=True)
     (tmp_path / "rules.toml").write_text(suggested(case.judged()))
     rule = Rules.of(tmp_path / "rules.toml").decide(Site("layers.7.fc1", Kind.OUTPUT))
     assert rule is not None
@@ -54,8 +54,30 @@ def test_a_pending_sum_is_only_ever_a_comment_with_a_warning(tmp_path: Path) -> 
     assert "looks exactly like a pending sum" in text
 
 
+def test_every_unstated_site_is_listed_once_with_what_is_known(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    for microbatch in (0, 1):
+        unstated_site(case, f"0/{microbatch}/fc1/output", cut=True)
+    full, part = drawn(4, 8), drawn(4, 8, seed=3)
+    case.trusted("0/0/attn.proj/output", full)
+    case.trusted("0/0/odd/output", full)
+    for rank, local in enumerate((part, full - part)):
+        case.candidate.record(rank, "0/0/attn.proj/output", local)
+        case.candidate.record(rank, "0/0/odd/output", full[:, :3].contiguous())
+    case.both("0/0/attn/output", drawn(4, 8, seed=4))
+    judgement = case.judged()
+    assert unstated(judgement) == [
+        {"site": "fc1/output", "how": "inferred", "layout": "d0 d1/tp"},
+        {"site": "attn.proj/output", "how": "pending sum", "layout": "... +tp"},
+        {"site": "odd/output", "how": "unknown", "layout": ""},
+    ]
+    text = suggested(judgement)
+    assert tomllib.loads(text)["layouts"] == {"fc1/output": "d0 d1/tp"}
+    assert '# "odd/output" = "?"' in text
+
+
 def test_a_parameter_needs_one_line_for_all_its_kinds(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
     for kind in ("param", "param_grad", "param_after"):
-        unstated(case, f"0/-/layers.0.fc1.weight/{kind}", cut=True)
+        unstated_site(case, f"0/-/layers.0.fc1.weight/{kind}", cut=True)
     assert tomllib.loads(suggested(case.judged()))["layouts"] == {"layers.*.fc1.weight": "d0 d1/tp"}

@@ -51,6 +51,7 @@ class Cell:
     dtype: torch.dtype = torch.float32
     recompute: str = "none"
     num_microbatches: int = 2
+    microbatch_grads: bool = False
 
     @property
     def name(self) -> str:
@@ -88,7 +89,8 @@ def run_cell(
     )
     dist.barrier()
     out = folder / f"{cell.name}{'-fault' if fault else ''}"
-    session = attached(candidate, Plan(out=out, role="candidate", reference=reference / "reference", stop=False))
+    plan = Plan(out=out, role="candidate", reference=reference / "reference", stop=False)
+    session = attached(candidate, plan.model_copy(update={"microbatch_grads": cell.microbatch_grads}))
     if fault is not None:
         fault(candidate)
     candidate.step(session)
@@ -105,20 +107,22 @@ def attached(candidate: Candidate, plan: Plan) -> Session:
 
 def reference_of(folder: Path, shape: Shape, cell: Cell, total: int, known: dict[Any, Path]) -> Path:
     """The traces of the reference and its twins, made by rank 0 unless an earlier cell had the same."""
-    key = (shape, cell.dtype, total)
+    key = (shape, cell.dtype, total, cell.microbatch_grads)
     if key not in known:
         known[key] = folder / f"reference-{len(known)}"
         if dist.get_rank() == 0:
             for twin in range(NUM_TWINS + 1):
-                trace_reference(known[key], shape, cell.dtype, total, twin)
+                trace_reference(known[key], shape, cell.dtype, total, twin, cell.microbatch_grads)
     return known[key]
 
 
-def trace_reference(folder: Path, shape: Shape, dtype: torch.dtype, total: int, twin: int) -> None:
+def trace_reference(
+    folder: Path, shape: Shape, dtype: torch.dtype, total: int, twin: int, microbatch_grads: bool = False
+) -> None:
     torch.manual_seed(0)
     model = Transformer(shape).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    plan = Plan(out=folder / "reference", stop=False)
+    plan = Plan(out=folder / "reference", stop=False, microbatch_grads=microbatch_grads)
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})

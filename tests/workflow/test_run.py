@@ -84,6 +84,37 @@ def test_a_script_that_never_attaches_is_told_what_to_do(tmp_path: Path) -> None
     assert "left no trace. Does the script call ttrace.attach(model, optimizer)" in " ".join(done.stderr.split())
 
 
+def test_one_traced_command_is_held_to_the_same(tmp_path: Path) -> None:
+    for body, words in {
+        "print('hello')": "left no trace. Does the script call ttrace.attach(model, optimizer)",
+        "raise RuntimeError('bad luck')": "RuntimeError: bad luck",
+        UNFINISHED: "its rank 0 never finished the traced steps",
+    }.items():
+        command = script(tmp_path, body)
+        done = ttrace("trace", "--out", str(tmp_path / "trace"), "--", *command.split())
+        assert done.returncode == 2
+        assert words in " ".join(done.stderr.split())
+        assert str(tmp_path / "trace.log") in "".join(done.stderr.split())
+
+
+def test_an_old_trace_does_not_stand_in_for_a_new_one(tmp_path: Path) -> None:
+    out = str(tmp_path / "trace")
+    assert ttrace("trace", "--out", out, "--", *script(tmp_path, TINY).split()).returncode == 0
+    done = ttrace("trace", "--out", out, "--", *script(tmp_path, "print('hello')").split())
+    assert done.returncode == 2
+    assert "left no trace" in done.stderr
+
+
+def test_a_trace_is_not_written_over_its_reference(tmp_path: Path) -> None:
+    out = str(tmp_path / "trace")
+    command = script(tmp_path, TINY).split()
+    assert ttrace("trace", "--out", out, "--", *command).returncode == 0
+    done = ttrace("trace", "--out", out, "--reference", out, "--", *command)
+    assert done.returncode == 2
+    assert "holds the reference" in done.stderr
+    assert ttrace("show", out).returncode == 0
+
+
 def test_a_script_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
     command = script(tmp_path, "print('about to fail')\nraise RuntimeError('out of [luck]')")
     done = ttrace("run", "--reference", command, "--candidate", command, "--out", str(tmp_path / "run"))
@@ -137,6 +168,12 @@ session = ttrace.attach(model)
 with session.step():
     model(session.batch(torch.randn(2, 4))).sum().backward()
 print("never reached while traced")
+"""
+
+
+UNFINISHED = """
+import torch, ttrace
+ttrace.attach(torch.nn.Linear(4, 4))
 """
 
 

@@ -36,7 +36,8 @@ class Native:
 
     def __init__(self, chunks: Sequence[nn.Module], mesh: MeshLike | None = None) -> None:
         self.rank, num_ranks = _rank_and_world()
-        self.chunks = chunks
+        # DDP may be inside of what torch.compile made.
+        self.chunks = chunks = [getattr(chunk, "_orig_mod", chunk) for chunk in chunks]
         self.mesh = _declared(mesh) if mesh is not None else _found(chunks, num_ranks)
         if self.mesh.num_ranks != num_ranks:
             raise CaptureError(

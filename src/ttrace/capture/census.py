@@ -26,6 +26,9 @@ def switch_dropout_off(chunks: Sequence[nn.Module]) -> list[str]:
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             module.p = 0.0
             changed.append(name)
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0:
+            module.dropout = 0.0
+            changed.append(name)
     return [f"dropout switched off in {len(changed)} modules, the first is {changed[0]}"] if changed else []
 
 

@@ -7,7 +7,7 @@ tensor hooks set inside the forward hook; a module's own input gradient from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +18,6 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from ttrace.capture.names import modules
 from ttrace.tensors.ids import ROOT, Kind
 
 
@@ -58,13 +57,13 @@ class Call:
 
 
 class Hooks:
-    """Hooks on every module of a model, until `remove`; a model may come in several chunks."""
+    """Hooks on these modules, by name, until `remove`."""
 
-    def __init__(self, chunks: Sequence[nn.Module], watcher: Watcher) -> None:
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], watcher: Watcher) -> None:
         self._watcher = watcher
         self._calls: list[tuple[nn.Module, Call | None]] = []
         self._handles: list[RemovableHandle] = []
-        for name, module in modules(chunks):
+        for name, module in modules:
             # Inputs last and outputs first: in between, parallelised modules still hold DTensors.
             self._handles += [
                 module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True),
@@ -77,7 +76,7 @@ class Hooks:
         self._handles.clear()
 
     def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if name == ROOT and not _is_recompute():
+        if name == ROOT and not is_recompute():
             self._calls.clear()  # recomputation stops early, by an exception, and leaves calls behind
         call = self._entered(name)
         self._calls.append((module, call))
@@ -105,7 +104,7 @@ class Hooks:
         return replaced
 
     def _entered(self, name: str) -> Call | None:
-        again = _is_recompute()
+        again = is_recompute()
         # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
         if not (torch.is_grad_enabled() or again or self.innermost() is not None):
             return None
@@ -142,7 +141,7 @@ class Hooks:
         return self._watcher.sees(call, kind, slot, gradient)
 
 
-def _is_recompute() -> bool:
+def is_recompute() -> bool:
     """A forward that runs inside the autograd engine is a recomputation."""
     return torch._C._current_graph_task_id() != -1
 

@@ -32,6 +32,10 @@ class Plan(BaseModel):
     """Generate what enters every module, forward and backward, so that each is judged alone."""
     grad_factor: float = 1.0
     """In isolation: what the candidate's reduction still applies to gradients, as its ordinary run said."""
+    compiled: Literal["eager", "boundary"] = "eager"
+    """What becomes of compiled code while traced: it runs eagerly or, in a candidate, as it is, seen from outside."""
+    microbatch_grads: bool = False
+    """Record what each microbatch adds to a parameter's gradient, besides the final gradient."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     stop: bool = True

@@ -39,9 +39,9 @@ class Recorder:
         """Remember what went wrong, for the end of the trace."""
         self._problems[problem] = None
 
-    def close(self, *, num_steps: int, grad_factor: float, notes: tuple[str, ...] = ()) -> None:
-        problems = tuple(self._problems)
-        self._writer.close(End(num_steps=num_steps, grad_factor=grad_factor, problems=problems, notes=notes))
+    def close(self, end: End) -> None:
+        """Complete the trace; the problems kept so far are added to its end."""
+        self._writer.close(end.model_copy(update={"problems": (*end.problems, *self._problems)}))
 
     def _record(self, visit: Visit) -> None:
         local = self._local(visit.tensor.detach())

@@ -17,6 +17,8 @@ from ttrace.adapters.adapter import Adapter
 from ttrace.capture import names
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
+from ttrace.capture.compiled import Compiled
+from ttrace.capture.contributions import Contributions
 from ttrace.capture.decisions import Decisions
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
@@ -25,6 +27,7 @@ from ttrace.capture.overheard import overheard
 from ttrace.capture.placing import Placing, Reference
 from ttrace.capture.plan import Plan
 from ttrace.capture.probe import Probe, Visit, passed_down
+from ttrace.capture.randomness import Draws
 from ttrace.capture.recorder import Recorder
 from ttrace.capture.rewriter import Perturb
 from ttrace.errors import CaptureError, TTraceError
@@ -32,7 +35,7 @@ from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
 from ttrace.tensors.region import Region
-from ttrace.trace.format import Manifest
+from ttrace.trace.format import End, Manifest
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Distribution
 
@@ -65,6 +68,8 @@ class Session:
         self._parameters, aliases = names.parameters(chunks, reference.aliases)
         self._buffers = names.buffers(chunks)
         self._made = {name: self._generator.fill_parameter(name, p) for name, p in self._parameters.items()}
+        # Reference and twins must be seen in full: that is where tolerances come from.
+        self._compiled = Compiled(chunks, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         manifest = Manifest(
             role=plan.role,
             rank=adapter.coord.rank,
@@ -76,7 +81,8 @@ class Session:
             modules=census(chunks),
             parameters={name: parameter.requires_grad for name, parameter in self._parameters.items()},
             aliases=aliases,
-            notes=tuple(switch_dropout_off(chunks)),
+            opaque=self._compiled.opaque,
+            notes=(*switch_dropout_off(chunks), *self._compiled.notes()),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
         self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
@@ -88,7 +94,11 @@ class Session:
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         self._probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
         self._closed = False
-        self._hooks = Hooks(chunks, self)
+        self._silent: list[str] = []
+        self._hooks = Hooks(self._compiled.watched, self)
+        self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
+        added_to = self._parameters if plan.microbatch_grads else {}
+        self._contributions = Contributions(added_to, self._watched_microbatch, self._see_contribution)
         adapter.listen(self)
         self._optimizer = optimizer
         self._handles: list[RemovableHandle] = []
@@ -104,7 +114,7 @@ class Session:
         if self._clock.step >= self._plan.num_steps:
             yield
             return
-        with self._clock.running(), overheard(self):
+        with self._clock.running(), overheard(self), self._compiled.running():
             self._see_parameters(Kind.PARAM)
             self._see_buffers()
             yield
@@ -138,8 +148,16 @@ class Session:
             self._hooks.remove()
             for handle in self._handles:
                 handle.remove()
-            notes = (*self._placing.unused_rules(), *(self._isolate.notes() if self._isolate else ()))
-            self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor / self._divisor, notes=notes)
+            self._draws.remove()
+            self._compiled.remove()
+            self._contributions.remove()
+            end = End(
+                num_steps=self._clock.step,
+                grad_factor=self._grad_factor / self._divisor,
+                random=tuple(self._draws.modules),
+                notes=(*self._placing.unused_rules(), *self._silent, *(self._isolate.notes() if self._isolate else ())),
+            )
+            self._recorder.close(end)
 
     # The hooks tell:
 
@@ -246,11 +264,20 @@ class Session:
         for name, buffer in self._buffers.items():
             self._visit(TensorId.of(self._clock.step, None, name, Kind.BUFFER), buffer)
 
+    def _watched_microbatch(self) -> int | None:
+        return self._clock.microbatch if self._clock.is_watched else None
+
+    def _see_contribution(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
+        tensor_id = self._id(Site(name, Kind.PARAM_GRAD), microbatch)
+        self._visit(tensor_id, gradient, microbatch, fallback=self._made[name].placed)
+
     def _see_gradients(self) -> None:
         """Once a step, as soon as they are final: by the time the optimizer steps they may have been clipped."""
         if not self._clock.is_running or self._clock.has_final_gradients:
             return
         self._clock.has_final_gradients = True
+        self._contributions.flush()
+        self._silent = self._contributions.notes()
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 tensor_id = TensorId.of(self._clock.step, None, name, Kind.PARAM_GRAD)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from ttrace.judge.compare import Comparer
 from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
+from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.unstated import unstated_factor, without_unstated_sums
-from ttrace.judge.verdict import Comparison, Judgement
+from ttrace.judge.verdict import EXCUSED, Comparison, Judgement
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import ROOT, Kind
 from ttrace.tensors.region import Region
@@ -46,17 +48,29 @@ def check(
     is_explained = factor is not None or _is_fed_otherwise(comparisons)
     inferred = _inferred_note(comparisons)
     problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
+    found = () if is_explained else findings(comparisons, reference, candidate)
     return Judgement(
         tuple(comparisons),
-        () if is_explained else findings(comparisons, reference, candidate),
+        before_random(found, comparisons, reference, candidate),
         (
             *problems,
+            *random_problems(reference, candidate),
             *_nothing_recorded(reference, candidate),
             *_other_data(comparisons),
             *_idle(candidate, comparisons),
             *([factor] if factor is not None else []),
         ),
-        tuple(dict.fromkeys([*reference.notes, *candidate.notes, *factor_note(reference, candidate), *inferred])),
+        tuple(
+            dict.fromkeys(
+                [
+                    *reference.notes,
+                    *candidate.notes,
+                    *factor_note(reference, candidate),
+                    *inferred,
+                    *_excused_notes(comparisons),
+                ]
+            )
+        ),
     )
 
 
@@ -115,6 +129,14 @@ def _is_divided(shards: list[Shard], axis: str, size: int) -> bool:
     for shard in shards:
         places.setdefault(shard.record.region, set()).add(shard.coord[axis])
     return any(len(held) < size for held in places.values())
+
+
+def _excused_notes(comparisons: list[Comparison]) -> Iterator[str]:
+    """How much was not judged for each reason that does not spoil the verdict."""
+    reasons = Counter(comparison.reason for comparison in comparisons)
+    for reason in sorted(EXCUSED):
+        if reasons[reason]:
+            yield f"{reasons[reason]} of {len(comparisons)} tensors were not judged: {reason}"
 
 
 def _inferred_note(comparisons: list[Comparison]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ttrace.judge.decided import decided
@@ -12,7 +12,19 @@ from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, compared, measured
 from ttrace.judge.tolerance import is_zero, replica_tolerance
 from ttrace.judge.twins import Twins
-from ttrace.judge.verdict import LOST, NOT_FINITE, UNSTABLE, ZERO, Comparison, Part, Tolerance, Verdict
+from ttrace.judge.verdict import (
+    COMPILED,
+    LOST,
+    NO_LAYOUT,
+    NOT_FINITE,
+    TOGETHER,
+    UNSTABLE,
+    ZERO,
+    Comparison,
+    Part,
+    Tolerance,
+    Verdict,
+)
 from ttrace.tensors.ids import ROOT, Kind, TensorId, scores_slot
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
@@ -31,6 +43,10 @@ class Comparer:
             return self._recomputed(tensor_id)
         ours = self.reference.shards.get(tensor_id)
         theirs = self.candidate.shards.get(tensor_id)
+        if ours and not theirs and not tensor_id.kind.is_of_param and self.candidate.is_opaque(tensor_id.name):
+            return Comparison(tensor_id, Verdict.UNJUDGED, COMPILED)
+        if ours and not theirs and self._is_contribution_of_none(tensor_id):
+            return Comparison(tensor_id, Verdict.UNJUDGED, TOGETHER)
         if not ours or not theirs:
             side = "candidate" if ours else "reference"
             return Comparison(tensor_id, Verdict.MISSING, f"the {side} has no such tensor")
@@ -81,6 +97,19 @@ class Comparer:
         if scores is None:  # these are scores themselves
             return Verdict.FAIL, ""
         return decided(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)
+
+    def _is_contribution_of_none(self, tensor_id: TensorId) -> bool:
+        """Whether this is what a microbatch adds to a gradient of which the candidate only has the sum of all."""
+        if tensor_id.kind is not Kind.PARAM_GRAD or tensor_id.microbatch is None:
+            return False
+        final = replace(tensor_id, microbatch=None)
+        return final in self.candidate.shards and tensor_id.name not in self._contributed
+
+    @cached_property
+    def _contributed(self) -> frozenset[str]:
+        """The parameters of which the candidate has any microbatch's gradient."""
+        ids = self.candidate.shards
+        return frozenset(t.name for t in ids if t.kind is Kind.PARAM_GRAD and t.microbatch is not None)
 
     def _absent(self, tensor_id: TensorId, b: Logical) -> list[int]:
         """Ranks that own the module and ran this microbatch, but recorded nothing here."""
@@ -166,4 +195,4 @@ def _disagreement(a: Shard, b: Shard) -> float:
 
 def _no_layout(shards: list[Shard], a: Logical) -> str:
     held = sorted({shard.record.shape for shard in shards})
-    return f"no layout: the ranks hold {', '.join(map(str, held))} of {a.shape}; add a rule for this site"
+    return f"{NO_LAYOUT}: the ranks hold {', '.join(map(str, held))} of {a.shape}; add a rule for this site"

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ttrace.judge.diagnose import MISSING_ALL_REDUCE, cause
 from ttrace.judge.factor import is_before_reduction
-from ttrace.judge.verdict import Comparison, Verdict
+from ttrace.judge.verdict import REDUCED_LATER, Comparison, Verdict
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
@@ -27,6 +27,8 @@ def without_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, c
     for comparison in comparisons:
         if comparison.id in wrong and comparison.by == INFERRED and _outer(comparison.id, right) is not None:
             comparison = _as_pending_sum(comparison, reference, candidate)
+        elif comparison.id in wrong and _is_final_right(comparison.id, right):
+            comparison = _as_reduced_later(comparison, reference, candidate)
         result.append(comparison)
     return result
 
@@ -56,6 +58,18 @@ def _outer(tensor_id: TensorId, right: set[TensorId]) -> TensorId | None:
     parent = tensor_id.name.rpartition(".")[0] or ROOT
     outer = TensorId.of(tensor_id.step, tensor_id.microbatch, parent, tensor_id.kind)
     return outer if outer in right else None
+
+
+def _is_final_right(tensor_id: TensorId, right: set[TensorId]) -> bool:
+    """Whether a microbatch's gradient is part of a final one that is right."""
+    of_microbatch = tensor_id.kind is Kind.PARAM_GRAD and tensor_id.microbatch is not None
+    return of_microbatch and replace(tensor_id, microbatch=None) in right
+
+
+def _as_reduced_later(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
+    if cause(comparison, reference, candidate).name != MISSING_ALL_REDUCE:
+        return comparison
+    return replace(comparison, verdict=Verdict.UNJUDGED, reason=REDUCED_LATER)
 
 
 def _as_pending_sum(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:

@@ -40,7 +40,12 @@ ZERO = "mathematically zero: the twins' own error is as large as the tensor"
 LOST = "its gradient is mathematically zero, so rounding alone decides its update"
 UNSTABLE = "the twins' own error is as large as the tensor: the reference itself is unstable here"
 NOT_FINITE = "the reference or one of its twins is not finite"
-EXCUSED = frozenset({ZERO, LOST})
+NO_LAYOUT = "no layout"
+"""How the reason begins where nobody stated a layout and none can be inferred."""
+COMPILED = "inside compiled code that was left as it is: only what enters and leaves it was recorded"
+TOGETHER = "the candidate has no gradients of single microbatches here, as FSDP2 has none"
+REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, and the final gradient agrees"
+EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, REDUCED_LATER})
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 

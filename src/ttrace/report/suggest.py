@@ -1,11 +1,11 @@
-"""This module writes the rules that would state what was inferred, as TOML for `attach(rules=...)`."""
+"""This module lists the sites whose layout nobody stated, and writes the rules that would, for `attach(rules=...)`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 
-from ttrace.judge.verdict import Comparison, Judgement
+from ttrace.judge.verdict import NO_LAYOUT, Comparison, Judgement
 from ttrace.layouts.pattern import matches
 from ttrace.layouts.placed import INFERRED
 
@@ -15,15 +15,37 @@ _WARNING = (
 )
 
 
+def unstated(judgement: Judgement) -> list[dict[str, str]]:
+    """Every site whose layout nobody stated, with the layout it seems to have and how that is known."""
+    rows: dict[str, dict[str, str]] = {}
+    for how, comparisons in zip(("inferred", "pending sum", "unknown"), _kinds(judgement), strict=True):
+        for comparison in comparisons:
+            site = str(comparison.id.site)
+            rows[site] = {"site": site, "how": how, "layout": comparison.suggestion or comparison.layout}
+    return list(rows.values())
+
+
 def suggested(judgement: Judgement) -> str:
-    """A rules file: a line for every site whose layout was inferred, pending sums apart and switched off."""
-    inferred = [c for c in judgement.comparisons if c.by == INFERRED and c.layout and not c.suggestion]
-    pending = [c for c in judgement.comparisons if c.suggestion]
+    """A rules file: a line for every site whose layout was inferred; what must be decided first is switched off."""
+    inferred, pending, unknown = _kinds(judgement)
     lines = ["[layouts]", *_lines(inferred, [c.layout for c in inferred])]
     if pending:
         lines += ["", _WARNING]
         lines += [f"# {line}" for line in _lines(pending, [c.suggestion for c in pending])]
+    if unknown:
+        lines += ["", "# No single layout explains the shapes of these; only you know it."]
+        lines += [f"# {line}" for line in _lines(unknown, ["?"] * len(unknown))]
     return "\n".join(lines) + "\n"
+
+
+def _kinds(judgement: Judgement) -> tuple[list[Comparison], list[Comparison], list[Comparison]]:
+    """What was inferred, what looks like a pending sum, and what nothing explains."""
+    comparisons = judgement.comparisons
+    return (
+        [c for c in comparisons if c.by == INFERRED and c.layout and not c.suggestion],
+        [c for c in comparisons if c.suggestion],
+        [c for c in comparisons if c.reason.startswith(NO_LAYOUT)],
+    )
 
 
 def _lines(comparisons: Sequence[Comparison], layouts: Sequence[str]) -> Iterator[str]:

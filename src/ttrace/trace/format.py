@@ -78,6 +78,8 @@ class Manifest(BaseModel):
     parameters: dict[str, bool] = {}
     """Every parameter this rank owns, and whether it is trained."""
     aliases: dict[str, str] = {}
+    opaque: tuple[str, ...] = ()
+    """Compiled modules that were left as they are: nothing inside them was seen."""
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = {}
 
@@ -91,6 +93,8 @@ class End(BaseModel):
     num_steps: int
     grad_factor: float = 1.0
     """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
+    random: tuple[str, ...] = ()
+    """The innermost modules that drew random numbers."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.trace.format import (
     END,
@@ -143,6 +143,16 @@ class Trace:
         """What the run's reduction still applies to activation gradients; 1 for a trace that never ended."""
         end = self.ranks[0].end
         return end.grad_factor if end else 1.0
+
+    def is_opaque(self, name: str) -> bool:
+        """Whether this module is inside compiled code, on any rank, and could not be seen."""
+        outer = {module for rank in self.ranks for module in rank.manifest.opaque}
+        return any(name != module and (module == ROOT or name.startswith(f"{module}.")) for module in outer)
+
+    @property
+    def random(self) -> tuple[str, ...]:
+        """The innermost modules that drew random numbers, on any rank."""
+        return tuple(dict.fromkeys(name for rank in self.ranks if rank.end for name in rank.end.random))
 
     @property
     def notes(self) -> tuple[str, ...]:

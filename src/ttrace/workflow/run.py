@@ -15,8 +15,9 @@ from ttrace.judge.check import Progress, check
 from ttrace.judge.isolated import combined
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Judgement
+from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
-from ttrace.workflow.launch import Launched, launch
+from ttrace.workflow.launch import launch
 
 _MARK = "run.json"
 
@@ -112,15 +113,47 @@ def isolated(
 def _trace_all(run: Run, commands: Commands, settings: Plan, stage: Stage, *, grad_factor: float = 1.0) -> None:
     stage("reference")
     plan = settings.model_copy(update={"out": run.reference})
-    _traced(launch(commands.reference, plan, timeout=commands.timeout), run.reference)
+    traced(commands.reference, plan, timeout=commands.timeout)
     known = settings.model_copy(update={"reference": run.reference.resolve()})
     for number in range(1, commands.num_twins + 1):
         stage(f"twin {number} of {commands.num_twins}")
         plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})
-        _traced(launch(commands.reference, plan, timeout=commands.timeout), run.twin(number))
+        traced(commands.reference, plan, timeout=commands.timeout)
     stage("candidate")
     plan = known.model_copy(update={"out": run.candidate, "role": "candidate", "grad_factor": grad_factor})
-    _traced(launch(commands.candidate, plan, timeout=commands.timeout), run.candidate)
+    traced(commands.candidate, plan, timeout=commands.timeout)
+
+
+def traced(command: tuple[str, ...], plan: Plan, *, timeout: float) -> Trace:
+    """Run a command under a plan; its trace, which is complete. An earlier trace in the same place is removed."""
+    _clear(plan)
+    launched = launch(command, plan, timeout=timeout)
+    words = shlex.join(command)
+    if launched.status != 0:
+        raise TTraceError(
+            f"{words} ended with status {launched.status}:\n{launched.complaint()}\n(from {launched.log})"
+        )
+    if not any(plan.out.glob(f"rank-*/{MANIFEST}")):
+        raise TTraceError(
+            f"{words} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its output "
+            f"is in {launched.log}."
+        )
+    trace = Trace(plan.out)
+    unfinished = [rank for rank in trace.ranks if rank.end is None]
+    if unfinished:
+        raise TTraceError(
+            f"{words} ended well, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
+            f"every rank run its step inside `with session.step():`, and often enough? Its output is in {launched.log}."
+        )
+    return trace
+
+
+def _clear(plan: Plan) -> None:
+    """Whatever lies here afterwards was made by this plan, on every rank."""
+    if plan.reference is not None and plan.reference.resolve() == plan.out.resolve():
+        raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
+    for manifest in plan.out.glob(f"rank-*/{MANIFEST}"):
+        shutil.rmtree(manifest.parent)
 
 
 def _prepare(run: Run, commands: dict[str, tuple[str, ...]]) -> None:
@@ -135,22 +168,3 @@ def _prepare(run: Run, commands: dict[str, tuple[str, ...]]) -> None:
         raise TTraceError(f"{run.folder} cannot be made: {error}. Choose another --out.") from None
     text = json.dumps({role: shlex.join(command) for role, command in commands.items()}, indent=1)
     (run.folder / _MARK).write_text(text)
-
-
-def _traced(launched: Launched, trace: Path) -> None:
-    command = shlex.join(launched.command)
-    if launched.status != 0:
-        raise TTraceError(
-            f"{command} ended with status {launched.status}:\n{launched.complaint()}\n(from {launched.log})"
-        )
-    if not trace.is_dir():
-        raise TTraceError(
-            f"{command} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its output "
-            f"is in {launched.log}."
-        )
-    unfinished = [rank for rank in Trace(trace).ranks if rank.end is None]
-    if unfinished:
-        raise TTraceError(
-            f"{command} ended well, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
-            f"every rank run its step inside `with session.step():`, and often enough? Its output is in {launched.log}."
-        )

@@ -1,0 +1,66 @@
+"""This module collects what each microbatch adds to the gradients of parameters.
+
+Tensor hooks on the parameters insert no node into the graph, and fire under every pipeline schedule. They never fire
+for parameters that FSDP2 shards: it reduces gradients as soon as they are there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+
+Deliver = Callable[[str, int, torch.Tensor], None]
+"""Told a parameter's name, the microbatch, and all that it added."""
+
+
+class Contributions:
+    """Adds up a parameter's gradient within a microbatch, until `remove`: several backward passes may make it."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], microbatch: Callable[[], int | None], deliver: Deliver
+    ) -> None:
+        self._microbatch = microbatch
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[int, torch.Tensor]] = {}
+        trained = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
+        self._silent = dict(trained)
+        self._handles = [parameter.register_hook(partial(self._add, name)) for name, parameter in trained]
+
+    def flush(self) -> None:
+        """Deliver what is there: every microbatch is through."""
+        with self._lock:
+            done, self._kept = self._kept, {}
+        for name, (microbatch, total) in done.items():
+            self._deliver(name, microbatch, total)
+
+    def notes(self) -> list[str]:
+        """Which parameters have a gradient that no microbatch was seen to add to."""
+        silent = [name for name, parameter in self._silent.items() if parameter.grad is not None]
+        if not silent:
+            return []
+        return [f"{len(silent)} parameters have no gradients of single microbatches, the first is {silent[0]}"]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _add(self, name: str, gradient: torch.Tensor) -> None:
+        microbatch = self._microbatch()
+        if microbatch is None:
+            return
+        with self._lock:
+            self._silent.pop(name, None)
+            number, total = self._kept.get(name, (microbatch, None))
+            if total is None or number != microbatch:
+                # A copy, as torch goes on to accumulate into this very memory.
+                self._kept[name] = microbatch, gradient.detach().clone()
+            else:
+                self._kept[name] = microbatch, total + gradient.detach()
+        if total is not None and number != microbatch:
+            self._deliver(name, number, total)
