@@ -73,7 +73,7 @@ class Session:
             modules=census(chunks),
             parameters={name: parameter.requires_grad for name, parameter in self._parameters.items()},
             aliases=aliases,
-            notes=tuple(switch_dropout_off(chunks)),
+            notes=(*switch_dropout_off(chunks), *adapter.notes),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
         self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
@@ -138,7 +138,7 @@ class Session:
     def enters(self, name: str, *, again: bool) -> Call | None:
         """A module is about to run, or to be recomputed."""
         clock = self._clock
-        if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
+        if not clock.is_watched or not self._adapter.watches(name) or (again and not clock.is_repeat_clear(name)):
             return None
         number = 0 if again else clock.forward(name)
         return Call(name, clock.step, clock.microbatch, number, again)
