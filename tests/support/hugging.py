@@ -40,25 +40,35 @@ _LLAMA = _SMALL | {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
+_DEEPSEEK = _LLAMA | {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA | {"tie_word_embeddings": True},
     "gpt2": _SMALL | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
     "qwen3_moe": _LLAMA
     | {"head_dim": 8, "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
-    "deepseek_v3": _LLAMA
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v2": _DEEPSEEK | {"topk_method": "greedy"},
+    "glm4_moe": _LLAMA
     | {
-        "num_key_value_heads": 4,
+        "head_dim": 8,
         "moe_intermediate_size": 24,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
         "first_k_dense_replace": 1,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
+        "use_qk_norm": True,
     },
 }
 

@@ -40,6 +40,7 @@ _STYLES: dict[str, dict[str, str]] = {
     "embedding_colwise": {"input": _WHOLE, "output": _WHOLE},
     "sequence_parallel": {"input": "batch seq/tp ...", "output": "batch seq/tp ..."},
     "all_reduce": {"output": _WHOLE},
+    "mla_kv_a_proj": {"input": _WHOLE, "output": _WHOLE, "grad_output": _SUM},
     "moe_tp_experts": {"input": _WHOLE, "output": _WHOLE},
     "ep_dispatch_experts": {"input": _WHOLE, "output": _WHOLE},
     # Each rank keeps the scores of its own experts and has zeros elsewhere; gradients of scores are whole.
@@ -58,6 +59,10 @@ _MASKED_EXPERTS = {
     "output": _WHOLE,
 }
 """Experts behind an `ep_router` get what it gives."""
+
+
+_CHOSEN_EXPERTS = {("ep_router", Kind.OUTPUT, _INDICES), ("moe_tp_experts", Kind.INPUT, "1")}
+"""Style, kind and slot of the chosen experts, which a masking router numbers anew on every rank."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,9 @@ class Model:
         if isinstance(mesh, DeviceMesh):
             yield mesh
 
-    def experts(self) -> Iterator[tuple[str, Any]]:
+    def modules(self) -> Iterator[tuple[str, Any]]:
         for name, module in self.module.named_modules():
-            if hasattr(module, "_is_expert_parallel"):  # set by transformers' decorator of all such classes
-                yield _joined(self.path, name), module
+            yield _joined(self.path, name), module
 
 
 class Plans:
@@ -99,8 +103,10 @@ class Plans:
     def __init__(self, models: Sequence[Model]) -> None:
         self._models = models
         self._styles = {name: style for model in models for name, style in model.styles.items()}
+        self._modules = {name: module for model in models for name, module in model.modules()}
         self._is_masked = "ep_router" in self._styles.values()
-        self._experts = {name: module for model in models for name, module in model.experts()}
+        # What transformers' decorator of all experts' classes sets.
+        self._experts = {name: m for name, m in self._modules.items() if hasattr(m, "_is_expert_parallel")}
         self._unwatched = frozenset(
             f"{name}.{inner}" for name, module in self._experts.items() for inner, _ in module.named_modules() if inner
         )
@@ -137,16 +143,17 @@ class Plans:
         return None
 
     def values(self, site: Site, tensor: torch.Tensor, coord: Coord) -> torch.Tensor:
-        """The values as they count: chosen experts by their number in the model, zero where another rank has them."""
+        """The values as they count in the sum that the rule for this site states."""
         style = self._styles.get(site.name)
-        is_chosen = (style, site.kind.primal, site.slot) in (
-            ("ep_router", Kind.OUTPUT, _INDICES),
-            ("moe_tp_experts", Kind.INPUT, "1"),
-        )
-        if not is_chosen or not self._is_masked:
-            return tensor
-        num_local = next(iter(self._experts.values())).num_experts
-        return torch.where(tensor < num_local, tensor + coord[TP_AXIS] * num_local, 0)
+        if self._is_masked and (style, site.kind, site.slot) in _CHOSEN_EXPERTS:
+            # By their number in the model, and zero where another rank has them.
+            num_local = next(iter(self._experts.values())).num_experts
+            return torch.where(tensor < num_local, tensor + coord[TP_AXIS] * num_local, 0)
+        if style == "mla_kv_a_proj" and site.kind is Kind.GRAD_OUTPUT and coord.get(TP_AXIS, 0) > 0:
+            # The part that rotates is a sum, the rest is whole on every rank and counts once.
+            rotated = self._modules[site.name].config.qk_rope_head_dim
+            return torch.cat([torch.zeros_like(tensor[..., :-rotated]), tensor[..., -rotated:]], dim=-1)
+        return tensor
 
 
 def found(chunks: Sequence[nn.Module]) -> Plans | None:

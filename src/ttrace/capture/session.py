@@ -234,6 +234,8 @@ class Session:
         stated: Placed | None = None,
         fallback: Placed | None = None,
     ) -> torch.Tensor | None:
+        if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
+            tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
         try:
             placed = stated or self._placing.placed(tensor_id, tensor, microbatch) or fallback
         except TTraceError as error:
