@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +27,7 @@ from ttrace.layouts.placed import INFERRED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+ROOT = Path(__file__).parent.parent.parent
 MOES = ("qwen3_moe", "deepseek_v3")
 TP = {"tp_size": 2, "tp_plan": "auto"}
 FSDP = {"fsdp_size": 2}
@@ -253,3 +258,16 @@ def test_a_model_without_a_plan_is_told_to_be_only_repeated(results: Results) ->
 @pytest.mark.parametrize("case", NEUTRAL, ids=str)
 def test_recording_changes_no_bit(results: Results, case: Case) -> None:
     assert results[f"{case} neutral"] == []
+
+
+def test_the_example_is_found_from_the_command_line_as_the_howto_shows(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "transformers.md").read_text()
+    shown = text.split("```console\n")[1].split("```")[0].splitlines()
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
+    command = [word.replace("examples/", f"{ROOT}/examples/") for word in shlex.split(shown[0].removeprefix("$ "))]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [line.rstrip() for line in done.stdout.splitlines()[:2]] == shown[1:3]

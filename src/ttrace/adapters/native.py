@@ -31,7 +31,7 @@ from ttrace.tensors.ids import Site
 from ttrace.tensors.mesh import Coord, Mesh
 
 if TYPE_CHECKING:
-    from ttrace.adapters.transformers import Plans
+    from ttrace.adapters.transformers import Models
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
 DATA_AXIS, PIPELINE_AXIS = "dp", "pp"
@@ -41,14 +41,14 @@ DATA_AXIS, PIPELINE_AXIS = "dp", "pp"
 class Native:
     """Plain modules and DTensors. The mesh is the declared one, else the DTensors', else one axis of all ranks."""
 
-    plans: Plans | None = None
+    models: Models | None = None
     """What transformers models say, if there are any."""
 
     def __init__(self, chunks: Sequence[nn.Module], mesh: MeshLike | None = None) -> None:
         self.rank, num_ranks = _rank_and_world()
         self.chunks = chunks
-        self.plans = _plans(chunks)
-        self.mesh = _declared(mesh) if mesh is not None else _found(chunks, self.plans, num_ranks)
+        self.models = _models(chunks)
+        self.mesh = _declared(mesh) if mesh is not None else _found(chunks, self.models, num_ranks)
         if self.mesh.num_ranks != num_ranks:
             raise CaptureError(
                 f"mesh {str(self.mesh)!r} has {self.mesh.num_ranks} ranks, but {num_ranks} run. Give attach(mesh=...) "
@@ -68,15 +68,15 @@ class Native:
     @cached_property
     def distributing_axes(self) -> frozenset[str]:
         sharding = {axis for mesh in _fsdp_meshes(self.chunks) for axis in dtensor.axis_names(mesh)}
-        planned = self.plans.distributing_axes(self.mesh) if self.plans else frozenset()
+        planned = self.models.distributing_axes(self.mesh) if self.models else frozenset()
         return frozenset(self.data_axes) | planned | ((sharding | {PIPELINE_AXIS}) & set(self.mesh.sizes))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(self.plans.notes()) if self.plans else ()
+        return tuple(self.models.notes()) if self.models else ()
 
     def watches(self, name: str) -> bool:
-        return self.plans is None or self.plans.watches(name)
+        return self.models is None or self.models.watches(name)
 
     @cached_property
     def grad_factor(self) -> float:
@@ -99,7 +99,7 @@ class Native:
         return dtensor.placed(tensor) if isinstance(tensor, DTensor) else None
 
     def rule(self, site: Site) -> Rule | None:
-        return self.plans.rule(site, self.mesh) if self.plans else None
+        return self.models.rule(site, self.mesh) if self.models else None
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, object]:
         # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
@@ -115,7 +115,7 @@ class Native:
         local = dtensor.local_values(tensor) if isinstance(tensor, DTensor) else tensor
         if isinstance(local, AsyncCollectiveTensor):
             local = local.wait()
-        return self.plans.values(site, local, self.coord) if self.plans and site else local
+        return self.models.values(site, local, self.coord) if self.models and site else local
 
 
 def _rank_and_world() -> tuple[int, int]:
@@ -139,7 +139,7 @@ def _declared(mesh: MeshLike) -> Mesh:
     return Mesh.of(**mesh)
 
 
-def _plans(chunks: Sequence[nn.Module]) -> Plans | None:
+def _models(chunks: Sequence[nn.Module]) -> Models | None:
     """What transformers models say of themselves; only a script that uses them has them loaded."""
     if "transformers.modeling_utils" not in sys.modules:
         return None
@@ -148,10 +148,10 @@ def _plans(chunks: Sequence[nn.Module]) -> Plans | None:
     return transformers.found(chunks)
 
 
-def _found(chunks: Sequence[nn.Module], plans: Plans | None, num_ranks: int) -> Mesh:
+def _found(chunks: Sequence[nn.Module], models: Models | None, num_ranks: int) -> Mesh:
     """The meshes that parameters lie on, each a factorisation; DDP's ranks all lie along dp."""
     lain_on = [p.device_mesh for chunk in chunks for p in chunk.parameters() if isinstance(p, DTensor)]
-    meshes = dict.fromkeys([*lain_on, *(plans.meshes() if plans else ())])
+    meshes = dict.fromkeys([*lain_on, *(models.meshes() if models else ())])
     roots = dict.fromkeys(mesh._get_root_mesh() for mesh in meshes)
     if roots:
         widest = max(root.size() for root in roots)

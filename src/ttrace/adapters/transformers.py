@@ -97,8 +97,8 @@ class Model:
             yield _joined(self.path, name), module
 
 
-class Plans:
-    """What the plans of all transformers models in a model say. Names are canonical."""
+class Models:
+    """All transformers models in what was attached, and what they state. Names are canonical."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         self._models = models
@@ -156,8 +156,8 @@ class Plans:
         return tensor
 
 
-def found(chunks: Sequence[nn.Module]) -> Plans | None:
-    """The plans of the outermost transformers models in these modules; None if there is no such model."""
+def found(chunks: Sequence[nn.Module]) -> Models | None:
+    """The outermost transformers models in these modules; None if there is none."""
     models: list[Model] = []
     for chunk in chunks:
         outermost: list[str] = []
@@ -165,7 +165,7 @@ def found(chunks: Sequence[nn.Module]) -> Plans | None:
             if _is_model(module) and not any(_is_inside(path, outer) for outer in outermost):
                 outermost.append(path)
                 models.append(Model.at(canonical(path), module))
-    return Plans(models) if models else None
+    return Models(models) if models else None
 
 
 def _is_model(module: nn.Module) -> bool:
