@@ -31,6 +31,7 @@ ONLY_IN = {
     "torch.distributed": {"adapters", "capture"},
     "rich": {"report", "cli"},
     "typer": {"cli"},
+    "transformers": set(),
 }
 
 

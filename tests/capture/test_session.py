@@ -230,21 +230,22 @@ def test_a_copy_of_a_tied_weight_has_the_references_name(tmp_path: Path) -> None
 
 
 def test_a_recording_failure_is_kept_and_the_training_goes_on(tmp_path: Path) -> None:
-    class Complex(nn.Module):
+    class Sparse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fc = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.view_as_complex(self.fc(x).reshape(-1, 2))
+            sparse: torch.Tensor = self.fc(x).to_sparse()
+            return sparse
 
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = Complex()
+            self.inner = Sparse()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.view_as_real(self.inner(x)).sum()
+            return self.inner(x).to_dense().sum()  # type: ignore[no-any-return]
 
     model = Outer()
     one_step(session(tmp_path, model), model, torch.randn(2, 4))
@@ -333,3 +334,35 @@ def test_loss_gradients_and_parameters_after_the_step_are_recorded(tmp_path: Pat
             assert TensorId.of(step, microbatch, "layers.0.mlp.fc1", Kind.GRAD_INPUT) in ids
         for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.PARAM_AFTER):
             assert TensorId.of(step, None, "layers.0.mlp.fc1.weight", kind) in ids
+
+
+class Rotating(nn.Module):
+    """Rotates pairs of numbers, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles = nn.Linear(4, 4)
+        self.rotation = Polar()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rotated: torch.Tensor = torch.view_as_complex(x.view(-1, 4, 2)) * self.rotation(self.angles(x[..., :4]))
+        return torch.view_as_real(rotated)
+
+
+class Polar(nn.Module):
+    def forward(self, angles: torch.Tensor) -> torch.Tensor:
+        return torch.polar(torch.ones_like(angles), angles)
+
+
+def test_complex_numbers_are_recorded_as_real_ones(tmp_path: Path) -> None:
+    model = Rotating()
+    tracing = session(tmp_path, model)
+    one_step(tracing, model, torch.randn(3, 8))
+    tracing.close()
+    trace = Trace(tmp_path / "reference")
+    assert not list(trace.problems())
+    for kind in (Kind.OUTPUT, Kind.GRAD_OUTPUT):
+        shard = trace.shards[TensorId.of(0, 0, "rotation", kind)][0]
+        assert shard.record.shape == (3, 4, 2)
+        assert shard.record.region is not None
+        assert shard.record.region.is_whole

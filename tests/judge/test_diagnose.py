@@ -117,9 +117,9 @@ def test_replicas_of_parameters_that_drift_by_a_bit_name_their_axis(tmp_path: Pa
 @pytest.mark.parametrize(
     ("factor", "axis", "words"),
     [
-        (2.0, "tp", "the candidate is 2 x the reference: multiplied by tp=2, as if summed once too often"),
-        (1 / 3, "dp", "the candidate is 0.3333 x the reference: divided by dp=3"),
-        (3.0, "dp", "the candidate is 3 x the reference: multiplied by dp=3, as if summed once too often"),
+        (2.0, "tp", "the candidate is 2 x the reference: scaled by tp (tp=2), as if summed once too often"),
+        (1 / 3, "dp", "the candidate is 0.3333 x the reference: scaled by 1/dp (dp=3)"),
+        (3.0, "dp", "the candidate is 3 x the reference: scaled by dp (dp=3), as if summed once too often"),
         (1.7, None, "the candidate is 1.7 x the reference"),
         (-1.0, None, "the candidate is -1 x the reference"),
     ],
@@ -134,7 +134,18 @@ def test_a_constant_factor_names_the_axis_whose_size_it_is(
 def test_axes_of_the_same_size_are_both_named(tmp_path: Path) -> None:
     found = changed(Case(tmp_path, "dp=2 tp=2"), "a b/tp", FULL / 2)
     assert found.axis is None
-    assert found.sentence == "the candidate is 0.5 x the reference: divided by dp=2 or tp=2"
+    assert found.sentence == "the candidate is 0.5 x the reference: scaled by 1/dp or 1/tp (dp=2, tp=2)"
+
+
+def test_axes_of_the_tensors_own_factorisation_are_suspected_first(tmp_path: Path) -> None:
+    """An expert's gradient lies on the experts' mesh."""
+    found = changed(Case(tmp_path, "fsdp=2 tp=1 | efsdp=1 ep=2"), "a/ep b", FULL / 2)
+    assert found.axis == "ep"
+    assert found.sentence == "the candidate is 0.5 x the reference: scaled by 1/ep (ep=2)"
+    found = changed(Case(tmp_path / "dense", "fsdp=2 tp=1 | efsdp=1 ep=2"), "a/fsdp b", FULL / 2)
+    assert found.axis == "fsdp"
+    found = changed(Case(tmp_path / "wide", "fsdp=2 tp=2 | efsdp=1 ep=4"), "a/ep b", FULL / 2)
+    assert found.sentence.endswith("scaled by 1/fsdp or 1/tp (fsdp=2, tp=2)")
 
 
 def test_the_number_of_microbatches_explains_a_factor(tmp_path: Path) -> None:

@@ -61,3 +61,14 @@ def test_a_factor_that_reaches_final_gradients_is_a_finding(tmp_path: Path) -> N
     case.both("0/0/fc/output", drawn(4, 8), "a/dp b")
     case.both("0/-/fc.weight/param_grad", drawn(4, 8), change=lambda x: 2 * x)
     assert case.judged().exit is Exit.FOUND
+
+
+def test_a_factor_at_some_sites_only_is_not_still_to_come(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2")
+    case.both("0/0/fc/grad_output", drawn(4, 8), "a/dp b")
+    case.both("0/0/fc/grad_input", drawn(4, 8, seed=1), "a/dp b", lambda x: 2 * x)
+    case.both("0/0/fc/output", drawn(4, 8), "a/dp b")
+    case.both("0/-/fc.weight/param_grad", drawn(4, 8))
+    judgement = case.judged()
+    assert judgement.exit is Exit.FOUND
+    assert judgement.findings[0].cause.sentence.startswith("the candidate is 2 x the reference: scaled by dp (dp=2)")

@@ -40,6 +40,17 @@ def test_two_axes_of_one_size_are_ambiguous() -> None:
     assert found("seq/dp hidden", (16, 6), Mesh.of(dp=2, tp=2)) is None
 
 
+def test_axes_of_two_factorisations_that_lie_alike_are_one() -> None:
+    assert found("seq/tp hidden", (16, 6), Mesh.parse("fsdp=1 tp=2 | efsdp=1 ep=2")) == "d0/tp d1"
+
+
+def test_an_axis_on_which_all_holders_sit_alike_explains_no_cut() -> None:
+    """A microbatch of one data-parallel rank: its holders differ along tp alone."""
+    mesh = Mesh.of(dp=2, tp=2)
+    holders = [(coord, (8, 6)) for coord in mesh.coords() if coord["dp"] == 1]
+    assert str(inferred((16, 6), holders, mesh.sizes)) == "d0/tp d1"
+
+
 def test_two_nested_axes_are_ambiguous_in_their_order() -> None:
     assert found("seq/dp/tp", (16,), Mesh.of(dp=2, tp=4)) is None
 

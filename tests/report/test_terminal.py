@@ -41,7 +41,7 @@ def test_the_finding_comes_first_and_the_next_command_last(found: Judgement) -> 
 
 def test_a_finding_tells_cause_error_layout_and_source(found: Judgement) -> None:
     text = shown(found, width=200)
-    assert "the candidate is 2 x the reference: multiplied by tp=2" in text
+    assert "the candidate is 2 x the reference: scaled by tp (tp=2)" in text
     assert "x the tolerance" in text
     assert '"a b/tp", test rule' in text
     assert "fc, model.py:1" in text

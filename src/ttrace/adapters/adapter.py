@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 
 from ttrace.layouts.placed import Placed
+from ttrace.layouts.rules import Rule
+from ttrace.tensors.ids import Site
 from ttrace.tensors.mesh import Coord, Mesh
 
 
@@ -49,11 +51,21 @@ class Adapter(Protocol):
     def grad_factor(self) -> float:
         """What reducing over ranks will still apply to gradients."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the report should know."""
+
+    def watches(self, name: str) -> bool:
+        """Whether this module's calls are traced; its parameters always are."""
+
     def listen(self, listener: Listener) -> None:
         """Tell the listener what only the framework knows: microbatches of a pipeline, its loss."""
 
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The layout that the tensor itself states, or None."""
+
+    def rule(self, site: Site) -> Rule | None:
+        """The layout that the framework's own plan states for a site, or None."""
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, object]:
         """What the optimizer keeps for a parameter on this rank; nothing where another rank keeps it."""
@@ -61,8 +73,8 @@ class Adapter(Protocol):
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The logical value of a scalar that every rank needs, as clipping does."""
 
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's values as a plain tensor."""
+    def local(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
+        """This rank's values as a plain tensor, as they count at this site."""
 
     def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         """A tensor that is distributed like the given one, with these values on this rank."""

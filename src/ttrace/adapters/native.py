@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,9 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters import dtensor
 from ttrace.adapters.adapter import Listener
-from ttrace.errors import CaptureError
+from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
+from ttrace.layouts.rules import Rule
+from ttrace.tensors.ids import Site
 from ttrace.tensors.mesh import Coord, Mesh
+
+if TYPE_CHECKING:
+    from ttrace.adapters.transformers import Models
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
 DATA_AXIS, PIPELINE_AXIS = "dp", "pp"
@@ -34,11 +41,15 @@ DATA_AXIS, PIPELINE_AXIS = "dp", "pp"
 class Native:
     """Plain modules and DTensors. The mesh is the declared one, else the DTensors', else one axis of all ranks."""
 
+    models: Models | None = None
+    """What transformers models say, if there are any."""
+
     def __init__(self, chunks: Sequence[nn.Module], mesh: MeshLike | None = None) -> None:
         self.rank, num_ranks = _rank_and_world()
         # DDP may be inside of what torch.compile made.
         self.chunks = chunks = [getattr(chunk, "_orig_mod", chunk) for chunk in chunks]
-        self.mesh = _declared(mesh) if mesh is not None else _found(chunks, num_ranks)
+        self.models = _models(chunks)
+        self.mesh = _declared(mesh) if mesh is not None else _found(chunks, self.models, num_ranks)
         if self.mesh.num_ranks != num_ranks:
             raise CaptureError(
                 f"mesh {str(self.mesh)!r} has {self.mesh.num_ranks} ranks, but {num_ranks} run. Give attach(mesh=...) "
@@ -48,14 +59,25 @@ class Native:
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
-        shard_mesh = _fsdp_mesh(self.chunks)
-        if shard_mesh is not None:
-            return tuple(axis for axis in self.mesh.sizes if axis in dtensor.axis_names(shard_mesh))
+        meshes = _fsdp_meshes(self.chunks)
+        if meshes:
+            # Experts may be sharded over fewer ranks than have data of their own.
+            widest = dtensor.axis_names(max(meshes, key=lambda mesh: mesh.size()))
+            return tuple(axis for axis in self.mesh.sizes if axis in widest)
         return (DATA_AXIS,) if DATA_AXIS in self.mesh.sizes else ()
 
     @cached_property
     def distributing_axes(self) -> frozenset[str]:
-        return frozenset(self.data_axes) | ({PIPELINE_AXIS} & set(self.mesh.sizes))
+        sharding = {axis for mesh in _fsdp_meshes(self.chunks) for axis in dtensor.axis_names(mesh)}
+        planned = self.models.distributing_axes(self.mesh) if self.models else frozenset()
+        return frozenset(self.data_axes) | planned | ((sharding | {PIPELINE_AXIS}) & set(self.mesh.sizes))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self.models.notes()) if self.models else ()
+
+    def watches(self, name: str) -> bool:
+        return self.models is None or self.models.watches(name)
 
     @cached_property
     def grad_factor(self) -> float:
@@ -63,7 +85,7 @@ class Native:
         ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
         if ddp is not None:
             return 1.0 / dist.get_world_size(ddp.process_group)
-        if _fsdp_mesh(self.chunks) is not None:
+        if _fsdp_meshes(self.chunks):
             return 1.0 / math.prod(self.mesh.sizes[axis] for axis in self.data_axes)
         return 1.0
 
@@ -77,6 +99,9 @@ class Native:
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         return dtensor.placed(tensor) if isinstance(tensor, DTensor) else None
 
+    def rule(self, site: Site) -> Rule | None:
+        return self.models.rule(site, self.mesh) if self.models else None
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, object]:
         # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
         inner = getattr(optimizer, "optim", None)
@@ -87,12 +112,11 @@ class Native:
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+    def local(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
         local = dtensor.local_values(tensor) if isinstance(tensor, DTensor) else tensor
         if isinstance(local, AsyncCollectiveTensor):
-            arrived: torch.Tensor = local.wait()
-            return arrived
-        return local
+            local = local.wait()
+        return self.models.values(site, local, self.coord) if self.models and site else local
 
     def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         return dtensor.with_local(tensor, local) if isinstance(tensor, DTensor) else local
@@ -119,24 +143,43 @@ def _declared(mesh: MeshLike) -> Mesh:
     return Mesh.of(**mesh)
 
 
-def _found(chunks: Sequence[nn.Module], num_ranks: int) -> Mesh:
-    """The largest mesh that any parameter lies on; DDP's ranks all lie along dp."""
-    meshes = {p.device_mesh for chunk in chunks for p in chunk.parameters() if isinstance(p, DTensor)}
-    roots = [mesh._get_root_mesh() for mesh in meshes]
+def _models(chunks: Sequence[nn.Module]) -> Models | None:
+    """What transformers models say of themselves; only a script that uses them has them loaded."""
+    if "transformers.modeling_utils" not in sys.modules:
+        return None
+    from ttrace.adapters import transformers
+
+    return transformers.found(chunks)
+
+
+def _found(chunks: Sequence[nn.Module], models: Models | None, num_ranks: int) -> Mesh:
+    """The meshes that parameters lie on, each a factorisation; DDP's ranks all lie along dp."""
+    lain_on = [p.device_mesh for chunk in chunks for p in chunk.parameters() if isinstance(p, DTensor)]
+    meshes = dict.fromkeys([*lain_on, *(models.meshes() if models else ())])
+    roots = dict.fromkeys(mesh._get_root_mesh() for mesh in meshes)
     if roots:
-        return dtensor.mesh_of(max(roots, key=lambda mesh: mesh.size()))
+        widest = max(root.size() for root in roots)
+        parts = [part for root in roots if root.size() == widest for part in dtensor.mesh_of(root).factorisations]
+        return _joined(tuple(dict.fromkeys(parts)))
     if num_ranks > 1 and any(isinstance(chunk, DistributedDataParallel) for chunk in chunks):
         return Mesh.of(**{DATA_AXIS: num_ranks})
     return Mesh.of(ranks=num_ranks) if num_ranks > 1 else Mesh()
 
 
-def _fsdp_mesh(chunks: Sequence[nn.Module]) -> DeviceMesh | None:
-    """The mesh over which FSDP2 shards and reduces, if anything is wrapped by it."""
+def _joined(factorisations: tuple[tuple[tuple[str, int], ...], ...]) -> Mesh:
+    try:
+        return Mesh(factorisations)
+    except LayoutError as error:
+        raise CaptureError(f"the parameters lie on device meshes that do not go together: {error}") from None
+
+
+def _fsdp_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
+    """The meshes over which FSDP2 shards and reduces, if anything is wrapped by it."""
+    found: dict[DeviceMesh, None] = {}
     for chunk in chunks:
         for module in chunk.modules():
             if isinstance(module, FSDPModule):
                 group = module._get_fsdp_state()._fsdp_param_group
                 if group is not None:
-                    mesh: DeviceMesh = group.mesh_info.mesh
-                    return mesh
-    return None
+                    found[group.mesh_info.mesh] = None
+    return list(found)

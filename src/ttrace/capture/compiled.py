@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ttrace.adapters.wrappers import canonical
 from ttrace.capture import names
 
 _CALL = "_compiled_call_impl"
@@ -28,7 +29,7 @@ class Compiled:
         self._runs_eagerly = runs_eagerly
         self._calls: list[tuple[nn.Module, Callable[..., Any]]] = []
         outermost = [_outermost(chunk) for chunk in chunks]
-        self.names = tuple(dict.fromkeys(names.canonical(path) for paths in outermost for path in paths))
+        self.names = tuple(dict.fromkeys(canonical(path) for paths in outermost for path in paths))
         if runs_eagerly:
             self.watched = list(names.modules(chunks))
         else:
@@ -67,7 +68,7 @@ class Compiled:
         found: dict[str, nn.Module] = {}
         for path, module in chunk.named_modules():
             if not any(_is_inside(path, outer) for outer in outermost):
-                found[names.canonical(path)] = self._boundary(module)
+                found[canonical(path)] = self._boundary(module)
         yield from found.items()
 
     def _boundary(self, module: nn.Module) -> nn.Module:

@@ -7,16 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from ttrace.tensors.ids import ROOT
-
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
-"""Attributes under which wrappers keep what they wrap."""
-
-
-def canonical(path: str) -> str:
-    """The path without wrappers; `.` for the model itself."""
-    parts = [part for part in path.split(".") if part and part not in WRAPPERS]
-    return ".".join(parts) or ROOT
+from ttrace.adapters.wrappers import canonical
 
 
 def modules(chunks: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

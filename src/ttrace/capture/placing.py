@@ -94,7 +94,7 @@ class Placing:
         if stated is not None:
             return stated
         local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
-        rule = self._rules.decide(tensor_id.site)
+        rule = self._rules.decide(tensor_id.site) or self._adapter.rule(tensor_id.site)
         if rule is not None:
             return self._by_rule(tensor_id, rule, local, shape, microbatch)
         cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]

@@ -9,11 +9,11 @@ import torch
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.probe import Visit
-from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ids import Site, TensorId
 from ttrace.trace.format import End, Record
 from ttrace.trace.writer import Writer
 
-Local = Callable[[torch.Tensor], torch.Tensor]
+Local = Callable[[torch.Tensor, Site], torch.Tensor]
 
 
 class Recorder:
@@ -44,7 +44,7 @@ class Recorder:
         self._writer.close(end.model_copy(update={"problems": (*end.problems, *self._problems)}))
 
     def _record(self, visit: Visit) -> None:
-        local = self._local(visit.tensor.detach())
+        local = self._local(visit.tensor.detach(), visit.id.site)
         placed = visit.placed
         if placed is not None and tuple(local.shape) != placed.region.local_shape:
             # Only padding may be left over here: placed.region was made for this shape.

@@ -82,7 +82,7 @@ class Session:
             parameters={name: parameter.requires_grad for name, parameter in self._parameters.items()},
             aliases=aliases,
             opaque=self._compiled.opaque,
-            notes=(*switch_dropout_off(chunks), *self._compiled.notes()),
+            notes=(*switch_dropout_off(chunks), *self._compiled.notes(), *adapter.notes),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
         self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
@@ -164,7 +164,7 @@ class Session:
     def enters(self, name: str, *, again: bool) -> Call | None:
         """A module is about to run, or to be recomputed."""
         clock = self._clock
-        if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
+        if not clock.is_watched or not self._adapter.watches(name) or (again and not clock.is_repeat_clear(name)):
             return None
         number = 0 if again else clock.forward(name)
         return Call(name, clock.step, clock.microbatch, number, again)
@@ -301,6 +301,8 @@ class Session:
         stated: Placed | None = None,
         fallback: Placed | None = None,
     ) -> torch.Tensor | None:
+        if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
+            tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
         try:
             placed = stated or self._placing.placed(tensor_id, tensor, microbatch) or fallback
         except TTraceError as error:

@@ -165,7 +165,9 @@ def _constant_factor(e: Evidence) -> Cause | None:
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
     if rest > min(_NEAR * e.tolerance * max(abs(s.scale), 1.0), _FAR * abs(s.scale), _FAR * s.error):
         return None
-    axes, words = _explained(s.scale, e.sizes)
+    axes, words = _explained(s.scale, _sizes_around(e))
+    if not axes:
+        axes, words = _explained(s.scale, e.sizes)
     if s.count == 1 and not axes:
         return None  # one number is always a multiple of another
     return Cause(
@@ -264,10 +266,20 @@ def _summed_over(e: Evidence, axis: str) -> Logical:
     return replace(e.candidate, pieces=tuple(pieces), pending=(*e.candidate.pending, axis))
 
 
+def _sizes_around(e: Evidence) -> dict[str, int]:
+    """The axes that are the first to suspect: those of the factorisations that the tensor's layout belongs to."""
+    words = [word.partition(":")[0] for text in e.candidate.layout.split() for word in text.split("/")[1:]]
+    named = (set(words) | set(e.candidate.pending)) & set(e.mesh.sizes)
+    parts = [part for part in e.mesh.factorisations if named <= {axis for axis, _ in part}]
+    around = {axis for part in parts for axis, _ in part} or set(e.sizes)
+    return {axis: size for axis, size in e.sizes.items() if axis in around or axis not in e.mesh.sizes}
+
+
 def _explained(scale: float, sizes: Mapping[str, int]) -> tuple[list[str], str]:
     """The axes whose size is this factor, or its inverse, in words: all of them, as none can be told from another."""
-    for factor, verb, end in ((scale, "multiplied", ", as if summed once too often"), (1 / scale, "divided", "")):
+    for factor, over, end in ((scale, "", ", as if summed once too often"), (1 / scale, "1/", "")):
         axes = [axis for axis, size in sizes.items() if size > 1 and math.isclose(factor, size, rel_tol=0.01)]
         if axes:
-            return axes, f": {verb} by {' or '.join(f'{axis}={sizes[axis]}' for axis in axes)}{end}"
+            named = " or ".join(f"{over}{axis}" for axis in axes)
+            return axes, f": scaled by {named} ({', '.join(f'{axis}={sizes[axis]}' for axis in axes)}){end}"
     return [], ""

@@ -10,15 +10,20 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from ttrace.layouts.layout import Cut, Dim, Layout
+from ttrace.tensors.coverage import coverage
 from ttrace.tensors.mesh import Coord
-from ttrace.tensors.region import Shape
+from ttrace.tensors.region import Region, Shape
 
 Held = Sequence[tuple[Coord, Shape]]
 """The local shape that each rank was seen to hold."""
 
 
 def inferred(shape: Shape, held: Held, sizes: Mapping[str, int]) -> Layout | None:
-    """The one layout without pending sums that gives every rank the shape it holds, or None."""
+    """The one layout without pending sums that gives every rank the shape it holds, or None.
+
+    Layouts that give every rank the same region are one: axes of several factorisations may lie alike. And where one
+    layout holds all of the tensor, those that leave gaps explain nothing: an axis on which all ranks sit alike.
+    """
     if not held or any(len(local) != len(shape) for _, local in held):
         return None
     axes = [axis for axis, size in sizes.items() if size > 1]
@@ -32,7 +37,17 @@ def inferred(shape: Shape, held: Held, sizes: Mapping[str, int]) -> Layout | Non
         layout = Layout(dims)
         if all(layout.local_shape(shape, sizes, coord) == local for coord, local in held):
             fitting.append(layout)
-    return fitting[0] if len(fitting) == 1 else None
+    return fitting[0] if len(fitting) == 1 else _distinct(fitting, shape, [coord for coord, _ in held], sizes)
+
+
+def _distinct(layouts: list[Layout], shape: Shape, coords: list[Coord], sizes: Mapping[str, int]) -> Layout | None:
+    """The one among these that all others agree with, or that alone leaves no gap."""
+    regions: dict[tuple[Region, ...], Layout] = {}
+    for layout in layouts:
+        regions.setdefault(tuple(layout.region(shape, sizes, coord) for coord in coords), layout)
+    complete = [layout for held, layout in regions.items() if not coverage(held).num_gap]
+    chosen = complete or list(regions.values())
+    return chosen[0] if len(chosen) == 1 else None
 
 
 def _dim_choices(dim: int, shape: Shape, held: Held, axes: list[str]) -> list[tuple[str, ...]]:

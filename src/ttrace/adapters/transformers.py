@@ -1,0 +1,193 @@
+"""This module knows transformers: what a model's own plans say of its activations.
+
+Under a plan parameters are DTensors, but modules take and return plain tensors: the plan replaces their `forward` by
+one that distributes what enters and gathers what leaves. So the layouts of activations come from the plan's styles.
+transformers itself is never imported here: a model brings its plans along.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ttrace.adapters.wrappers import canonical
+from ttrace.layouts.layout import Layout
+from ttrace.layouts.rules import Rule
+from ttrace.tensors.ids import ROOT, Kind, Site
+from ttrace.tensors.mesh import Coord, Mesh
+
+TP_AXIS, EXPERT_AXIS = "tp", "ep"
+"""What transformers calls the axis of its plans, and the one that dispatched experts lie along."""
+
+_WHOLE, _LAST, _SUM = "...", "... d/tp", "... +tp"
+_INDICES, _SCORES = "2", "1"
+"""The slots of a router's output: logits, scores and indices of the chosen experts."""
+_STYLES: dict[str, dict[str, str]] = {
+    "colwise": {"input": _WHOLE, "output": _LAST},
+    "colwise_gather_output": {"input": _WHOLE, "output": _WHOLE},
+    "colwise_rep": {"input": _WHOLE, "output": _WHOLE},
+    "packed_colwise": {"input": _WHOLE, "output": "... d/tp:fused(2)"},
+    "rowwise": {"input": _LAST, "output": _WHOLE},
+    "rowwise_split_input": {"input": _WHOLE, "output": _WHOLE},
+    "rowwise_rep": {"input": _WHOLE, "output": _WHOLE},
+    "embedding_rowwise": {"input": _WHOLE, "output": _WHOLE},
+    "embedding_colwise": {"input": _WHOLE, "output": _WHOLE},
+    "sequence_parallel": {"input": "batch seq/tp ...", "output": "batch seq/tp ..."},
+    "all_reduce": {"output": _WHOLE},
+    "mla_kv_a_proj": {"input": _WHOLE, "output": _WHOLE, "grad_output": _SUM},
+    "moe_tp_experts": {"input": _WHOLE, "output": _WHOLE},
+    "ep_dispatch_experts": {"input": _WHOLE, "output": _WHOLE},
+    # Each rank keeps the scores of its own experts and has zeros elsewhere; gradients of scores are whole.
+    "ep_router": {
+        "input": _WHOLE,
+        "output": _WHOLE,
+        f"output.{_SCORES}": _SUM,
+        f"output.{_INDICES}": _SUM,
+    },
+}
+"""By style, the layouts of what enters and leaves a module. Styles that are not here state nothing."""
+_MASKED_EXPERTS = {
+    "input": _WHOLE,
+    "input.1": _SUM,
+    "input.2": _SUM,
+    "output": _WHOLE,
+}
+"""Experts behind an `ep_router` get what it gives."""
+
+
+_CHOSEN_EXPERTS = {("ep_router", Kind.OUTPUT, _INDICES), ("moe_tp_experts", Kind.INPUT, "1")}
+"""Style, kind and slot of the chosen experts, which a masking router numbers anew on every rank."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformers model somewhere in what was attached, with the plans that were applied to it."""
+
+    path: str
+    module: nn.Module
+    styles: Mapping[str, str]
+    """By module, with its canonical name."""
+
+    @classmethod
+    def at(cls, path: str, module: nn.Module) -> Model:
+        tp_plan, ep_plan = _applied_plans(module)
+        names = {name: _generic(name) for name, _ in module.named_modules()}
+        owned = re.compile(rf"(?:{'|'.join(map(re.escape, ep_plan)) or '(?!)'})(?:\..+)?")
+        styles = {}
+        for name, generic in names.items():
+            style = ep_plan.get(generic) if owned.fullmatch(generic) else tp_plan.get(generic)
+            if style is not None:
+                styles[_joined(path, name)] = style
+        return cls(path, module, styles)
+
+    def meshes(self) -> Iterator[DeviceMesh]:
+        """The mesh it was loaded onto, whether or not anything lies on it."""
+        mesh = getattr(self.module, "_device_mesh", None)
+        if isinstance(mesh, DeviceMesh):
+            yield mesh
+
+    def modules(self) -> Iterator[tuple[str, Any]]:
+        for name, module in self.module.named_modules():
+            yield _joined(self.path, name), module
+
+
+class Models:
+    """All transformers models in what was attached, and what they state. Names are canonical."""
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        self._models = models
+        self._styles = {name: style for model in models for name, style in model.styles.items()}
+        self._modules = {name: module for model in models for name, module in model.modules()}
+        self._is_masked = "ep_router" in self._styles.values()
+        # What transformers' decorator of all experts' classes sets.
+        self._experts = {name: m for name, m in self._modules.items() if hasattr(m, "_is_expert_parallel")}
+        self._unwatched = frozenset(
+            f"{name}.{inner}" for name, module in self._experts.items() for inner, _ in module.named_modules() if inner
+        )
+
+    def meshes(self) -> list[DeviceMesh]:
+        return [mesh for model in self._models for mesh in model.meshes()]
+
+    def distributing_axes(self, mesh: Mesh) -> frozenset[str]:
+        """Ranks along ep have experts of their own: what is dispatched to them comes back before a module ends."""
+        is_dispatched = "ep_dispatch_experts" in self._styles.values()
+        return frozenset({EXPERT_AXIS} & set(mesh.sizes)) if is_dispatched else frozenset()
+
+    def watches(self, name: str) -> bool:
+        """Not what runs inside experts: rows there come in the order and number that a kernel or a dispatch likes."""
+        return name not in self._unwatched
+
+    def notes(self) -> list[str]:
+        if not self._experts:
+            return []
+        return [f"the insides of {len(self._experts)} experts modules are not traced, only what enters and leaves them"]
+
+    def rule(self, site: Site, mesh: Mesh) -> Rule | None:
+        """The layout of an activation, if a plan states it."""
+        style = self._styles.get(site.name)
+        if style is None or mesh.sizes.get(TP_AXIS, 1) == 1:
+            return None
+        layouts = _MASKED_EXPERTS if style == "moe_tp_experts" and self._is_masked else _STYLES.get(style, {})
+        for kind in (site.kind, site.kind.primal):
+            for key in (f"{kind}.{site.slot}", str(kind)):
+                if key in layouts:
+                    layout = Layout.parse(layouts[key])
+                    stated = layout if kind is site.kind else layout.without_pending()
+                    return Rule(f"{_generic(site.name)}/{key}", stated, f"transformers: {style}")
+        return None
+
+    def values(self, site: Site, tensor: torch.Tensor, coord: Coord) -> torch.Tensor:
+        """The values as they count in the sum that the rule for this site states."""
+        style = self._styles.get(site.name)
+        if self._is_masked and (style, site.kind, site.slot) in _CHOSEN_EXPERTS:
+            # By their number in the model, and zero where another rank has them.
+            num_local = next(iter(self._experts.values())).num_experts
+            return torch.where(tensor < num_local, tensor + coord[TP_AXIS] * num_local, 0)
+        if style == "mla_kv_a_proj" and site.kind is Kind.GRAD_OUTPUT and coord.get(TP_AXIS, 0) > 0:
+            # The part that rotates is a sum, the rest is whole on every rank and counts once.
+            rotated = self._modules[site.name].config.qk_rope_head_dim
+            return torch.cat([torch.zeros_like(tensor[..., :-rotated]), tensor[..., -rotated:]], dim=-1)
+        return tensor
+
+
+def found(chunks: Sequence[nn.Module]) -> Models | None:
+    """The outermost transformers models in these modules; None if there is none."""
+    models: list[Model] = []
+    for chunk in chunks:
+        outermost: list[str] = []
+        for path, module in chunk.named_modules():
+            if _is_model(module) and not any(_is_inside(path, outer) for outer in outermost):
+                outermost.append(path)
+                models.append(Model.at(canonical(path), module))
+    return Models(models) if models else None
+
+
+def _is_model(module: nn.Module) -> bool:
+    return any(kind.__module__ == "transformers.modeling_utils" for kind in type(module).__mro__)
+
+
+def _applied_plans(module: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The tensor- and the expert-parallel plan, each empty where it was not applied."""
+    config = getattr(module.config, "distributed_config", None)
+    tp_plan = module.tp_plan if getattr(config, "tp_size", 1) > 1 else {}
+    ep_plan = module.ep_plan if getattr(config, "ep_size", 1) > 1 else {}
+    return dict(tp_plan), dict(ep_plan)
+
+
+def _generic(name: str) -> str:
+    """A module's name as plans write it: layers.* for layers.3."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _joined(path: str, name: str) -> str:
+    return canonical(name if path == ROOT else f"{path}.{name}")
+
+
+def _is_inside(path: str, outer: str) -> bool:
+    return outer == "" or path.startswith(f"{outer}.")
