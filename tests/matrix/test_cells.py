@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cells import LAYOUTS, SCHEDULES, Candidate, Cell, attached, run_cell
+from tests.support.candidate import Candidate, Cell
+from tests.support.cells import LAYOUTS, attached, run_cell
 from tests.support.faults import faults_of, inject
 from tests.support.ranks import on_ranks
 from tests.support.transformer import Shape
@@ -22,7 +23,7 @@ from ttrace.judge.verdict import Exit, Judgement
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 
-NUM_RANKS = {"hsdp": 4, "fsdp+tp": 4, "pp+tp": 4, "pp+fsdp": 4, "pp+fsdp+tp": 8}
+NUM_RANKS = {"cp-ring+tp": 4, "hsdp": 4, "fsdp+tp": 4, "pp+tp": 4, "pp+fsdp": 4, "pp+fsdp+tp": 8}
 SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
 
 
@@ -30,7 +31,7 @@ def all_cells() -> list[Cell]:
     """Every layout with every dtype, recomputation and number of microbatches that it takes."""
     cells = []
     for layout in LAYOUTS:
-        counts = (4,) if layout in SCHEDULES or layout.startswith("pp") else (1, 4)
+        counts = (4,) if layout.startswith("pp") else (1, 4)
         dtypes = (torch.float32, torch.bfloat16)
         for count, dtype, recompute in itertools.product(counts, dtypes, ("none", "full", "selective")):
             cells.append(Cell(layout, NUM_RANKS.get(layout, 2), dtype, recompute, count))

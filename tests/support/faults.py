@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from tests.support.cells import Candidate, Cell
+from tests.support.candidate import Candidate, Cell
 
 Wrong = Callable[[Any], Any]
 """What a module's output becomes."""
@@ -21,7 +21,7 @@ def faults_of(cell: Cell) -> dict[str, str]:
     found = {"scaled": "layers.1.feed_forward.w2", "shifted": "layers.2.attention"}
     if cell.num_microbatches > 1:
         found["stale"] = "layers.1.ffn_norm"
-    if "tp" in cell.layout.split("+"):
+    if "tp" in cell.parts:
         found["unreduced"] = "layers.2.attention.wo"
     return found
 

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup, _install_threaded_pg
 
-from tests.support.cells import Candidate, accumulated, attached, sharded, tensor_parallel, trace_reference
+from tests.support.candidate import Candidate, accumulated
+from tests.support.cells import attached, trace_reference
+from tests.support.dense import sharded, tensor_parallel
 from tests.support.runs import NUM_TWINS, judged
 from tests.support.transformer import Shape, Transformer
 from ttrace.capture.plan import Plan

@@ -6,7 +6,6 @@ their own and what they divide gradients by, pipeline stages their microbatches.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,8 +26,8 @@ from ttrace.layouts.placed import Placed
 from ttrace.tensors.mesh import Coord, Mesh
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
-DATA_AXIS, PIPELINE_AXIS = "dp", "pp"
-"""The axes that are taken for data and pipeline parallelism where nothing says otherwise."""
+DATA_AXIS, PIPELINE_AXIS, CONTEXT_AXIS = "dp", "pp", "cp"
+"""The axes that are taken for data, pipeline and context parallelism where nothing says otherwise."""
 
 
 class Native:
@@ -49,7 +48,8 @@ class Native:
     def data_axes(self) -> tuple[str, ...]:
         shard_mesh = _fsdp_mesh(self.chunks)
         if shard_mesh is not None:
-            return tuple(axis for axis in self.mesh.sizes if axis in dtensor.axis_names(shard_mesh))
+            axes = set(dtensor.axis_names(shard_mesh)) - {CONTEXT_AXIS}
+            return tuple(axis for axis in self.mesh.sizes if axis in axes)
         return (DATA_AXIS,) if DATA_AXIS in self.mesh.sizes else ()
 
     @cached_property
@@ -58,13 +58,12 @@ class Native:
 
     @cached_property
     def grad_factor(self) -> float:
-        """FSDP2 and DDP divide by the number of ranks that have data of their own; hand-written code must say so."""
+        """FSDP2 and DDP divide by the number of ranks that they reduce over; hand-written code must say so."""
         ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
         if ddp is not None:
             return 1.0 / dist.get_world_size(ddp.process_group)
-        if _fsdp_mesh(self.chunks) is not None:
-            return 1.0 / math.prod(self.mesh.sizes[axis] for axis in self.data_axes)
-        return 1.0
+        shard_mesh = _fsdp_mesh(self.chunks)
+        return 1.0 if shard_mesh is None else 1.0 / shard_mesh.size()
 
     def listen(self, listener: Listener) -> None:
         if self.mesh.num_ranks > 1:

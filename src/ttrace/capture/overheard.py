@@ -1,4 +1,4 @@
-"""This module overhears the torch functions that no hook sees: where backward starts, and how gradients are clipped.
+"""This module overhears the torch functions that no hook sees: backward, the clipping of gradients, context_parallel.
 
 The functions are replaced while a step runs and put back after it. Ranks may be threads of one process, so each thread
 has a listener of its own.
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.nn.utils import clip_grad
 
 
@@ -27,12 +29,16 @@ class Listener(Protocol):
     def hears_clip(self, factor: torch.Tensor) -> None:
         """All gradients are about to be multiplied by this."""
 
+    def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
+        """A sequence of this size was dealt out over a mesh; of each sample (a row) this rank holds these indices."""
+
 
 _lock = threading.Lock()
 _listeners: dict[int, Listener] = {}
 _backward = torch.autograd.backward
 _total_norm: Callable[..., torch.Tensor] = clip_grad._get_total_norm
 _clip: Callable[..., None] = clip_grad._clip_grads_with_norm_
+_shards: Callable[..., list[Any]] = _attention._context_parallel_buffers
 
 
 @contextmanager
@@ -41,20 +47,21 @@ def overheard(listener: Listener) -> Iterator[None]:
     thread = threading.get_ident()
     with _lock:
         _listeners[thread] = listener
-        _replace(_told_backward, _told_norm, _told_clip)
+        _replace(_told_backward, _told_norm, _told_clip, _told_shards)
     try:
         yield
     finally:
         with _lock:
             del _listeners[thread]
             if not _listeners:
-                _replace(_backward, _total_norm, _clip)
+                _replace(_backward, _total_norm, _clip, _shards)
 
 
-def _replace(backward: Any, total_norm: Any, clip: Any) -> None:
+def _replace(backward: Any, total_norm: Any, clip: Any, shards: Any) -> None:
     torch.autograd.backward = backward  # Tensor.backward looks it up here
     clip_grad._get_total_norm = total_norm  # and clip_grad_norm_ these, whoever imported it by name
     clip_grad._clip_grads_with_norm_ = clip
+    _attention._context_parallel_buffers = shards  # and context_parallel this
 
 
 def _told_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -79,3 +86,14 @@ def _told_clip(
     if listener is not None:
         listener.hears_clip(torch.clamp(max_norm / (total_norm + 1e-6), max=1.0))
     _clip(parameters, max_norm, total_norm, *args)
+
+
+def _told_shards(mesh: DeviceMesh, buffers: list[Any], dims: list[int], load_balancer: Any = None) -> list[Any]:
+    """Deal out the numbers of the tokens as well: they say in which order the tokens are dealt."""
+    listener = _listeners.get(threading.get_ident())
+    for buffer, dim in zip(buffers, dims, strict=False) if listener is not None else ():
+        if isinstance(buffer, torch.Tensor):
+            num_samples, size = buffer.shape[0] if dim else 1, buffer.shape[dim]
+            index = torch.arange(size, device=buffer.device).expand(num_samples, size)
+            listener.hears_cut(mesh, size, _shards(mesh, [index], [1], load_balancer)[0])  # type: ignore[union-attr]
+    return _shards(mesh, buffers, dims, load_balancer)

@@ -39,9 +39,13 @@ class Recorder:
         """Remember what went wrong, for the end of the trace."""
         self._problems[problem] = None
 
-    def close(self, *, num_steps: int, grad_factor: float, notes: tuple[str, ...] = ()) -> None:
+    def close(
+        self, *, num_steps: int, grad_factor: float, notes: tuple[str, ...] = (), splits: dict[str, str] | None = None
+    ) -> None:
         problems = tuple(self._problems)
-        self._writer.close(End(num_steps=num_steps, grad_factor=grad_factor, problems=problems, notes=notes))
+        self._writer.close(
+            End(num_steps=num_steps, grad_factor=grad_factor, splits=splits or {}, problems=problems, notes=notes)
+        )
 
     def _record(self, visit: Visit) -> None:
         local = self._local(visit.tensor.detach())

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from ttrace.adapters.adapter import Adapter
+from ttrace.adapters.context import cut_of
 from ttrace.capture import names
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
@@ -131,7 +133,9 @@ class Session:
             for handle in self._handles:
                 handle.remove()
             notes = tuple(self._placing.unused_rules())
-            self._recorder.close(num_steps=self._clock.step, grad_factor=self._grad_factor / self._divisor, notes=notes)
+            splits = {axis: str(split) for axis, split in self._placing.splits.items()}
+            factor = self._grad_factor / self._divisor
+            self._recorder.close(num_steps=self._clock.step, grad_factor=factor, notes=notes, splits=splits)
 
     # The hooks tell:
 
@@ -184,6 +188,13 @@ class Session:
     def hears_clip(self, factor: torch.Tensor) -> None:
         """Gradients are about to be clipped."""
         self._visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.whole(factor))
+
+    def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
+        """context_parallel deals out a sequence."""
+        try:
+            self._placing.state(cut_of(mesh, size, held))
+        except TTraceError as error:
+            self._recorder.keep(str(error))
 
     def _is_models_own(self, kind: Kind) -> bool:
         """Whether what enters or leaves the outermost module enters or leaves the whole model: not between stages."""

@@ -116,5 +116,5 @@ def _is_divided(shards: list[Shard], axis: str, size: int) -> bool:
 
 
 def _inferred_note(comparisons: list[Comparison]) -> list[str]:
-    count = sum(comparison.by == INFERRED for comparison in comparisons)
+    count = sum(comparison.by.endswith(INFERRED) for comparison in comparisons)
     return [f"{count} of {len(comparisons)} layouts were inferred from shapes"] if count else []

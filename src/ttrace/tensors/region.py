@@ -78,6 +78,12 @@ class Region:
         for ours, theirs in self.overlaps(Region.whole(self.shape)):
             theirs.assign(full, ours.of(local))
 
+    def within(self, outer: Region) -> Region:
+        """This region of what `outer` holds, as a region of what `outer` is part of; neither is flat."""
+        assert self.flat is outer.flat is None
+        assert self.shape == outer.local_shape
+        return Region(outer.shape, tuple(rg.select(a, b) for a, b in zip(outer.dims, self.dims, strict=True)))
+
     def overlaps(self, other: Region) -> Iterator[tuple[Part, Part]]:
         """The elements both hold, as pairs of equally shaped parts of the two local tensors."""
         for a, b in itertools.product(self.boxes(), other.boxes()):

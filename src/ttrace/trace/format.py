@@ -89,6 +89,8 @@ class End(BaseModel):
     num_steps: int
     grad_factor: float = 1.0
     """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
+    splits: dict[str, str] = {}
+    """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

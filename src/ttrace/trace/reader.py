@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.trace.format import (
@@ -143,6 +144,12 @@ class Trace:
         """What the run's reduction still applies to activation gradients; 1 for a trace that never ended."""
         end = self.ranks[0].end
         return end.grad_factor if end else 1.0
+
+    @cached_property
+    def splits(self) -> dict[str, Split]:
+        """How axes cut activations, where a framework said so while it ran."""
+        stated = {axis: text for rank in self.ranks if rank.end for axis, text in rank.end.splits.items()}
+        return {axis: Split.parse(text) for axis, text in stated.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
