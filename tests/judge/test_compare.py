@@ -279,6 +279,16 @@ def test_a_stated_split_orders_what_is_inferred_of_activations(tmp_path: Path, n
     assert (comparison.verdict, comparison.by) == (verdict, INFERRED)
 
 
+def test_an_axis_with_one_holder_does_not_cut(tmp_path: Path) -> None:
+    """Ranks along dp have microbatches of their own: this one is held along ep only."""
+    case = Case(tmp_path, "dp=2 ep=2")
+    case.trusted(ID, FULL)
+    for rank in range(2):
+        case.candidate.record(rank, ID, FULL.chunk(2)[rank])
+    comparison = verdict_of(case.judged(), ID)
+    assert comparison.layout == "d0/ep d1"
+
+
 def test_partial_sums_without_a_layout_are_no_pending_sum(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.trusted(ID, FULL)

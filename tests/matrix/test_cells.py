@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.candidate import Candidate, Cell
-from tests.support.cells import LAYOUTS, attached, run_cell
+from tests.support.cells import LAYOUTS, attached, run_cell, shape_of
 from tests.support.faults import faults_of, inject
 from tests.support.ranks import on_ranks
 from tests.support.transformer import Shape
@@ -23,7 +23,7 @@ from ttrace.judge.verdict import Exit, Judgement
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 
-NUM_RANKS = {"cp-ring+tp": 4, "hsdp": 4, "fsdp+tp": 4, "pp+tp": 4, "pp+fsdp": 4, "pp+fsdp+tp": 8}
+NUM_RANKS = {"cp-ring+tp": 4, "ep+dp": 4, "hsdp": 4, "fsdp+tp": 4, "pp+tp": 4, "pp+fsdp": 4, "pp+fsdp+tp": 8}
 SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
 
 
@@ -90,7 +90,7 @@ def changed_by_recording(cell: Cell, folder: Path) -> list[str]:
     ends = []
     for recording in (False, True):
         torch.manual_seed(1)
-        candidate = LAYOUTS[cell.layout](shape_of(cell), cell)
+        candidate = LAYOUTS[cell.layout](shape_of(cell, SHAPE), cell)
         plan = Plan(out=folder / f"{cell.name}-neutral", num_steps=2, parameters="own", stop=False)
         session: Any = attached(candidate, plan) if recording else Off()
         session.batch = lambda batch: batch
@@ -100,10 +100,6 @@ def changed_by_recording(cell: Cell, folder: Path) -> list[str]:
         session.close()
         ends.append(dict(state_of(candidate)))
     return [name for name, value in ends[0].items() if not torch.equal(value, ends[1][name])]
-
-
-def shape_of(cell: Cell) -> Shape:
-    return replace(SHAPE, recompute=cell.recompute, tied=not cell.layout.startswith("pp"))
 
 
 def state_of(candidate: Candidate) -> Any:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from tests.support.candidate import Candidate, Cell, accumulated
 from tests.support.context import ring, whole_attention
 from tests.support.dense import ddp, fsdp, fsdp_tp, hsdp, tp
+from tests.support.experts import expert_parallel
 from tests.support.pipeline import INNER, SCHEDULES, pipeline
 from tests.support.runs import NUM_TWINS, SimulatedRank, judged
 from tests.support.transformer import Shape, Transformer
@@ -41,6 +42,10 @@ LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
     "cp-ring-plain": ring,
     "cp-ring+fsdp": ring,
     "cp-ring+tp": ring,
+    "moe+ddp": ddp,
+    "moe+fsdp": fsdp,
+    "ep": expert_parallel,
+    "ep+dp": expert_parallel,
     **dict.fromkeys(SCHEDULES, pipeline),
     **dict.fromkeys(INNER, pipeline),
 }
@@ -55,11 +60,10 @@ def run_cell(
     """On every rank: trace the reference once, the candidate, and judge on rank 0."""
     build = LAYOUTS[cell.layout]
     torch.manual_seed(0)
-    candidate = build(replace(shape, recompute=cell.recompute, tied=shape.tied and "pp" not in cell.layout), cell)
+    shape = shape_of(cell, shape)
+    candidate = build(shape, cell)
     total = cell.num_microbatches * candidate.num_data_ranks
-    reference = reference_of(
-        folder, replace(shape, tied=shape.tied and "pp" not in cell.layout), cell, total, references
-    )
+    reference = reference_of(folder, replace(shape, recompute="none"), cell, total, references)
     dist.barrier()
     out = folder / f"{cell.name}{'-fault' if fault else ''}"
     session = attached(candidate, Plan(out=out, role="candidate", reference=reference / "reference", stop=False))
@@ -69,6 +73,12 @@ def run_cell(
     session.close()
     dist.barrier()
     return judged(reference, out) if dist.get_rank() == 0 else None
+
+
+def shape_of(cell: Cell, shape: Shape) -> Shape:
+    """The model as a cell needs it: stages share no weights, and experts need experts."""
+    experts = 4 if {"moe", "ep"} & set(cell.parts) else 0
+    return replace(shape, recompute=cell.recompute, tied=not cell.layout.startswith("pp"), experts=experts)
 
 
 def attached(candidate: Candidate, plan: Plan) -> Session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ def whole_attention(shape: Shape, cell: Cell) -> Candidate:
             for _ in range(cell.num_microbatches):
                 batch = session.batch(data(local))
                 (loss_of(model(batch["ids"]), batch["labels"]) / cell.num_microbatches).backward()
-            average(model, dist.group.WORLD)
+            average(model.parameters(), dist.group.WORLD)
             updated(model, optimizer, cell.max_norm)
 
     return Candidate([model], optimizer, step, 1, {"cp": cp}, {"./loss": "+cp"}, 1 / cp)
@@ -68,7 +68,7 @@ def ring(shape: Shape, cell: Cell) -> Candidate:
                 with context_parallel(mesh["cp"], **buffers, no_restore_buffers={ids, labels}):
                     (loss_of(model(ids), labels) / cell.num_microbatches).backward()
             if not has_fsdp:
-                average(model, mesh.get_group("cp"))
+                average(model.parameters(), mesh.get_group("cp"))
             updated(model, optimizer, cell.max_norm)
 
     return Candidate([model], optimizer, step, 1, mesh, None, None if has_fsdp else 1 / mesh["cp"].size())
@@ -84,13 +84,14 @@ def load_balance(enabled: bool) -> Iterator[None]:
         _cp_options.enable_load_balance = before
 
 
-def average(model: nn.Module, group: Any) -> None:
-    """What hand-written context parallelism does after the last microbatch."""
-    for parameter in model.parameters():
+def average(parameters: Iterable[nn.Parameter], group: Any, divisor: int = 0) -> None:
+    """What hand-written parallelism does after the last microbatch; without a group, gradients are sums already."""
+    for parameter in parameters:
         if parameter.grad is not None:
             local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            dist.all_reduce(local, group=group)
-            local /= dist.get_world_size(group)
+            if group is not None and not getattr(parameter, "is_left_out", False):
+                dist.all_reduce(local, group=group)
+            local /= divisor or dist.get_world_size(group)
 
 
 def gathered_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

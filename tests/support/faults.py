@@ -18,7 +18,11 @@ Wrong = Callable[[Any], Any]
 
 def faults_of(cell: Cell) -> dict[str, str]:
     """The faults that make sense for a cell, and the module each is put into."""
-    found = {"scaled": "layers.1.feed_forward.w2", "shifted": "layers.2.attention"}
+    has_experts = {"moe", "ep"} & set(cell.parts)
+    found = {
+        "scaled": "layers.1.feed_forward.experts" if has_experts else "layers.1.feed_forward.w2",
+        "shifted": "layers.2.attention",
+    }
     if cell.num_microbatches > 1:
         found["stale"] = "layers.1.ffn_norm"
     if "tp" in cell.parts:
@@ -59,11 +63,12 @@ def _shifted() -> Wrong:
 
 
 def _stale() -> Wrong:
-    """From the second microbatch on, what the one before gave."""
+    """From the second microbatch on, what the one before gave, also when it is recomputed."""
     kept: list[torch.Tensor] = []
 
     def wrong(out: torch.Tensor) -> torch.Tensor:
-        kept.append(out.detach())
+        if torch._C._current_graph_task_id() == -1:
+            kept.append(out.detach())
         return out if len(kept) == 1 else out + (kept[-2] - out.detach())
 
     return wrong

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from ttrace.capture.names import modules
+from ttrace.tensors.holds import Held
 from ttrace.tensors.ids import ROOT, Kind
 
 
@@ -47,6 +48,8 @@ class Call:
     takes_floats: bool = False
     holds_floats: bool = False
     """Whether a module inside this call already had floating-point numbers."""
+    held: Held | None = None
+    """What an input said that it holds: outputs and gradients with as many rows hold the same."""
 
     def is_entry(self, kind: Kind) -> bool:
         """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""

@@ -16,6 +16,7 @@ from ttrace.layouts.layout import Cut, Layout
 from ttrace.layouts.placed import INFERRED, Placed
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.layouts.splits import Split
+from ttrace.tensors.holds import Held, held_by
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
@@ -23,6 +24,7 @@ from ttrace.trace.format import Record
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Distribution
 
+HOLDS = "ttrace.holds"
 CONTEXT_PARALLEL = "context_parallel"
 """Who says that a rank's loss is only its own tokens' part."""
 
@@ -105,15 +107,22 @@ class Placing:
         """Whether any rule names this axis."""
         return any(axis in rule.layout.axes for rule in self._rules.rules)
 
-    def placed(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed | None:
-        """Where a tensor lies; None if nobody says."""
+    def placed(
+        self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: Held | None = None
+    ) -> Placed | None:
+        """Where a tensor lies; None if nobody says. `held` is what its call's input said that it holds."""
         stated = self._adapter.placed(tensor)
         if stated is not None:
             return self._among_all(tensor_id, stated)
         local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        own = held_by(tensor)
+        if own is not None:
+            return Placed(own.region(local), by=HOLDS)
         rule = self._rules.decide(tensor_id.site)
         if rule is not None:
             return self._by_rule(tensor_id, rule, local, shape, microbatch)
+        if held is not None and held.fits(local):
+            return Placed(held.region(local), by=f"{HOLDS} of the input")
         if tensor_id.kind is Kind.LOSS and self.splits:
             return Placed(Region.whole(local), tuple(self.splits), by=CONTEXT_PARALLEL)
         cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
@@ -130,7 +139,8 @@ class Placing:
         if shape is None:
             return Placed(Region.whole(local), by="unknown to the reference")
         splits = {} if tensor_id.kind.is_of_param else self.splits
-        layout = inferred(shape, [(self._adapter.coord, local)], self._sizes, splits)
+        sizes = self._sizes if tensor_id.kind.is_of_param else self._cutting_sizes
+        layout = inferred(shape, [(self._adapter.coord, local)], sizes, splits)
         if layout is None:
             raise LayoutError(
                 f"{tensor_id.site}: this rank holds shape {local} of the reference's {shape}, and no single axis of "
@@ -140,12 +150,18 @@ class Placing:
         region = layout.region(shape, self._sizes, self._adapter.coord)
         return Placed(region, (), str(layout), INFERRED)
 
+    @property
+    def _cutting_sizes(self) -> dict[str, int]:
+        """Without the axes along which ranks have microbatches or modules of their own, unless a rule names them."""
+        own = {axis for axis in self._adapter.distributing_axes if not self.cuts(axis)}
+        return {axis: size for axis, size in self._sizes.items() if axis not in own}
+
     def _among_all(self, tensor_id: TensorId, stated: Placed) -> Placed:
         """Where a tensor lies if axes that its own word cannot speak of cut it too, as cp does outside of tp."""
         mesh, shape = self._adapter.mesh, self._reference.shape(tensor_id)
         if stated.axes is None or stated.axes >= mesh.sizes.keys() or shape is None:
             return stated
-        others = {axis: size for axis, size in mesh.sizes.items() if axis not in stated.axes}
+        others = {axis: size for axis, size in self._cutting_sizes.items() if axis not in stated.axes}
         if tensor_id.kind is Kind.LOSS:
             summed = tuple(axis for axis in self.splits if axis in others)
             return replace(stated, pending=(*stated.pending, *summed))

@@ -30,6 +30,7 @@ from ttrace.capture.rewriter import Perturb
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rules
+from ttrace.tensors.holds import Held, held_by
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import Manifest
@@ -152,7 +153,11 @@ class Session:
         if call.name == ROOT and not self._is_models_own(kind):
             return None
         tensor_id = self._id(Site(call.name, kind, slot), call.microbatch, step=call.step, call=call.number)
-        return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind))
+        is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
+        if is_input:
+            call.held = call.held or held_by(tensor)
+        held = None if is_input else call.held
+        return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind), held=held)
 
     # The adapter tells:
 
@@ -244,9 +249,10 @@ class Session:
         values: Distribution | None = None,
         stated: Placed | None = None,
         fallback: Placed | None = None,
+        held: Held | None = None,
     ) -> torch.Tensor | None:
         try:
-            placed = stated or self._placing.placed(tensor_id, tensor, microbatch) or fallback
+            placed = stated or self._placing.placed(tensor_id, tensor, microbatch, held) or fallback
         except TTraceError as error:
             self._recorder.keep(str(error))
             placed = None

@@ -144,7 +144,9 @@ def _placed(shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: 
         return list(shards)
     if shape is None:
         return None
-    layout = inferred(shape, [(shard.coord, shard.record.shape) for shard in shards], sizes, splits)
+    # An axis along which nobody else holds a part cannot be what cuts: ranks have microbatches or modules of their own.
+    cutting = {axis: size for axis, size in sizes.items() if len({shard.coord[axis] for shard in shards}) > 1}
+    layout = inferred(shape, [(shard.coord, shard.record.shape) for shard in shards], cutting, splits)
     if layout is None:
         return None
     return [

@@ -179,7 +179,7 @@ def _gathered(box: Box, side: int, runs: list[list[tuple[int, int, int]]]) -> Pa
     num_dims = len(runs)
     cut = []
     for dim, dim_runs in enumerate(runs):
-        index = torch.cat([torch.arange(run[side], run[side] + run[2]) for run in dim_runs])
+        index = rg.indices(tuple((run[side], run[side] + run[2]) for run in dim_runs))
         cut.append(index.view(*(-1 if d == dim else 1 for d in range(num_dims))))
     return Part(box, tuple(cut))
 
