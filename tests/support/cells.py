@@ -6,8 +6,9 @@ of a launch share their references.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from tests.support.context import ring, whole_attention
 from tests.support.dense import ddp, fsdp, fsdp_tp, hsdp, tp
 from tests.support.experts import expert_parallel
 from tests.support.pipeline import INNER, SCHEDULES, pipeline
+from tests.support.results import Outcome
 from tests.support.runs import NUM_TWINS, SimulatedRank, judged
 from tests.support.transformer import Shape, Transformer
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
-from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 
 LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
@@ -54,25 +55,51 @@ Fault = Callable[[Candidate], None]
 """Something done to a candidate before it trains, on every rank."""
 
 
-def run_cell(
+@dataclass(frozen=True)
+class Traced:
+    """A candidate's trace, and the folder of its reference's and the twins'."""
+
+    reference: Path
+    candidate: Path
+
+
+def trace_cell(
     cell: Cell, folder: Path, shape: Shape, references: dict[Any, Path], fault: Fault | None = None
-) -> Judgement | None:
-    """On every rank: trace the reference once, the candidate, and judge on rank 0."""
+) -> Traced:
+    """On every rank: trace the candidate, and before it the reference unless an earlier cell had the same."""
     build = LAYOUTS[cell.layout]
     torch.manual_seed(0)
     shape = shape_of(cell, shape)
     candidate = build(shape, cell)
     total = cell.num_microbatches * candidate.num_data_ranks
     reference = reference_of(folder, replace(shape, recompute="none"), cell, total, references)
-    dist.barrier()
     out = folder / f"{cell.name}{'-fault' if fault else ''}"
     session = attached(candidate, Plan(out=out, role="candidate", reference=reference / "reference", stop=False))
     if fault is not None:
         fault(candidate)
     candidate.step(session)
     session.close()
-    dist.barrier()
-    return judged(reference, out) if dist.get_rank() == 0 else None
+    return Traced(reference, out)
+
+
+def judge_all(traced: Sequence[Traced]) -> list[Outcome]:
+    """On every rank: judge a share of the traces, and tell all ranks. One rank judges all that share a reference."""
+    dist.barrier()  # all traces are complete
+    mine = [(i, Outcome.of(judged(traced[i].reference, traced[i].candidate))) for i in _share(traced)]
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return [outcome for _, outcome in sorted((pair for share in everyones for pair in share), key=itemgetter(0))]
+
+
+def _share(traced: Sequence[Traced]) -> list[int]:
+    """Which of these traces this rank judges."""
+    groups: dict[Path, list[int]] = {}
+    for i, one in enumerate(traced):
+        groups.setdefault(one.reference, []).append(i)
+    shares: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(shares, key=len).extend(group)
+    return shares[dist.get_rank()]
 
 
 def shape_of(cell: Cell, shape: Shape) -> Shape:
@@ -88,13 +115,14 @@ def attached(candidate: Candidate, plan: Plan) -> Session:
 
 
 def reference_of(folder: Path, shape: Shape, cell: Cell, total: int, known: dict[Any, Path]) -> Path:
-    """The traces of the reference and its twins, made by rank 0 unless an earlier cell had the same."""
+    """The traces of the reference and its twins, which the ranks make together."""
     key = (shape, cell.dtype, total, cell.max_norm)
     if key not in known:
         known[key] = folder / f"reference-{len(known)}"
-        if dist.get_rank() == 0:
-            for twin in range(NUM_TWINS + 1):
+        for twins in (range(1), range(1, NUM_TWINS + 1)):
+            for twin in twins[dist.get_rank() :: dist.get_world_size()]:
                 trace_reference(known[key], shape, cell.dtype, total, twin, cell.max_norm)
+            dist.barrier()  # twins read the reference's trace, and candidates too
     return known[key]
 
 

@@ -29,7 +29,13 @@ def check(
     progress: Progress | None = None,
 ) -> Judgement:
     """Judge every tensor that either side recorded."""
-    comparer = Comparer(reference, Twins(reference, twins, margin), candidate)
+    return checked(Twins(reference, twins, margin), candidate, progress=progress)
+
+
+def checked(rounding: Twins, candidate: Trace, *, progress: Progress | None = None) -> Judgement:
+    """The same with a reference whose twins were measured before: many candidates may share one."""
+    reference, twins = rounding.reference, rounding.twins
+    comparer = Comparer(reference, rounding, candidate)
     # In the reference's order of appearance; what only the candidate has follows. Whether the reference recomputes is
     # its own affair.
     ids = list(dict.fromkeys([*(t for t in reference.shards if not t.kind.is_recompute), *candidate.shards]))

@@ -44,11 +44,11 @@ class Region:
         """Ranges of the flattened logical tensor."""
         return cls(shape, cls.whole(shape).dims, rg.merged(flat))
 
-    @property
+    @cached_property
     def box_shape(self) -> Shape:
         return tuple(rg.length(ranges) for ranges in self.dims)
 
-    @property
+    @cached_property
     def local_shape(self) -> Shape:
         return self.box_shape if self.flat is None else (rg.length(self.flat),)
 
