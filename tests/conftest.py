@@ -4,7 +4,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run every cell of the matrix instead of one of each layout")
+    parser.addoption(
+        "--all", action="store_true", help="run every cell of the matrix, and write docs/reference/matrix.md"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

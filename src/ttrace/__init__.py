@@ -4,6 +4,7 @@ from ttrace.attach import Tracing, attach
 from ttrace.errors import CaptureError, LayoutError, TraceError, TTraceError
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.splits import split
+from ttrace.tensors.holds import holds
 from ttrace.tensors.mesh import Mesh
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "TraceError",
     "Tracing",
     "attach",
+    "holds",
     "split",
 ]

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.cells import Cell, attached, reference_of, simple
+from tests.support.candidate import Cell, simple
+from tests.support.cells import attached, reference_of
 from tests.support.gpt import LENGTH, VOCAB, Gpt
 from tests.support.ranks import on_ranks
 from tests.support.runs import SimulatedRank, judged, trace_reference, train

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.cells import Candidate, Cell, run_cell
+from tests.support.candidate import Candidate, Cell
+from tests.support.cells import trace_cell
 from tests.support.gpt import Gpt
 from tests.support.ranks import on_ranks
-from tests.support.runs import SimulatedRank, train
+from tests.support.runs import SimulatedRank, judged, train
 from tests.support.transformer import Shape
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
@@ -134,9 +136,12 @@ def run_layouts(folder: Path) -> dict[str, Judgement | None]:
     references: dict[Any, Path] = {}
     layouts = ("ddp", "fsdp", "tp", "tp+sp", "cp-gather", "pp-interleaved-zb")
     cells = [Cell(layout, num_microbatches=4, microbatch_grads=True) for layout in layouts]
-    found = {cell.layout: run_cell(cell, folder, SHAPE, references) for cell in cells}
-    found["stale"] = run_cell(cells[0], folder, SHAPE, references, keep_an_old_input)
-    return found
+    traced = {cell.layout: trace_cell(cell, folder, SHAPE, references) for cell in cells}
+    traced["stale"] = trace_cell(cells[0], folder, SHAPE, references, keep_an_old_input)
+    dist.barrier()
+    return {
+        name: judged(one.reference, one.candidate) if dist.get_rank() == 0 else None for name, one in traced.items()
+    }
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from tests.support.runs import SimulatedRank, train
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.errors import CaptureError, LayoutError
+from ttrace.judge.logical import Logical, measured
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import Mesh
@@ -366,3 +367,56 @@ def test_complex_numbers_are_recorded_as_real_ones(tmp_path: Path) -> None:
         assert shard.record.shape == (3, 4, 2)
         assert shard.record.region is not None
         assert shard.record.region.is_whole
+
+
+class Sorted(nn.Module):
+    """Gives its rows to a module that wants them in another order, as a router does."""
+
+    def __init__(self, order: list[int], size: int) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(2, 2), nn.Linear(2, 3)
+        self.order, self.size = torch.tensor(order), size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = ttrace.holds(self.first(x)[self.order - self.order.min()], self.order, self.size)
+        out: torch.Tensor = self.inner(rows)
+        return out
+
+
+@pytest.mark.parametrize("kind", [Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT])
+def test_what_an_input_holds_its_outputs_and_gradients_hold(tmp_path: Path, kind: Kind) -> None:
+    model = Sorted([2, 0, 1], 3)
+    one_step(session(tmp_path, model), model, torch.randn(3, 2))
+    opened[-1].close()
+    record = Trace(tmp_path / "reference").shards[TensorId.of(0, 0, "inner", kind)][0].record
+    assert record.region is not None
+    assert record.region.dims[0] == ((2, 3), (0, 2))
+    assert record.by.startswith("ttrace.holds")
+
+
+def test_ranks_that_hold_other_rows_make_up_the_references_tensor(tmp_path: Path) -> None:
+    model = Sorted([2, 0, 3, 1], 4)
+    one_step(session(tmp_path, model), model, torch.randn(4, 2))
+    opened[-1].close()
+    for rank, order in enumerate(([1, 0], [2, 3])):
+        part = Sorted(order, 4)
+        one_step(candidate(tmp_path, part, Mesh.of(ep=2), rank, {}), part, torch.randn(2, 2))
+        opened[-1].close()
+    tensor_id = TensorId.of(0, 0, "inner", Kind.OUTPUT)
+    ours, theirs = (Logical.found(Trace(tmp_path / side), tensor_id) for side in ("reference", "candidate"))
+    assert ours is not None
+    assert theirs is not None
+    assert theirs.coverage().is_tiling
+    assert measured(ours, theirs)[0].error < 1e-6
+
+
+def test_data_of_their_own_do_not_make_ranks_cut_a_batch(tmp_path: Path) -> None:
+    """Along dp ranks run other microbatches; of two axes of one size only ep can have cut this one."""
+    model = nn.Linear(2, 3)
+    one_step(session(tmp_path, model), model, torch.randn(4, 2))
+    opened[-1].close()
+    tracing = candidate(tmp_path, nn.Linear(2, 3), Mesh.of(dp=2, ep=2), 1, {})
+    with tracing.step():
+        half = tracing.batch(torch.randn(2, 2))
+    full = Trace(tmp_path / "reference").shards[TensorId.of(0, 0, ".", Kind.BATCH)][0].tensor()
+    assert torch.equal(half, full[2:])

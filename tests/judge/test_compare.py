@@ -267,6 +267,28 @@ def test_a_wrong_inference_fails(tmp_path: Path) -> None:
     assert (comparison.verdict, comparison.by) == (Verdict.FAIL, INFERRED)
 
 
+@pytest.mark.parametrize(("name", "verdict"), [(ID, Verdict.PASS), ("0/-/w/param_grad", Verdict.FAIL)])
+def test_a_stated_split_orders_what_is_inferred_of_activations(tmp_path: Path, name: str, verdict: Verdict) -> None:
+    """A framework that cuts sequences in zigzag order says nothing of parameters."""
+    case = Case(tmp_path, "cp=2", splits={"cp": "zigzag"})
+    case.trusted(name, FULL)
+    for rank in range(2):
+        zigzag = Layout.parse("a/cp:zigzag b").region((8, 12), {"cp": 2}, {"cp": rank})
+        case.candidate.record(rank, name, zigzag.take(FULL))
+    comparison = verdict_of(case.judged(), name)
+    assert (comparison.verdict, comparison.by) == (verdict, INFERRED)
+
+
+def test_an_axis_with_one_holder_does_not_cut(tmp_path: Path) -> None:
+    """Ranks along dp have microbatches of their own: this one is held along ep only."""
+    case = Case(tmp_path, "dp=2 ep=2")
+    case.trusted(ID, FULL)
+    for rank in range(2):
+        case.candidate.record(rank, ID, FULL.chunk(2)[rank])
+    comparison = verdict_of(case.judged(), ID)
+    assert comparison.layout == "d0/ep d1"
+
+
 def test_partial_sums_without_a_layout_are_no_pending_sum(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.trusted(ID, FULL)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ttrace.layouts.infer import Held, inferred
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.splits import Split
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Shape
 
@@ -97,3 +98,15 @@ def test_what_is_inferred_gives_every_rank_its_shape(text: str, rows: int, colum
     if layout is not None:
         assert layout.pending == ()
         assert held(str(layout), shape, mesh) == seen
+
+
+def test_a_stated_split_is_used_for_its_axis_alone() -> None:
+    mesh = Mesh.of(cp=2, tp=4)
+    seen = held("seq/cp hidden/tp", (16, 32), mesh)
+    assert str(inferred((16, 32), seen, mesh.sizes, {"cp": Split("zigzag")})) == "d0/cp:zigzag d1/tp"
+
+
+def test_of_two_axes_the_one_that_is_stated_to_cut_does() -> None:
+    mesh = Mesh.of(cp=2, tp=2)
+    assert str(inferred((16, 6), held("seq/cp hidden", (16, 6), mesh), mesh.sizes, {"cp": Split()})) == "d0/cp d1"
+    assert str(inferred((16, 6), held("seq hidden", (16, 6), mesh), mesh.sizes, {"cp": Split()})) == "d0 d1"

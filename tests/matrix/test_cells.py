@@ -3,93 +3,67 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import shutil
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from tests.support.cells import LAYOUTS, SCHEDULES, Candidate, Cell, attached, run_cell
-from tests.support.faults import faults_of, inject
+from tests.support.candidate import Candidate, Cell
+from tests.support.cells import LAYOUTS, attached, judge_all, shape_of, trace_cell
+from tests.support.cover import all_cells, pairs, pairwise
+from tests.support.faults import FAULTS, faults_of, inject
 from tests.support.ranks import on_ranks
+from tests.support.results import Result, table
 from tests.support.transformer import Shape
 from ttrace.attach import Off
 from ttrace.capture.plan import Plan
-from ttrace.judge.verdict import Exit, Judgement
+from ttrace.judge.verdict import Exit
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 
-NUM_RANKS = {"hsdp": 4, "fsdp+tp": 4, "pp+tp": 4, "pp+fsdp": 4, "pp+fsdp+tp": 8}
 SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
+MATRIX = Path(__file__).parents[2] / "docs" / "reference" / "matrix.md"
+NUM_TOGETHER = 12
+"""So many cells are traced before they are judged: their traces lie on disk until then."""
 
 
-def all_cells() -> list[Cell]:
-    """Every layout with every dtype, recomputation and number of microbatches that it takes."""
-    cells = []
-    for layout in LAYOUTS:
-        counts = (4,) if layout in SCHEDULES or layout.startswith("pp") else (1, 4)
-        dtypes = (torch.float32, torch.bfloat16)
-        for count, dtype, recompute in itertools.product(counts, dtypes, ("none", "full", "selective")):
-            cells.append(Cell(layout, NUM_RANKS.get(layout, 2), dtype, recompute, count))
-    return cells
-
-
-def some_cells(per_layout: int = 1) -> list[Cell]:
-    """A few cells of every layout, each with other settings than its neighbours."""
-    chosen = []
-    for i, layout in enumerate(LAYOUTS):
-        cells = [cell for cell in all_cells() if cell.layout == layout]
-        few = 1 if NUM_RANKS.get(layout, 2) == 8 else per_layout
-        chosen += [cells[(i + 5 * k) % len(cells)] for k in range(few)]
-    return chosen
-
-
-@dataclass
-class Result:
-    """What a launch found out about one cell."""
-
-    exit: Exit
-    trouble: list[str] = field(default_factory=list)
-    found: dict[str, str] = field(default_factory=dict)
-    """By fault: the module of the first finding."""
-    changed: list[str] | None = None
-    """Parameters and gradients that differ with recording on."""
-
-
-def run_cells(folder: Path, cells: list[Cell], thorough: bool) -> dict[str, Result]:
-    """On every rank: each cell clean, with a fault, and with recording off and on; in haste the latter two in turn."""
+def run_cells(folder: Path, cells: Sequence[Cell], faults: Sequence[str]) -> dict[str, Result]:
+    """On every rank: each cell clean, with its fault, and with recording off and on."""
     results: dict[str, Result] = {}
     references: dict[Any, Path] = {}
-    for cell in cells:
-        judgement = run_cell(cell, folder, SHAPE, references)
-        result = Result(judgement.exit, trouble_in(judgement)) if judgement else Result(Exit.PASSED)
-        turn = len(results)
-        if thorough or turn % 2 == 0:
-            faults = list(faults_of(cell).items())
-            fault, module = faults[turn // 2 % len(faults)]  # one fault a cell, in turn
-            broken: Callable[[Candidate], None] = functools.partial(inject, fault, module)
-            wrong = run_cell(cell, folder, SHAPE, references, broken)
-            result.found[f"{fault} in {module}"] = wrong.findings[0].module if wrong and wrong.findings else ""
-        if thorough or turn % 2 == 1:
-            result.changed = changed_by_recording(cell, folder)
-        results[cell.name] = result
+    for start in range(0, len(cells), NUM_TOGETHER):
+        together = slice(start, start + NUM_TOGETHER)
+        results |= run_together(folder, dict(zip(cells[together], faults[together], strict=True)), references)
     return results
 
 
-def trouble_in(judgement: Judgement) -> list[str]:
-    wrong = [c for c in judgement.comparisons if c.verdict.is_wrong or c.spoils]
-    return [*judgement.problems, *(f"{c.id} {c.verdict} {c.reason} {c.excess:.2g}" for c in wrong)][:8]
+def run_together(folder: Path, cells: dict[Cell, str], references: dict[Any, Path]) -> dict[str, Result]:
+    results, traced = {}, []
+    for cell, fault in cells.items():
+        module = faults_of(cell)[fault]
+        broken = functools.partial(inject, fault, module)
+        traced += [trace_cell(cell, folder, SHAPE, references, change) for change in (None, broken)]
+        results[cell.name] = Result(fault, module, changed_by_recording(cell, folder))
+    outcomes = judge_all(traced)
+    for result, clean, wrong in zip(results.values(), outcomes[::2], outcomes[1::2], strict=True):
+        result.clean, result.broken = clean, wrong
+    if dist.get_rank() == 0:
+        for one in traced:
+            shutil.rmtree(one.candidate)
+    return results
 
 
 def changed_by_recording(cell: Cell, folder: Path) -> list[str]:
-    """Two steps with and without a session, from the same start on the same data."""
+    """Two steps with and without a session, from the same start on the same data; what differs on any rank."""
     ends = []
     for recording in (False, True):
         torch.manual_seed(1)
-        candidate = LAYOUTS[cell.layout](shape_of(cell), cell)
+        candidate = LAYOUTS[cell.layout](shape_of(cell, SHAPE), cell)
         plan = Plan(out=folder / f"{cell.name}-neutral", num_steps=2, parameters="own", stop=False)
         session: Any = attached(candidate, plan) if recording else Off()
         session.batch = lambda batch: batch
@@ -98,11 +72,10 @@ def changed_by_recording(cell: Cell, folder: Path) -> list[str]:
             candidate.step(session)
         session.close()
         ends.append(dict(state_of(candidate)))
-    return [name for name, value in ends[0].items() if not torch.equal(value, ends[1][name])]
-
-
-def shape_of(cell: Cell) -> Shape:
-    return replace(SHAPE, recompute=cell.recompute, tied=not cell.layout.startswith("pp"))
+    mine = [name for name, value in ends[0].items() if not torch.equal(value, ends[1][name])]
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return sorted({name for names in everyones for name in names})
 
 
 def state_of(candidate: Candidate) -> Any:
@@ -114,21 +87,39 @@ def state_of(candidate: Candidate) -> Any:
                     yield f"{i}.{name}{key}", local.detach().clone()
 
 
+def chosen_cells(config: pytest.Config) -> list[Cell]:
+    """All cells, or a cover; those with the same reference side by side."""
+    cells = all_cells() if config.getoption("--all") else pairwise(all_cells())
+    shapes = [shape_of(cell, SHAPE) for cell in cells]
+    keys = [(shape.experts, shape.tied, str(cell.dtype)) for shape, cell in zip(shapes, cells, strict=True)]
+    return [cell for _, cell in sorted(zip(keys, cells, strict=True), key=lambda pair: pair[0])]
+
+
+def chosen_faults(cells: Sequence[Cell]) -> list[str]:
+    """One fault a cell; the cells of a layout have its faults in turn, the rare ones first."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for cell in cells:
+        faults = list(reversed(faults_of(cell)))
+        chosen.append(faults[seen[cell.layout] % len(faults)])
+        seen[cell.layout] += 1
+    return chosen
+
+
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """All cells, in one launch for each number of ranks."""
     found: dict[str, Result] = {}
     cells = chosen_cells(request.config)
+    faults = dict(zip(cells, chosen_faults(cells), strict=True))
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
         mine = [cell for cell in cells if cell.num_ranks == num_ranks]
-        thorough = bool(request.config.getoption("--all"))
-        found |= on_ranks(num_ranks, run_cells, folder, mine, thorough, timeout=60 + 30 * len(mine))[0]
+        timeout = 60 + 15 * num_ranks * len(mine)
+        found |= on_ranks(num_ranks, run_cells, folder, mine, [faults[cell] for cell in mine], timeout=timeout)[0]
+    if request.config.getoption("--all"):
+        MATRIX.write_text(table({cell.name: found[cell.name] for cell in all_cells()}))
     return found
-
-
-def chosen_cells(config: pytest.Config) -> list[Cell]:
-    return all_cells() if config.getoption("--all") else some_cells()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -136,25 +127,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("name", [cell.name for cell in chosen_cells(metafunc.config)])
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(3 * 3600)
 def test_a_clean_cell_passes(results: dict[str, Result], name: str) -> None:
-    assert results[name].exit is Exit.PASSED, results[name].trouble
+    clean = results[name].clean
+    assert clean is not None
+    assert clean.exit is Exit.PASSED, clean.trouble
 
 
 def test_a_fault_is_found_first_where_it_is(results: dict[str, Result], name: str) -> None:
-    for fault, module in results[name].found.items():
-        assert fault.endswith(f" in {module}"), f"{fault}: found at {module or 'no module'}"
+    result = results[name]
+    assert result.broken is not None
+    assert result.broken.first == result.module, f"{result.fault}: {result.broken.trouble}"
 
 
 def test_recording_changes_no_bit(results: dict[str, Result], name: str) -> None:
     assert not results[name].changed
 
 
-def test_every_second_cell_at_least_had_a_fault_and_a_run_without_recording(results: dict[str, Result]) -> None:
-    assert 3 * sum(bool(result.found) for result in results.values()) >= len(results)
-    assert 3 * sum(result.changed is not None for result in results.values()) >= len(results)
+def test_every_fault_had_its_cells(results: dict[str, Result]) -> None:
+    counts = Counter(result.fault for result in results.values())
+    assert set(counts) == {*FAULTS, "unaveraged", "misrouted"}
+    assert min(counts.values()) >= 2
 
 
 def test_the_matrix_is_as_large_as_it_says() -> None:
-    assert len(all_cells()) >= 120
-    assert {cell.layout for cell in some_cells()} == set(LAYOUTS)
+    assert len(all_cells()) >= 250
+    assert {cell.layout for cell in all_cells()} == set(LAYOUTS)
+
+
+def test_the_cover_has_every_pair_of_settings_and_no_cell_for_nothing() -> None:
+    cells, cover = all_cells(), pairwise(all_cells())
+    assert 40 <= len(cover) <= len(cells) / 2
+    assert {pair for cell in cover for pair in pairs(cell)} == {pair for cell in cells for pair in pairs(cell)}
+    assert len(set(cover)) == len(cover)

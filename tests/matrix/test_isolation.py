@@ -11,10 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.matrix.test_cells import NUM_RANKS, SHAPE, trouble_in
-from tests.support.cells import LAYOUTS, Cell, Fault, accumulated, attached
+from tests.matrix.test_cells import SHAPE
+from tests.support.candidate import Cell, accumulated
+from tests.support.cells import LAYOUTS, Fault, attached, shape_of
+from tests.support.cover import NUM_RANKS
 from tests.support.faults import inject
 from tests.support.ranks import on_ranks
+from tests.support.results import Outcome
 from tests.support.runs import NUM_TWINS, SimulatedRank, judged
 from tests.support.transformer import Shape, Transformer
 from ttrace.capture.plan import Plan
@@ -33,6 +36,9 @@ CELLS = [
     Cell("fsdp", recompute="selective"),
     Cell("ddp"),
     Cell("cp-gather"),
+    Cell("cp-ring"),
+    Cell("ep"),
+    Cell("moe+fsdp"),
     Cell("pp-gpipe", num_microbatches=4),
     Cell("pp-zbv", num_microbatches=4),
     Cell("fsdp+tp", dtype=torch.bfloat16),
@@ -42,7 +48,7 @@ CELLS = [
 
 def isolated(cell: Cell, folder: Path, fault: Fault | None = None) -> Judgement | None:
     """On every rank: the ordinary run for its factor, then the isolated one, judged on rank 0."""
-    shape = replace(SHAPE, tied="pp" not in cell.layout)
+    shape = replace(shape_of(cell, SHAPE), recompute="none")
     known = folder / "reference"
     torch.manual_seed(0)
     total = cell.num_microbatches * LAYOUTS[cell.layout](shape, cell).num_data_ranks
@@ -75,7 +81,7 @@ def trace(plan: Plan, shape: Shape, cell: Cell, total: int) -> None:
     model = Transformer(shape).to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session = Session(plan, model, optimizer, SimulatedRank(), Rules())
-    accumulated(session, model, optimizer, shape, total)
+    accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm)
     session.close()
 
 
@@ -97,7 +103,7 @@ def run_all(folder: Path, cells: list[Cell]) -> dict[str, Any]:
         wrong = isolated(cell, folder / f"{cell.name}-fault", functools.partial(inject, "scaled", FAULTY))
         if clean is not None and wrong is not None:
             spoilt = {c.id.name for c in wrong.comparisons if c.verdict.is_wrong and c.id.kind is Kind.OUTPUT}
-            found[cell.name] = (clean.exit, trouble_in(clean), clean.notes, wrong.findings[0].module, spoilt)
+            found[cell.name] = (clean.exit, Outcome.of(clean).trouble, clean.notes, wrong.findings[0].module, spoilt)
     return found
 
 

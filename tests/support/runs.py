@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from tests.support.gpt import LENGTH, RULES, VOCAB, Gpt
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
-from ttrace.judge.check import check
+from ttrace.judge.check import checked
+from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.mesh import Mesh
@@ -65,8 +67,14 @@ def trace_reference(folder: Path, build: Callable[[], nn.Module], rules: dict[st
 
 def judged(reference: Path, candidate: Path) -> Judgement:
     """Judge a candidate's trace against a reference's and its twins', which lie beside it."""
+    return checked(measured_twins(reference), Trace(candidate))
+
+
+@functools.lru_cache(maxsize=4)
+def measured_twins(reference: Path) -> Twins:
+    """What rounding explains in a reference: measured once for all candidates that are held against it."""
     twins = [Trace(reference / f"twin-{twin}") for twin in range(1, NUM_TWINS + 1)]
-    return check(Trace(reference / "reference"), twins, Trace(candidate))
+    return Twins(Trace(reference / "reference"), twins)
 
 
 def gpt_case(folder: Path, dtype: torch.dtype, seed: int, change: Change | None = None) -> Judgement | None:

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+
+import ttrace
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,60 @@ class FeedForward(nn.Module):
         return out
 
 
+class Experts(nn.Module):
+    """SwiGLU experts as grouped parameters; rows come sorted by expert, `counts` of them to each."""
+
+    def __init__(self, num: int, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Parameter(torch.randn(num, hidden, ffn) * hidden**-0.5) for _ in range(2))
+        self.w2 = nn.Parameter(torch.randn(num, ffn, hidden) * ffn**-0.5)
+
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        weights = zip(*(local(w).unbind() for w in (self.w1, self.w2, self.w3)), strict=True)
+        parts = zip(rows.split(counts.tolist()), weights, strict=True)
+        return torch.cat([(F.silu(x @ w1) * (x @ w3)) @ w2 for x, (w1, w2, w3) in parts])
+
+
+def local(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+Run = Callable[[Experts, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def run_here(experts: Experts, rows: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """All rows pass through all experts of this process."""
+    out: torch.Tensor = experts(ttrace.holds(rows, slots, slots.numel()), counts)
+    return out
+
+
+class MixtureOfExperts(nn.Module):
+    """Every token goes to its two best experts. A slot is a choice of a token: token x 2 + choice."""
+
+    run: Run = staticmethod(run_here)
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.num = s.experts
+        self.router = nn.Linear(s.hidden, s.experts, bias=False)
+        self.experts = Experts(s.experts, s.hidden, s.ffn)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens).softmax(-1).topk(2, -1)
+        slots = chosen.flatten().argsort(stable=True)
+        counts = chosen.flatten().bincount(minlength=self.num)
+        rows = self.run(self.experts, tokens[slots // 2], slots, counts)
+        mixed = torch.zeros_like(tokens).index_add(0, slots // 2, rows * weights.flatten()[slots, None])
+        return mixed.view_as(x)
+
+
 class Block(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
         self.attention_norm, self.ffn_norm = RMSNorm(s.hidden), RMSNorm(s.hidden)
         self.attention = Attention(s)
-        self.feed_forward = FeedForward(s.hidden, s.ffn)
+        self.feed_forward = MixtureOfExperts(s) if s.experts else FeedForward(s.hidden, s.ffn)
         self.selective = s.recompute == "selective"
 
     def forward(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup, _install_threaded_pg
 
-from tests.support.cells import Candidate, accumulated, attached, sharded, tensor_parallel, trace_reference
+from tests.support.candidate import Candidate, Cell, accumulated
+from tests.support.cells import attached, trace_reference
+from tests.support.dense import sharded, tensor_parallel
 from tests.support.runs import NUM_TWINS, judged
 from tests.support.transformer import Shape, Transformer
 from ttrace.capture.plan import Plan
@@ -41,7 +43,7 @@ def run_rank(rank: int, num_ranks: int, tp: int, folder: Path, store: Any) -> No
 
 def main(folder: Path, num_ranks: int, tp: int) -> int:
     for twin in range(NUM_TWINS + 1):
-        trace_reference(folder, SHAPE, torch.float32, num_ranks // tp, twin)
+        trace_reference(folder, SHAPE, num_ranks // tp, twin, Cell("fsdp+tp", num_ranks))
     _install_threaded_pg()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]  # not in the stubs
     store = torch._C._distributed_c10d.HashStore()

@@ -110,3 +110,12 @@ def test_linear_indices_of_long_rows_stay_factored() -> None:
 
 def test_regions_are_values() -> None:
     assert len({Region.whole((4, 6)), Region.whole((4, 6)), Region.flat_of((4, 6), ((0, 24),))}) == 2
+
+
+def test_a_region_within_another_is_what_both_cut() -> None:
+    """Tensor parallelism inside zigzag context parallelism: the DTensor knows only what its own ranks share."""
+    outer = Region((8, 6), (((0, 2), (6, 8)), ((0, 6),)))
+    inner = Region((4, 6), (((1, 4),), ((3, 6),)))
+    full = torch.arange(48).view(8, 6)
+    assert torch.equal(inner.within(outer).take(full), inner.take(outer.take(full)))
+    assert inner.within(outer).shape == (8, 6)

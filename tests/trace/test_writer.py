@@ -150,6 +150,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "num_records": 3,
         "num_steps": 1,
         "grad_factor": 1.0,
+        "splits": {},
         "random": [],
         "problems": [],
         "notes": [],

@@ -21,7 +21,8 @@ def placed(tensor: DTensor) -> Placed:
     """Where this rank's part of a DTensor lies."""
     mesh, placements = tensor.device_mesh, tuple(tensor.placements)
     region = placements_region(tuple(tensor.shape), mesh, placements)
-    return Placed(region, pending_axes(mesh, placements), layout_text(len(tensor.shape), mesh, placements), "DTensor")
+    text = layout_text(len(tensor.shape), mesh, placements)
+    return Placed(region, pending_axes(mesh, placements), text, "DTensor", frozenset(axis_names(mesh)))
 
 
 def placements_region(shape: Shape, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Region:

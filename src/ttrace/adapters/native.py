@@ -6,7 +6,6 @@ their own and what they divide gradients by, pipeline stages their microbatches.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from ttrace.adapters.transformers import Models
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
-DATA_AXIS, PIPELINE_AXIS = "dp", "pp"
-"""The axes that are taken for data and pipeline parallelism where nothing says otherwise."""
+DATA_AXIS, PIPELINE_AXIS, CONTEXT_AXIS = "dp", "pp", "cp"
+"""The axes that are taken for data, pipeline and context parallelism where nothing says otherwise."""
 
 
 class Native:
@@ -62,7 +61,7 @@ class Native:
         meshes = _fsdp_meshes(self.chunks)
         if meshes:
             # Experts may be sharded over fewer ranks than have data of their own.
-            widest = dtensor.axis_names(max(meshes, key=lambda mesh: mesh.size()))
+            widest = set(dtensor.axis_names(max(meshes, key=lambda mesh: mesh.size()))) - {CONTEXT_AXIS}
             return tuple(axis for axis in self.mesh.sizes if axis in widest)
         return (DATA_AXIS,) if DATA_AXIS in self.mesh.sizes else ()
 
@@ -81,13 +80,12 @@ class Native:
 
     @cached_property
     def grad_factor(self) -> float:
-        """FSDP2 and DDP divide by the number of ranks that have data of their own; hand-written code must say so."""
+        """FSDP2 and DDP divide by the number of ranks that they reduce over; hand-written code must say so."""
         ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
         if ddp is not None:
             return 1.0 / dist.get_world_size(ddp.process_group)
-        if _fsdp_meshes(self.chunks):
-            return 1.0 / math.prod(self.mesh.sizes[axis] for axis in self.data_axes)
-        return 1.0
+        meshes = _fsdp_meshes(self.chunks)
+        return 1.0 / max(mesh.size() for mesh in meshes) if meshes else 1.0
 
     def listen(self, listener: Listener) -> None:
         if self.mesh.num_ranks > 1:

@@ -18,6 +18,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from ttrace.tensors.holds import Held
 from ttrace.tensors.ids import ROOT, Kind
 
 
@@ -48,6 +49,8 @@ class Call:
     """Whether a module inside this call already had floating-point numbers."""
     num_choices: int = 0
     """How often numbers decided in this call so far."""
+    held: Held | None = None
+    """What an input said that it holds: outputs and gradients with as many rows hold the same."""
 
     def is_entry(self, kind: Kind) -> bool:
         """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""

@@ -1,5 +1,4 @@
-"""This module overhears the torch functions that no hook sees: where backward starts, how gradients are clipped, and
-where numbers decide.
+"""This module overhears the torch functions that no hook sees: backward, clipping, context_parallel, and choices.
 
 The functions are replaced while a step runs and put back after it. Ranks may be threads of one process, so each thread
 has a listener of its own.
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.nn.utils import clip_grad
 
 
@@ -34,6 +35,9 @@ class Listener(Protocol):
     def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
         """Along the last dim of the scores, these indices were chosen; a returned tensor is what is chosen instead."""
 
+    def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
+        """A sequence of this size was dealt out over a mesh; of each sample (a row) this rank holds these indices."""
+
 
 _lock = threading.Lock()
 _listeners: dict[int, Listener] = {}
@@ -42,6 +46,7 @@ _total_norm: Callable[..., torch.Tensor] = clip_grad._get_total_norm
 _clip: Callable[..., None] = clip_grad._clip_grads_with_norm_
 _topk, _argmax = torch.topk, torch.argmax
 _CHOOSERS: tuple[Any, ...] = (torch, torch.Tensor)
+_shards: Callable[..., list[Any]] = _attention._context_parallel_buffers
 
 
 @contextmanager
@@ -64,7 +69,8 @@ def overheard(listener: Listener) -> Iterator[None]:
 def _replace() -> None:
     torch.autograd.backward = _told_backward  # Tensor.backward looks it up here
     clip_grad._get_total_norm = _told_norm  # and clip_grad_norm_ these, whoever imported it by name
-    clip_grad._clip_grads_with_norm_ = _told_clip  # type: ignore[assignment]  # the rest is passed on
+    clip_grad._clip_grads_with_norm_ = _told_clip  # type: ignore[assignment]  # what else it takes is passed on
+    _attention._context_parallel_buffers = _told_shards  # type: ignore[assignment]  # and context_parallel this
     for owner in _CHOOSERS:
         owner.topk, owner.argmax = _told_topk, _told_argmax
 
@@ -73,6 +79,7 @@ def _put_back() -> None:
     torch.autograd.backward = _backward
     clip_grad._get_total_norm = _total_norm
     clip_grad._clip_grads_with_norm_ = _clip
+    _attention._context_parallel_buffers = _shards
     torch.topk, torch.argmax = _topk, _argmax
     # A tensor inherits its methods; the functions above would be none.
     del torch.Tensor.topk, torch.Tensor.argmax
@@ -126,3 +133,14 @@ def _instead(scores: torch.Tensor, own: torch.Tensor, dim: int) -> torch.Tensor 
     listener = _listener()
     is_last = dim in (-1, scores.ndim - 1)
     return listener.hears_choice(scores, own) if listener is not None and is_last else None
+
+
+def _told_shards(mesh: DeviceMesh, buffers: list[Any], dims: list[int], load_balancer: Any = None) -> list[Any]:
+    """Deal out the numbers of the tokens as well: they say in which order the tokens are dealt."""
+    listener = _listener()
+    for buffer, dim in zip(buffers, dims, strict=False) if listener is not None else ():
+        if isinstance(buffer, torch.Tensor):
+            num_samples, size = buffer.shape[0] if dim else 1, buffer.shape[dim]
+            index = torch.arange(size, device=buffer.device).expand(num_samples, size)
+            listener.hears_cut(mesh, size, _shards(mesh, [index], [1], load_balancer)[0])  # type: ignore[union-attr]
+    return _shards(mesh, buffers, dims, load_balancer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,15 +12,21 @@ import torch
 from ttrace.adapters.adapter import Adapter
 from ttrace.errors import LayoutError
 from ttrace.layouts.infer import inferred
-from ttrace.layouts.layout import Layout
+from ttrace.layouts.layout import Cut, Layout
 from ttrace.layouts.placed import INFERRED, Placed
 from ttrace.layouts.rules import Rule, Rules
-from ttrace.tensors.ids import Site, TensorId
+from ttrace.layouts.splits import Split
+from ttrace.tensors.holds import Held, held_by
+from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.format import Record
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Distribution
+
+HOLDS = "ttrace.holds"
+CONTEXT_PARALLEL = "context_parallel"
+"""Who says that a rank's loss is only its own tokens' part."""
 
 
 class Reference:
@@ -75,6 +82,18 @@ class Placing:
         self._rules = rules
         self._reference = reference
         self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: num_microbatches}
+        self.splits: dict[str, Split] = {}
+        """The axes of which a framework stated how they cut activations."""
+
+    def state(self, cut: Cut) -> None:
+        """A framework says that an axis cuts activations, and how."""
+        if cut.axis not in self._adapter.mesh.sizes:
+            raise LayoutError(
+                f"context_parallel cuts along axis {cut.axis}, which mesh {str(self._adapter.mesh)!r} does not have. "
+                "Give attach(mesh=...) the mesh of all ranks."
+            )
+        if self.splits.setdefault(cut.axis, cut.split) != cut.split:
+            raise LayoutError(f"axis {cut.axis} cuts some sequences {self.splits[cut.axis]}, others {cut.split}.")
 
     def runs_together(self, site: Site) -> bool:
         """Whether this site's microbatches are parts of one tensor, rather than tensors of their own."""
@@ -88,15 +107,24 @@ class Placing:
         """Whether any rule names this axis."""
         return any(axis in rule.layout.axes for rule in self._rules.rules)
 
-    def placed(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed | None:
-        """Where a tensor lies; None if nobody says."""
+    def placed(
+        self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: Held | None = None
+    ) -> Placed | None:
+        """Where a tensor lies; None if nobody says. `held` is what its call's input said that it holds."""
         stated = self._adapter.placed(tensor)
         if stated is not None:
-            return stated
+            return self._among_all(tensor_id, stated)
         local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        own = held_by(tensor)
+        if own is not None:
+            return Placed(own.region(local), by=HOLDS)
         rule = self._rules.decide(tensor_id.site) or self._adapter.rule(tensor_id.site)
         if rule is not None:
             return self._by_rule(tensor_id, rule, local, shape, microbatch)
+        if held is not None and held.fits(local):
+            return Placed(held.region(local), by=f"{HOLDS} of the input")
+        if tensor_id.kind is Kind.LOSS and self.splits:
+            return Placed(Region.whole(local), tuple(self.splits), by=CONTEXT_PARALLEL)
         cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
         if all(axis in self._adapter.distributing_axes for axis in cutting):
             return Placed(Region.whole(local), by="no axis of this mesh cuts tensors" if cutting else "single rank")
@@ -120,11 +148,38 @@ class Placing:
         local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
         if shape is None:
             return Placed(Region.whole(local), by="unknown to the reference")
-        layout = inferred(shape, [(self._adapter.coord, local)], self._sizes)
+        splits = {} if tensor_id.kind.is_of_param else self.splits
+        sizes = self._sizes if tensor_id.kind.is_of_param else self._cutting_sizes
+        layout = inferred(shape, [(self._adapter.coord, local)], sizes, splits)
         if layout is None:
             return None
-        region = layout.region(shape, self._sizes, self._adapter.coord)
+        region = layout.region(shape, sizes, self._adapter.coord)
         return Placed(region, (), str(layout), INFERRED)
+
+    @property
+    def _cutting_sizes(self) -> dict[str, int]:
+        """Without the axes along which ranks have microbatches or modules of their own, unless a rule names them."""
+        own = {axis for axis in self._adapter.distributing_axes if not self.cuts(axis)}
+        return {axis: size for axis, size in self._sizes.items() if axis not in own}
+
+    def _among_all(self, tensor_id: TensorId, stated: Placed) -> Placed:
+        """Where a tensor lies if axes that its own word cannot speak of cut it too, as cp does outside of tp."""
+        mesh, shape = self._adapter.mesh, self._reference.shape(tensor_id)
+        if stated.axes is None or stated.axes >= mesh.sizes.keys() or shape is None:
+            return stated
+        others = {axis: size for axis, size in self._cutting_sizes.items() if axis not in stated.axes}
+        if tensor_id.kind is Kind.LOSS:
+            summed = tuple(axis for axis in self.splits if axis in others)
+            return replace(stated, pending=(*stated.pending, *summed))
+        inner = stated.region
+        if shape == inner.shape or tensor_id.kind.is_of_param:
+            return stated
+        layout = inferred(shape, [(self._adapter.coord, inner.shape)], others, self.splits)
+        if layout is None:
+            return stated
+        text = _joined(layout, stated.layout)
+        region = inner.within(layout.region(shape, others, self._adapter.coord))
+        return Placed(region, stated.pending, text, f"{stated.by}, and {INFERRED}")
 
     def _by_rule(self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int) -> Placed:
         where: Mapping[str, int] = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}
@@ -136,6 +191,13 @@ class Placing:
         if len(logical) != len(local) or layout.local_shape(logical, self._sizes, where) != local:
             raise LayoutError(_misfit(tensor_id, rule, local, logical, self._sizes))
         return Placed(layout.region(logical, self._sizes, where), layout.pending, str(rule.layout), str(rule))
+
+
+def _joined(outer: Layout, inner: str) -> str:
+    """A layout in words, of which each dim is cut further as another says."""
+    words = inner.split()
+    dims = [f"{dim}{word.removeprefix(dim.name)}" for dim, word in zip(outer.dims, words, strict=False)]
+    return " ".join([*dims, *words[len(dims) :]])
 
 
 def _misfit(tensor_id: TensorId, rule: Rule, local: Shape, logical: Shape, sizes: Mapping[str, int]) -> str:

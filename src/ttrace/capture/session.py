@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from ttrace.adapters.adapter import Adapter
+from ttrace.adapters.context import cut_of
 from ttrace.capture import names
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
@@ -33,6 +35,7 @@ from ttrace.capture.rewriter import Perturb
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rules
+from ttrace.tensors.holds import Held, held_by
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
 from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Manifest
@@ -154,6 +157,7 @@ class Session:
             end = End(
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,
+                splits={axis: str(split) for axis, split in self._placing.splits.items()},
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._silent, *(self._isolate.notes() if self._isolate else ())),
             )
@@ -174,8 +178,12 @@ class Session:
         if call.name == ROOT and not self._is_models_own(kind):
             return None
         tensor_id = self._id(Site(call.name, kind, slot), call.microbatch, step=call.step, call=call.number)
+        is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
+        if is_input:
+            call.held = call.held or held_by(tensor)
+        held = None if is_input else call.held
         values = self._isolate.distribution(tensor_id) if self._isolate else None
-        return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind), values=values)
+        return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind), values=values, held=held)
 
     # The adapter tells:
 
@@ -232,6 +240,13 @@ class Session:
         if self._decisions is None or type(chosen) is not torch.Tensor:
             return None
         return self._decisions.replayed(choice, chosen, self._placing.placed(choice, chosen, call.microbatch))
+
+    def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
+        """context_parallel deals out a sequence."""
+        try:
+            self._placing.state(cut_of(mesh, size, held))
+        except TTraceError as error:
+            self._recorder.keep(str(error))
 
     def _is_models_own(self, kind: Kind) -> bool:
         """Whether what enters or leaves the outermost module enters or leaves the whole model: not between stages."""
@@ -300,11 +315,12 @@ class Session:
         values: Distribution | None = None,
         stated: Placed | None = None,
         fallback: Placed | None = None,
+        held: Held | None = None,
     ) -> torch.Tensor | None:
         if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
             tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
         try:
-            placed = stated or self._placing.placed(tensor_id, tensor, microbatch) or fallback
+            placed = stated or self._placing.placed(tensor_id, tensor, microbatch, held) or fallback
         except TTraceError as error:
             self._recorder.keep(str(error))
             placed = None

@@ -31,7 +31,13 @@ def check(
     progress: Progress | None = None,
 ) -> Judgement:
     """Judge every tensor that either side recorded."""
-    comparer = Comparer(reference, Twins(reference, twins, margin), candidate)
+    return checked(Twins(reference, twins, margin), candidate, progress=progress)
+
+
+def checked(rounding: Twins, candidate: Trace, *, progress: Progress | None = None) -> Judgement:
+    """The same with a reference whose twins were measured before: many candidates may share one."""
+    reference, twins = rounding.reference, rounding.twins
+    comparer = Comparer(reference, rounding, candidate)
     # In the reference's order of appearance; what only the candidate has follows. Whether the reference recomputes is
     # its own affair.
     ids = list(dict.fromkeys([*(t for t in reference.shards if not t.kind.is_recompute), *candidate.shards]))
@@ -140,5 +146,5 @@ def _excused_notes(comparisons: list[Comparison]) -> Iterator[str]:
 
 
 def _inferred_note(comparisons: list[Comparison]) -> list[str]:
-    count = sum(comparison.by == INFERRED for comparison in comparisons)
+    count = sum(comparison.by.endswith(INFERRED) for comparison in comparisons)
     return [f"{count} of {len(comparisons)} layouts were inferred from shapes"] if count else []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ttrace.layouts.infer import inferred
+from ttrace.layouts.infer import Splits, inferred
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.coverage import Coverage, coverage
 from ttrace.tensors.ids import TensorId
@@ -65,7 +65,8 @@ class Logical:
         `shape` is the reference's, against which a layout may be inferred.
         """
         # Without the virtual axis of microbatches: only a stated layout makes several of them one tensor.
-        placed = _placed(trace.shards.get(tensor_id, []), shape, trace.mesh.sizes)
+        splits = {} if tensor_id.kind.is_of_param else trace.splits
+        placed = _placed(trace.shards.get(tensor_id, []), shape, trace.mesh.sizes, splits)
         if not placed:
             return None
         grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
@@ -145,13 +146,15 @@ def _piece_stats(
     return total
 
 
-def _placed(shards: Sequence[Shard], shape: Shape | None, sizes: Sizes) -> list[Shard] | None:
+def _placed(shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: Splits) -> list[Shard] | None:
     """The shards, with a layout inferred for those that came without one."""
     if all(shard.record.region is not None for shard in shards):
         return list(shards)
     if shape is None:
         return None
-    layout = inferred(shape, [(shard.coord, shard.record.shape) for shard in shards], sizes)
+    # An axis along which nobody else holds a part cannot be what cuts: ranks have microbatches or modules of their own.
+    cutting = {axis: size for axis, size in sizes.items() if len({shard.coord[axis] for shard in shards}) > 1}
+    layout = inferred(shape, [(shard.coord, shard.record.shape) for shard in shards], cutting, splits)
     if layout is None:
         return None
     return [

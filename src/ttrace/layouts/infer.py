@@ -1,7 +1,8 @@
 """This module finds the layout that nobody stated, if exactly one explains what all ranks hold.
 
-Only plain blocks are inferred. Pending sums and orderings never are: a missing all-reduce looks exactly like a
-pending sum. A wrong inference is checked like any other layout, so it can fail but not pass silently.
+Pending sums and orderings are never inferred: a missing all-reduce looks exactly like a pending sum. An axis cuts in
+blocks, unless a framework stated how it cuts. A wrong inference is checked like any other layout, so it can fail but
+not pass silently.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from ttrace.layouts.layout import Cut, Dim, Layout
+from ttrace.layouts.splits import BLOCK, Split
 from ttrace.tensors.coverage import coverage
 from ttrace.tensors.mesh import Coord
 from ttrace.tensors.region import Region, Shape
 
 Held = Sequence[tuple[Coord, Shape]]
 """The local shape that each rank was seen to hold."""
+Splits = Mapping[str, Split]
+"""The axes of which a framework stated how they cut."""
+_NONE: Splits = {}
 
 
-def inferred(shape: Shape, held: Held, sizes: Mapping[str, int]) -> Layout | None:
+def inferred(shape: Shape, held: Held, sizes: Mapping[str, int], splits: Splits = _NONE) -> Layout | None:
     """The one layout without pending sums that gives every rank the shape it holds, or None.
 
     Layouts that give every rank the same region are one: axes of several factorisations may lie alike. And where one
-    layout holds all of the tensor, those that leave gaps explain nothing: an axis on which all ranks sit alike.
+    layout holds all of the tensor, those that leave gaps explain nothing: an axis on which all ranks sit alike. Of what
+    is left, the one that cuts along all axes with a stated split: those are known to cut something.
     """
     if not held or any(len(local) != len(shape) for _, local in held):
         return None
@@ -33,10 +39,14 @@ def inferred(shape: Shape, held: Held, sizes: Mapping[str, int]) -> Layout | Non
         used = [axis for dim in cuts for axis in dim]
         if len(used) != len(set(used)):
             continue
-        dims = tuple(Dim(f"d{i}", tuple(Cut(axis) for axis in dim)) for i, dim in enumerate(cuts))
+        dims = tuple(
+            Dim(f"d{i}", tuple(Cut(axis, splits.get(axis, BLOCK)) for axis in dim)) for i, dim in enumerate(cuts)
+        )
         layout = Layout(dims)
         if all(layout.local_shape(shape, sizes, coord) == local for coord, local in held):
             fitting.append(layout)
+    if len(fitting) > 1 and splits:
+        fitting = [layout for layout in fitting if splits.keys() <= layout.axes]
     return fitting[0] if len(fitting) == 1 else _distinct(fitting, shape, [coord for coord, _ in held], sizes)
 
 

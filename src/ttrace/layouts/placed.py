@@ -18,3 +18,5 @@ class Placed:
     pending: tuple[str, ...] = ()
     layout: str = ""
     by: str = ""
+    axes: frozenset[str] | None = None
+    """The axes that whoever decided could speak of; None: all. A DTensor knows nothing beyond its own mesh."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region
 
 
@@ -56,8 +57,7 @@ def _count(distinct: list[Region]) -> Coverage:
 def _add(holders: torch.Tensor, dims: tuple[tuple[tuple[int, int], ...], ...], cells: list[dict[int, int]]) -> None:
     index = []
     for dim, ranges in enumerate(dims):
-        spans = [torch.arange(cells[dim][start], cells[dim][stop]) for start, stop in ranges]
-        index.append(torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64))
+        index.append(rg.indices(tuple((cells[dim][start], cells[dim][stop]) for start, stop in ranges)))
     if all(part.numel() for part in index):
         grid = tuple(part.view(*(-1 if d == dim else 1 for d in range(len(index)))) for dim, part in enumerate(index))
         holders[grid] += 1

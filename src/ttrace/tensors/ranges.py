@@ -75,8 +75,13 @@ def positions(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
 
 def indices(ranges: Ranges) -> torch.Tensor:
     """All indices in order, as int64."""
-    parts = [torch.arange(start, stop) for start, stop in ranges]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    if len(ranges) == 1:
+        return torch.arange(*ranges[0])
+    starts, stops = torch.tensor(ranges, dtype=torch.int64).view(-1, 2).unbind(1)
+    lengths = stops - starts
+    # Each index is its place in the whole list, moved to where its range starts.
+    moved = starts - (lengths.cumsum(0) - lengths)
+    return torch.arange(int(lengths.sum())) + moved.repeat_interleave(lengths)
 
 
 def from_indices(index: torch.Tensor) -> Ranges:

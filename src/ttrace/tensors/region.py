@@ -44,11 +44,11 @@ class Region:
         """Ranges of the flattened logical tensor."""
         return cls(shape, cls.whole(shape).dims, rg.merged(flat))
 
-    @property
+    @cached_property
     def box_shape(self) -> Shape:
         return tuple(rg.length(ranges) for ranges in self.dims)
 
-    @property
+    @cached_property
     def local_shape(self) -> Shape:
         return self.box_shape if self.flat is None else (rg.length(self.flat),)
 
@@ -77,6 +77,12 @@ class Region:
         """Write this region's part into the logical tensor."""
         for ours, theirs in self.overlaps(Region.whole(self.shape)):
             theirs.assign(full, ours.of(local))
+
+    def within(self, outer: Region) -> Region:
+        """This region of what `outer` holds, as a region of what `outer` is part of; neither is flat."""
+        assert self.flat is outer.flat is None
+        assert self.shape == outer.local_shape
+        return Region(outer.shape, tuple(rg.select(a, b) for a, b in zip(outer.dims, self.dims, strict=True)))
 
     def overlaps(self, other: Region) -> Iterator[tuple[Part, Part]]:
         """The elements both hold, as pairs of equally shaped parts of the two local tensors."""
@@ -173,7 +179,7 @@ def _gathered(box: Box, side: int, runs: list[list[tuple[int, int, int]]]) -> Pa
     num_dims = len(runs)
     cut = []
     for dim, dim_runs in enumerate(runs):
-        index = torch.cat([torch.arange(run[side], run[side] + run[2]) for run in dim_runs])
+        index = rg.indices(tuple((run[side], run[side] + run[2]) for run in dim_runs))
         cut.append(index.view(*(-1 if d == dim else 1 for d in range(num_dims))))
     return Part(box, tuple(cut))
 

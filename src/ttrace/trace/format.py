@@ -95,6 +95,8 @@ class End(BaseModel):
     """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
     random: tuple[str, ...] = ()
     """The innermost modules that drew random numbers."""
+    splits: dict[str, str] = {}
+    """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

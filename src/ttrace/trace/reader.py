@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.trace.format import (
@@ -153,6 +154,12 @@ class Trace:
     def random(self) -> tuple[str, ...]:
         """The innermost modules that drew random numbers, on any rank."""
         return tuple(dict.fromkeys(name for rank in self.ranks if rank.end for name in rank.end.random))
+
+    @cached_property
+    def splits(self) -> dict[str, Split]:
+        """How axes cut activations, where a framework said so while it ran."""
+        stated = {axis: text for rank in self.ranks if rank.end for axis, text in rank.end.splits.items()}
+        return {axis: Split.parse(text) for axis, text in stated.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:

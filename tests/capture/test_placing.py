@@ -1,0 +1,85 @@
+"""A live tensor lies where it says, where a framework says, or where a rule says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from tests.support.runs import SimulatedRank
+from tests.support.traces import TraceBuilder
+from ttrace.capture.placing import Placing, Reference
+from ttrace.errors import LayoutError
+from ttrace.layouts.layout import Cut
+from ttrace.layouts.placed import INFERRED
+from ttrace.layouts.rules import Rules
+from ttrace.layouts.splits import Split
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.mesh import Mesh
+
+OUTPUT, LOSS = TensorId.parse("0/0/inner/output"), TensorId.parse("0/0/./loss")
+
+
+def placing(folder: Path, rules: dict[str, str] | None = None) -> Placing:
+    """Rank 3 of cp=2 tp=2, with a reference whose output has 8 tokens of 4 numbers."""
+    reference = TraceBuilder(folder / "reference", role="reference")
+    reference.spread(str(OUTPUT), torch.zeros(2, 8, 4))
+    reference.spread(str(LOSS), torch.zeros(()))
+    reference.close()
+    adapter = SimulatedRank(Mesh.of(cp=2, tp=2), 3)
+    return Placing(adapter, Rules.of(rules), Reference(folder / "reference"), 1)
+
+
+def along_tp(local: torch.Tensor, placement: Placement) -> DTensor:
+    mesh = DeviceMesh("cpu", torch.tensor([2, 3]), mesh_dim_names=("tp",), _init_backend=False, _rank=3)
+    return DTensor.from_local(local, mesh, [placement], run_check=False)
+
+
+def test_a_dtensor_is_placed_among_the_axes_beyond_its_own_mesh(tmp_path: Path) -> None:
+    found = placing(tmp_path)
+    found.state(Cut("cp", Split("zigzag")))
+    placed = found.placed(OUTPUT, along_tp(torch.zeros(2, 4, 2), Shard(2)))
+    assert placed is not None
+    assert placed.region.shape == (2, 8, 4)
+    assert placed.region.dims == (((0, 2),), ((2, 6),), ((2, 4),))
+    assert placed.layout == "d0 d1/cp:zigzag d2/tp"
+    assert placed.by == f"DTensor, and {INFERRED}"
+
+
+def test_a_dtensor_of_the_references_shape_is_left_alone(tmp_path: Path) -> None:
+    placed = placing(tmp_path).placed(OUTPUT, along_tp(torch.zeros(2, 8, 2), Shard(2)))
+    assert placed is not None
+    assert (placed.by, placed.layout) == ("DTensor", "d0 d1 d2/tp")
+
+
+@pytest.mark.parametrize("is_dtensor", [False, True])
+def test_where_context_parallel_cuts_the_loss_is_a_summand(tmp_path: Path, is_dtensor: bool) -> None:
+    found = placing(tmp_path)
+    loss = along_tp(torch.zeros(()), Replicate()) if is_dtensor else torch.zeros(())
+    before = found.placed(LOSS, loss)
+    assert before is None or before.pending == ()
+    found.state(Cut("cp", Split()))
+    placed = found.placed(LOSS, loss)
+    assert placed is not None
+    assert placed.pending == ("cp",)
+
+
+def test_a_rule_knows_better_of_the_loss(tmp_path: Path) -> None:
+    found = placing(tmp_path, {"./loss": ""})
+    found.state(Cut("cp", Split()))
+    placed = found.placed(LOSS, torch.zeros(()))
+    assert placed is not None
+    assert placed.pending == ()
+
+
+def test_an_axis_cuts_in_one_order_and_lies_on_the_mesh(tmp_path: Path) -> None:
+    found = placing(tmp_path)
+    found.state(Cut("cp", Split("zigzag")))
+    found.state(Cut("cp", Split("zigzag")))
+    with pytest.raises(LayoutError, match="axis cp cuts some sequences zigzag, others block"):
+        found.state(Cut("cp", Split()))
+    with pytest.raises(LayoutError, match="along axis ring, which mesh 'cp=2 tp=2' does not have"):
+        found.state(Cut("ring", Split()))
