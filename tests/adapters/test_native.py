@@ -34,5 +34,5 @@ def test_a_mesh_of_fewer_ranks_is_left_out() -> None:
 
 
 def test_meshes_that_name_an_axis_differently_are_refused() -> None:
-    with pytest.raises(CaptureError, match="device meshes that do not go together: .*axis tp lies differently"):
+    with pytest.raises(CaptureError, match=r"device meshes that do not go together: .*axis tp lies differently"):
         _found([lying_on(((4, 2), ("dp", "tp")), ((2, 4), ("cp", "tp")))], None, 8)
