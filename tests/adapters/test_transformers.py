@@ -25,7 +25,7 @@ from tests.support.ranks import on_ranks
 from ttrace.judge.verdict import Exit, Verdict
 from ttrace.layouts.placed import INFERRED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parent.parent.parent
 MOES = ("qwen3_moe", "deepseek_v3")
@@ -184,9 +184,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Three launches: all references, then all candidates of two ranks and of four."""
     folder = tmp_path_factory.mktemp("transformers")
     cases = [*CLEAN, *CLEAN_ON_4, *DIVIDED_TWICE, REPLICATED, ACCUMULATED, FORGOTTEN, *(case for case, *_ in FAULTS)]
-    on_ranks(1, trace_references, folder, cases)
-    two: Results = on_ranks(2, on_two_ranks, folder, timeout=600)[0]
-    four: Results = on_ranks(4, on_four_ranks, folder)[0]
+    on_ranks(1, trace_references, folder, cases, timeout=600)
+    two: Results = on_ranks(2, on_two_ranks, folder, timeout=900)[0]
+    four: Results = on_ranks(4, on_four_ranks, folder, timeout=600)[0]
     return two | four
 
 

@@ -145,11 +145,13 @@ class Models:
     def values(self, site: Site, tensor: torch.Tensor, coord: Coord) -> torch.Tensor:
         """The values as they count in the sum that the rule for this site states."""
         style = self._styles.get(site.name)
+        if style is None or TP_AXIS not in coord:
+            return tensor
         if self._is_masked and (style, site.kind, site.slot) in _CHOSEN_EXPERTS:
             # By their number in the model, and zero where another rank has them.
             num_local = next(iter(self._experts.values())).num_experts
             return torch.where(tensor < num_local, tensor + coord[TP_AXIS] * num_local, 0)
-        if style == "mla_kv_a_proj" and site.kind is Kind.GRAD_OUTPUT and coord.get(TP_AXIS, 0) > 0:
+        if style == "mla_kv_a_proj" and site.kind is Kind.GRAD_OUTPUT and coord[TP_AXIS] > 0:
             # The part that rotates is a sum, the rest is whole on every rank and counts once.
             rotated = self._modules[site.name].config.qk_rope_head_dim
             return torch.cat([torch.zeros_like(tensor[..., :-rotated]), tensor[..., -rotated:]], dim=-1)
