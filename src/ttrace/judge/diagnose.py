@@ -8,80 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from ttrace.judge.factor import factor_to_come
-from ttrace.judge.logical import Logical, Piece, compared, measured
-from ttrace.judge.tolerance import replica_tolerance
+from ttrace.judge import patterns
+from ttrace.judge.evidence import FAR, NEAR, Evidence
+from ttrace.judge.logical import Logical, Piece, compared
 from ttrace.judge.verdict import Cause, Comparison, Verdict
-from ttrace.tensors.mesh import Mesh
+from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Shard, Trace
-from ttrace.values.stats import Stats
-
-_NEAR = 2.0
-"""An explanation leaves an error of at most so many tolerances,"""
-_FAR = 0.1
-"""and at most this part of the error that it explains."""
-
 
 MISSING_ALL_REDUCE = "missing all-reduce"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A wrong comparison with both sides' shards at hand."""
-
-    comparison: Comparison
-    reference: Logical
-    candidate: Logical
-    mesh: Mesh
-    sizes: Mapping[str, int]
-    factor: float
-    """What the candidate's reduction still applies."""
-
-    @property
-    def tolerance(self) -> float:
-        return self.comparison.tolerance.value if self.comparison.tolerance else 0.0
-
-    @property
-    def replica_tolerance(self) -> float:
-        tolerance = self.comparison.tolerance
-        return replica_tolerance(self.comparison.id.kind, tolerance) if tolerance else 0.0
-
-    @property
-    def stats(self) -> Stats:
-        return self.comparison.stats
-
-    def error_of(self, candidate: Logical, factor: float = 1.0) -> float:
-        return measured(self.reference, candidate, factor=self.factor * factor)[0].error
-
-    def is_explained(self, rest: float) -> bool:
-        """Whether so little is left of a conflict that the explanation holds."""
-        return rest <= min(_NEAR * self.tolerance, _FAR * self.comparison.replica_error)
 
 
 def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
     """Why this tensor probably is wrong."""
     if comparison.id.kind.is_recompute:
         return Cause("recompute", "recomputation gives other values than the first forward did")
-    evidence = _evidence(comparison, reference, candidate)
+    evidence = Evidence.of(comparison, reference, candidate)
     if evidence is not None:
         for test in _TESTS:
             found = test(evidence)
             if found is not None:
                 return found
     return Cause("unexplained", "no known pattern explains the difference")
-
-
-def _evidence(comparison: Comparison, reference: Trace, candidate: Trace) -> Evidence | None:
-    a = Logical.found(reference, comparison.id)
-    b = Logical.found(candidate, comparison.id, a.shape if a else None)
-    if a is None or b is None:
-        return None
-    factor = factor_to_come(comparison.id, reference, candidate)
-    return Evidence(comparison, a, b, candidate.mesh, candidate.sizes, factor)
 
 
 def _not_finite(e: Evidence) -> Cause | None:
@@ -98,6 +49,8 @@ def _zeros(e: Evidence) -> Cause | None:
     # Of replicas that differ only the first was measured.
     if e.stats.bb != 0.0 or e.stats.aa == 0.0 or e.comparison.verdict is not Verdict.FAIL:
         return None
+    if e.comparison.id.kind is Kind.UPDATE:
+        return Cause("not updated", "the optimizer left this parameter as it was")
     return Cause("zeros", "the candidate is zero everywhere")
 
 
@@ -136,6 +89,24 @@ def _missing_average(e: Evidence) -> Cause | None:
     return None
 
 
+def _wrong_group(e: Evidence) -> Cause | None:
+    """Replicas along one axis differ, and their sum is the reference times the size of another."""
+    if e.comparison.verdict is not Verdict.CONFLICT:
+        return None
+    for axis in _axes_of_conflict(e):
+        summed = _summed_over(e, axis)
+        for other, size in e.mesh.sizes.items():
+            error = e.error_of(summed, 1 / size) if other != axis and size > 1 else math.inf
+            if e.is_explained(error):
+                return Cause(
+                    "wrong group",
+                    f"summed over {other} instead of {axis}",
+                    axis,
+                    (f"the sum over {axis}={e.sizes[axis]} is {size} x the reference to {error:.1e}",),
+                )
+    return None
+
+
 def _missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
     """Replicas sum to the reference, but for a row that each of them added: a bias, added before summing."""
     if e.comparison.verdict is not Verdict.CONFLICT or len(e.reference.shape) < 2 or len(e.reference.pieces) != 1:
@@ -157,13 +128,28 @@ def _missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
     return None
 
 
+def _gradient_norm(e: Evidence) -> Cause | None:
+    """A wrong norm of right gradients: shared gradients counted several times, or shards left out."""
+    kind, ratio = e.comparison.id.kind, e.stats.scale
+    if kind not in (Kind.GRAD_NORM, Kind.CLIP) or not math.isfinite(ratio) or ratio <= 0.0:
+        return None
+    square = ratio**2 if kind is Kind.GRAD_NORM else ratio**-2
+    axes, words = _explained(square, e.sizes)
+    return Cause(
+        "gradient norm",
+        f"the gradients are right, but their norm is {ratio if kind is Kind.GRAD_NORM else 1 / ratio:.4g} x the "
+        f"reference's{f'; its square is{words[1:]}' if words else ''}",
+        axes[0] if len(axes) == 1 else None,
+    )
+
+
 def _constant_factor(e: Evidence) -> Cause | None:
     """The candidate is the reference times one number."""
     s = e.stats
     if s.aa == 0.0 or not math.isfinite(s.scale) or e.comparison.verdict is not Verdict.FAIL:
         return None
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
-    if rest > min(_NEAR * e.tolerance * max(abs(s.scale), 1.0), _FAR * abs(s.scale), _FAR * s.error):
+    if rest > min(NEAR * e.tolerance * max(abs(s.scale), 1.0), FAR * abs(s.scale), FAR * s.error):
         return None
     axes, words = _explained(s.scale, _sizes_around(e))
     if not axes:
@@ -185,7 +171,7 @@ def _some_ranks(e: Evidence) -> Cause | None:
     wrong = [part for part in e.comparison.parts if part.error > e.tolerance]
     right = [part for part in e.comparison.parts if part.error <= e.tolerance]
     # Just above and just below the tolerance are much the same.
-    if not wrong or not right or max(p.error for p in right) > _FAR * min(p.error for p in wrong):
+    if not wrong or not right or max(p.error for p in right) > FAR * min(p.error for p in wrong):
         return None
     ranks = sorted({rank for part in wrong for rank in part.ranks})
     return Cause(
@@ -225,8 +211,15 @@ _TESTS = (
     _zeros,
     _missing_all_reduce,
     _missing_average,
+    _wrong_group,
     _missing_all_reduce_before_bias,
+    _gradient_norm,
     _constant_factor,
+    patterns.other_tensors,
+    patterns.moved,
+    patterns.transposed,
+    patterns.some_rows,
+    patterns.weaker_dtype,
     _some_ranks,
     _replicas_differ,
 )

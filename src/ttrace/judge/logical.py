@@ -88,6 +88,10 @@ class Logical:
     def coverage(self) -> Coverage:
         return coverage(piece.region for piece in self.pieces)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pieces[0].summands[0][0].record.dtype
+
     def tensor(self) -> torch.Tensor:
         """All pieces put together: for small tensors only."""
         parts = [(piece.region, piece.tensor()) for piece in self.pieces]

@@ -1,0 +1,73 @@
+"""This module holds what is known of a wrong tensor when its cause is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ttrace.judge.factor import factor_to_come
+from ttrace.judge.logical import Logical, measured
+from ttrace.judge.tolerance import replica_tolerance
+from ttrace.judge.verdict import Comparison
+from ttrace.tensors.mesh import Mesh
+from ttrace.trace.reader import Trace
+from ttrace.values.stats import Stats
+
+NEAR = 2.0
+"""An explanation leaves an error of at most so many tolerances,"""
+FAR = 0.1
+"""and at most this part of the error that it explains."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A wrong comparison with both sides' shards at hand."""
+
+    comparison: Comparison
+    reference: Logical
+    candidate: Logical
+    mesh: Mesh
+    sizes: Mapping[str, int]
+    factor: float
+    """What the candidate's reduction still applies."""
+    reference_trace: Trace
+
+    @classmethod
+    def of(cls, comparison: Comparison, reference: Trace, candidate: Trace) -> Evidence | None:
+        """Everything at hand about a comparison; None where one side's layout is not known."""
+        a = Logical.found(reference, comparison.id)
+        b = Logical.found(candidate, comparison.id, a.shape if a else None)
+        if a is None or b is None:
+            return None
+        factor = factor_to_come(comparison.id, reference, candidate)
+        return cls(comparison, a, b, candidate.mesh, candidate.sizes, factor, reference)
+
+    @property
+    def tolerance(self) -> float:
+        return self.comparison.tolerance.value if self.comparison.tolerance else 0.0
+
+    @property
+    def replica_tolerance(self) -> float:
+        tolerance = self.comparison.tolerance
+        return replica_tolerance(self.comparison.id.kind, tolerance) if tolerance else 0.0
+
+    @property
+    def stats(self) -> Stats:
+        return self.comparison.stats
+
+    def error_of(self, candidate: Logical, factor: float = 1.0) -> float:
+        return measured(self.reference, candidate, factor=self.factor * factor)[0].error
+
+    def is_explained(self, rest: float) -> bool:
+        """Whether so little is left of a conflict that the explanation holds."""
+        return rest <= min(NEAR * self.tolerance, FAR * self.comparison.replica_error)
+
+    def is_explained_error(self, rest: float) -> bool:
+        """The same for an error."""
+        return rest <= min(NEAR * self.tolerance, FAR * self.stats.error)
+
+    def wrong_pieces(self) -> Logical:
+        """The candidate with only those pieces that are wrong by themselves."""
+        wrong = {part.ranks for part in self.comparison.parts if part.error > self.tolerance}
+        pieces = tuple(piece for piece in self.candidate.pieces if piece.ranks in wrong)
+        return replace(self.candidate, pieces=pieces or self.candidate.pieces)
