@@ -76,7 +76,8 @@ class Session:
             notes=tuple(switch_dropout_off(chunks)),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
-        self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
+        writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
+        self._recorder = Recorder(writer, plan, adapter.local)
         nudge: tuple[Probe, ...] = (Perturb(plan.twin, plan.seed),) if plan.role == "twin" else ()
         self._probes: tuple[Probe, ...] = (*nudge, self._recorder)
         self._closed = False

@@ -48,7 +48,7 @@ class Region:
     def box_shape(self) -> Shape:
         return tuple(rg.length(ranges) for ranges in self.dims)
 
-    @property
+    @cached_property
     def local_shape(self) -> Shape:
         return self.box_shape if self.flat is None else (rg.length(self.flat),)
 

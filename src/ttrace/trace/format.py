@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -147,20 +148,25 @@ class _Line(BaseModel):
 
 def encode(record: Record) -> str:
     """A record as one line of JSON."""
-    entry: dict[str, Any] = {
-        "id": str(record.id),
-        "shape": record.shape,
-        "dtype": DTYPE_NAMES[record.dtype],
-        "region": None if record.region is None else _encode_region(record.region),
-        "order": record.order,
-        "mb": record.microbatch,
-        "at": [record.chunk, record.begin, record.end],
-    }
-    optional = {"pending": record.pending, "layout": record.layout, "by": record.by}
-    entry.update({key: value for key, value in optional.items() if value})
+    return encode_at(record, record.order, (record.chunk, record.begin, record.end))
+
+
+def encode_at(record: Record, order: int, at: tuple[int, int, int]) -> str:
+    """The same with another order and place. Spelled by hand: a step has thousands of lines, and waits for each."""
+    fields = [
+        f'"id":{json.dumps(str(record.id))},"shape":{spelled(record.shape)},"dtype":"{DTYPE_NAMES[record.dtype]}"',
+        f'"region":{_region_text(record.region)},"order":{order},"mb":{record.microbatch},"at":{spelled(at)}',
+    ]
+    optional = (("pending", record.pending), ("layout", record.layout), ("by", record.by))
+    fields += [f'"{key}":{json.dumps(value)}' for key, value in optional if value]
     if record.values is not None:
-        entry["values"] = {"kind": type(record.values).__name__, **vars(record.values)}
-    return json.dumps(entry, separators=(",", ":"))
+        fields.append(f'"values":{json.dumps({"kind": type(record.values).__name__, **vars(record.values)})}')
+    return f"{{{','.join(fields)}}}"
+
+
+def spelled(numbers: tuple[int, ...]) -> str:
+    """Integers as a list in JSON."""
+    return f"[{','.join(map(str, numbers))}]"
 
 
 def decode(line: str) -> Record:
@@ -216,13 +222,16 @@ def _validated(model: type[_Model], text: str, where: str) -> _Model:
         raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None
 
 
-def _encode_region(region: Region) -> dict[str, Any]:
+@lru_cache(maxsize=256)  # most tensors of a model share a few shapes
+def _region_text(region: Region | None) -> str:
+    if region is None:
+        return "null"
     entry: dict[str, Any] = {"shape": region.shape}
     if region.dims != Region.whole(region.shape).dims:
         entry["dims"] = region.dims
     if region.flat is not None:
         entry["flat"] = region.flat
-    return entry
+    return json.dumps(entry, separators=(",", ":"))
 
 
 def _decode_region(entry: _RegionEntry) -> Region:
