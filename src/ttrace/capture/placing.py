@@ -75,6 +75,7 @@ class Placing:
         self._rules = rules
         self._reference = reference
         self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: num_microbatches}
+        self._whole: dict[Shape, Placed] = {}
 
     def runs_together(self, site: Site) -> bool:
         """Whether this site's microbatches are parts of one tensor, rather than tensors of their own."""
@@ -93,14 +94,11 @@ class Placing:
         stated = self._adapter.placed(tensor)
         if stated is not None:
             return stated
-        local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        local = tuple(tensor.shape)
         rule = self._rules.decide(tensor_id.site)
         if rule is not None:
-            return self._by_rule(tensor_id, rule, local, shape, microbatch)
-        cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
-        if all(axis in self._adapter.distributing_axes for axis in cutting):
-            return Placed(Region.whole(local), by="no axis of this mesh cuts tensors" if cutting else "single rank")
-        return None
+            return self._by_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
+        return self._placed_whole(local) if self._why_whole else None
 
     def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
         """The same for tensors that must be made here: their layout may be inferred, but not be missing."""
@@ -119,6 +117,19 @@ class Placing:
             )
         region = layout.region(shape, self._sizes, self._adapter.coord)
         return Placed(region, (), str(layout), INFERRED)
+
+    @cached_property
+    def _why_whole(self) -> str:
+        """Why a tensor that nobody speaks of is whole on this mesh; empty if it may not be."""
+        cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
+        if not all(axis in self._adapter.distributing_axes for axis in cutting):
+            return ""
+        return "no axis of this mesh cuts tensors" if cutting else "single rank"
+
+    def _placed_whole(self, shape: Shape) -> Placed:
+        if shape not in self._whole:  # a step has many tensors of a few shapes
+            self._whole[shape] = Placed(Region.whole(shape), by=self._why_whole)
+        return self._whole[shape]
 
     def _by_rule(self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int) -> Placed:
         where: Mapping[str, int] = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}
