@@ -26,6 +26,7 @@ from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import launch, split_command
 from ttrace.workflow.run import Run, run_all
+from ttrace.workflow.space import Space
 
 app = typer.Typer(
     name="ttrace",
@@ -86,6 +87,7 @@ def run(
             num_twins=twins,
             timeout=timeout,
             stage=stage,
+            say=lambda line: Console(stderr=True).print(line, style="dim", highlight=False, soft_wrap=True),
         )
         stage("check")
         judgement = folder.judged(margin=margin)
@@ -110,6 +112,7 @@ def trace(
     """Run one command and keep its trace: a reference, or a twin or candidate of one."""
     settings = _settings(out, seed, steps, only, skip, own_parameters)
     if reference is not None:
+        Space.after(reference, out, 1).check()
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
     launched = launch(tuple(command), settings, timeout=timeout)

@@ -16,6 +16,7 @@ from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Judgement
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import Launched, launch
+from ttrace.workflow.space import Space
 
 _MARK = "run.json"
 
@@ -56,7 +57,7 @@ class Run:
         return f"ttrace show {folder}"
 
 
-Stage = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
 def run_all(
@@ -67,12 +68,19 @@ def run_all(
     *,
     num_twins: int,
     timeout: float,
-    stage: Stage,
+    stage: Tell,
+    say: Tell,
 ) -> None:
-    """Trace reference, twins and candidate. `settings` holds what is common to all of them."""
+    """Trace reference, twins and candidate. `settings` holds what is common to all of them.
+
+    `stage` is told what runs now, `say` what is worth a line: once the reference is there, the space all will take.
+    """
     _prepare(run, {"reference": reference, "candidate": candidate})
     stage("reference")
     _traced(launch(reference, settings.model_copy(update={"out": run.reference}), timeout=timeout), run.reference)
+    space = Space.after(run.reference, run.folder, num_twins + 1)
+    space.check()
+    say(str(space))
     known = settings.model_copy(update={"reference": run.reference.resolve()})
     for number in range(1, num_twins + 1):
         stage(f"twin {number} of {num_twins}")
