@@ -9,6 +9,7 @@ import json
 import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeVar
 
 import torch
@@ -154,19 +155,21 @@ def encode(record: Record) -> str:
 def encode_at(record: Record, order: int, at: tuple[int, int, int]) -> str:
     """The same with another order and place. Spelled by hand: a step has thousands of lines, and waits for each."""
     fields = [
-        f'"id":{json.dumps(str(record.id))},"shape":{spelled(record.shape)},"dtype":"{DTYPE_NAMES[record.dtype]}"',
-        f'"region":{_region_text(record.region)},"order":{order},"mb":{record.microbatch},"at":{spelled(at)}',
+        f'"id":{quoted(str(record.id))},{spelled(record.dtype, record.shape)},"region":{_region_text(record.region)}',
+        f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}]',
     ]
-    optional = (("pending", record.pending), ("layout", record.layout), ("by", record.by))
-    fields += [f'"{key}":{json.dumps(value)}' for key, value in optional if value]
+    if record.pending:
+        fields.append(f'"pending":{json.dumps(record.pending)}')
+    fields += [f'"{key}":{quoted(text)}' for key, text in (("layout", record.layout), ("by", record.by)) if text]
     if record.values is not None:
         fields.append(f'"values":{json.dumps({"kind": type(record.values).__name__, **vars(record.values)})}')
     return f"{{{','.join(fields)}}}"
 
 
-def spelled(numbers: tuple[int, ...]) -> str:
-    """Integers as a list in JSON."""
-    return f"[{','.join(map(str, numbers))}]"
+@lru_cache(maxsize=256)  # most tensors of a model share a few shapes
+def spelled(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """What a line says of a tensor's bytes; a chunk's header says the same."""
+    return f'"dtype":"{DTYPE_NAMES[dtype]}","shape":[{",".join(map(str, shape))}]'
 
 
 def decode(line: str) -> Record:
@@ -222,7 +225,7 @@ def _validated(model: type[_Model], text: str, where: str) -> _Model:
         raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None
 
 
-@lru_cache(maxsize=256)  # most tensors of a model share a few shapes
+@lru_cache(maxsize=256)
 def _region_text(region: Region | None) -> str:
     if region is None:
         return "null"

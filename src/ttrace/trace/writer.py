@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 
 import torch
@@ -77,7 +78,7 @@ class Writer:
             )
         assert (record.shape, record.dtype) == (tensor.shape, tensor.dtype), "a record speaks of its tensor"
         source = Source(tensor.detach(), self._max_bytes_held)
-        name = json.dumps(str(record.id))
+        name = quoted(str(record.id))
         chunk = self._chunk_for(name, source)
         begin = chunk.place_of(source)
         if begin is None:
@@ -175,8 +176,7 @@ class _Chunk:
         # No id holds a space, so this is no other tensor's name.
         key = name if name not in self._names else f'{name[:-1]} #{len(self._names)}"'
         self._names.add(key)
-        offsets = spelled((self._size, self._size + num_bytes))
-        entry = f'"dtype":"{DTYPE_NAMES[dtype]}","shape":{spelled(shape)},"data_offsets":{offsets}'
+        entry = f'{spelled(dtype, shape)},"data_offsets":[{self._size},{self._size + num_bytes}]'
         self._entries.append(f",{key}:{{{entry}}}")
         self._header_bytes += len(self._entries[-1])
         self._size += num_bytes
