@@ -27,6 +27,7 @@ from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import split_command
 from ttrace.workflow.run import Commands, Run, isolated, run_all, traced
+from ttrace.workflow.space import Space
 
 app = typer.Typer(
     name="ttrace",
@@ -93,8 +94,11 @@ def run(
             progress.update(task, description=name)
             progress.advance(task)
 
+        def say(line: str) -> None:
+            Console(stderr=True).print(line, style="dim", highlight=False, soft_wrap=True)
+
         commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
-        run_all(folder, commands, settings, stage)
+        run_all(folder, commands, settings, stage, say)
         stage("check")
         judgement = folder.judged(margin=margin)
         if judgement.findings and isolate:
@@ -122,6 +126,7 @@ def trace(
     """Run one command and keep its trace: a reference, or a twin or candidate of one."""
     settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
     if reference is not None:
+        Space.after(reference, out, 1).check()
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
     traced(tuple(command), settings, timeout=timeout)

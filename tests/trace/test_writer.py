@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trace.samples import manifest, record_of, same_bits, tensor_id, write_trace
 from ttrace.errors import TraceError
@@ -180,6 +183,89 @@ def test_tracing_again_into_a_folder_leaves_nothing_of_the_earlier_trace(tmp_pat
         "records.jsonl",
     ]
     assert [str(found) for found in Trace(tmp_path).shards] == ["0/0/new/output"]
+
+
+def places(folder: Path) -> list[tuple[int, int]]:
+    return [(record.chunk, record.begin) for record in RankTrace(folder).records]
+
+
+def test_equal_bytes_are_written_once(tmp_path: Path) -> None:
+    """Whatever they are called, and wherever in memory they lie."""
+    data = torch.randn(100, 100)
+    tensors = {"out": data, "other": torch.randn(100, 100), "in": data, "copy": data.clone(), "flat": data.view(-1)}
+    folder = write_trace(tmp_path, tensors)
+    first, second, *rest = places(folder)
+    assert first != second
+    assert rest == [first] * 3
+    assert (folder / "chunk-0000.safetensors").stat().st_size == HEADER_BYTES + 2 * data.nbytes
+    assert list(contents(folder / "chunk-0000.safetensors")) == ["0/0/other/output", "0/0/out/output"]
+    trace = RankTrace(folder)
+    assert all(same_bits(trace.tensor(record), tensors[record.id.name]) for record in trace.records)
+
+
+def test_bytes_that_changed_without_a_new_version_are_written_anew(tmp_path: Path) -> None:
+    """As by a collective, which changes a tensor in place and counts nothing."""
+    data = torch.zeros(100, 100)
+    writer = Writer(tmp_path, manifest())
+    for i in (0, 5000, 9999):
+        data.data.view(-1)[i] = 1.0
+        assert data._version == 0
+        writer.write(record_of(f"after.{i}", data), data)
+    writer.close(End(num_steps=1))
+    trace = RankTrace(writer.folder)
+    assert [int(trace.tensor(record).sum()) for record in trace.records] == [1, 2, 3]
+
+
+def test_zeros_of_both_signs_and_nans_of_other_bits_are_not_equal(tmp_path: Path) -> None:
+    zeros = torch.zeros(3000)
+    other = zeros.clone()
+    other[1500] = -0.0
+    nans = torch.full((3000,), torch.nan)
+    trace = RankTrace(write_trace(tmp_path, {"a": zeros, "b": other, "c": nans, "d": nans.clone()}))
+    assert [record.begin == trace.records[0].begin for record in trace.records] == [True, False, False, False]
+    assert trace.records[2].begin == trace.records[3].begin
+    assert same_bits(trace.tensor(trace.records[1]), other)
+
+
+def test_equal_bytes_in_an_earlier_chunk_are_written_again(tmp_path: Path) -> None:
+    """A chunk can be read without the others."""
+    data = torch.randn(2000)
+    folder = write_trace(tmp_path, {"a": data, "b": torch.randn(2000), "c": data}, chunk_bytes=16_000)
+    assert [chunk for chunk, _ in places(folder)] == [0, 0, 1]
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of all tensors that were made and are still there."""
+
+    now = peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format:
+            self._add(made.nbytes)
+            weakref.finalize(made, self._add, -made.nbytes)
+        return made
+
+    def _add(self, num_bytes: int) -> None:
+        self.now += num_bytes
+        self.peak = max(self.peak, self.now)
+
+
+@pytest.mark.parametrize("shape", [(1, 1000, 2000), (3, 1, 7, 90_001), (5, 400_000)], ids=str)
+def test_a_tensor_out_of_order_is_copied_in_parts_within_the_limit(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    limit = 1 << 20
+    shown = torch.randn(shape, dtype=torch.float64).transpose(-1, -2)
+    assert shown.nbytes > 10 * limit
+    writer = Writer(tmp_path, manifest(), max_bytes_held=limit)
+    with Held() as held:  # type: ignore[no-untyped-call]  # of torch
+        for name in ("first", "second"):
+            writer.write(record_of(name, shown), shown)
+    writer.close(End(num_steps=1))
+    assert 0 < held.peak <= limit
+    assert held.now == 0
+    trace = RankTrace(writer.folder)
+    assert trace.records[0].begin == trace.records[1].begin
+    assert torch.equal(trace.tensor(trace.records[1]), shown)
 
 
 FULL_DISK = """

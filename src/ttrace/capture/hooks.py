@@ -127,18 +127,15 @@ class Hooks:
 
     def _visited(self, call: Call, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
         """Show every tensor in a structured value; the tensors now in use by slot, and the value if any changed."""
-        leaves, structure = pytree.tree_flatten(value)
-        slots = _slots(value, kind)
         seen: dict[str, torch.Tensor] = {}
-        changed = False
-        for i, (leaf, slot) in enumerate(zip(leaves, slots, strict=True)):
-            if not isinstance(leaf, torch.Tensor):
-                continue
-            other = self._watcher.sees(call, kind, slot, leaf)
-            if other is not None:
-                leaves[i], changed = other, True
-            seen[slot] = leaves[i]
-        return seen, pytree.tree_unflatten(leaves, structure) if changed else None
+        replaced: dict[int, torch.Tensor] = {}
+        for i, (slot, leaf) in enumerate(_leaves(value, kind)):
+            if isinstance(leaf, torch.Tensor):
+                other = self._watcher.sees(call, kind, slot, leaf)
+                if other is not None:
+                    replaced[i] = other
+                seen[slot] = leaf if other is None else other
+        return seen, _with_leaves(value, replaced) if replaced else None
 
     def _gradient(self, call: Call, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
         return self._watcher.sees(call, kind, slot, gradient)
@@ -149,14 +146,24 @@ def is_recompute() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _slots(value: Any, kind: Kind) -> list[str]:
-    """A name for every leaf: its path. The first positional input and a bare output need none."""
-    paths, _ = pytree.tree_flatten_with_path(value)
-    if kind.primal is Kind.INPUT:
-        # (args, kwargs): positional inputs are numbered, keyword inputs are named.
-        slots = [slot_of(path[1:]) for path, _ in paths]
-        return ["" if slot == "0" else slot for slot in slots]
-    return [slot_of(path) for path, _ in paths]
+def _leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
+    """Every leaf with a name: its path. The first positional input and a bare output need none."""
+    if kind.primal is not Kind.INPUT:
+        if isinstance(value, torch.Tensor):
+            return [("", value)]  # most values are one tensor, and walking a tree costs more than writing it
+        return [(slot_of(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
+    args, kwargs = value
+    if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
+        return [("", args[0])]
+    # Positional inputs are numbered, keyword inputs are named.
+    named = ((slot_of(path[1:]), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0])
+    return [("" if slot == "0" else slot, leaf) for slot, leaf in named]
+
+
+def _with_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
+    """The same structure with some leaves replaced."""
+    leaves, structure = pytree.tree_flatten(value)
+    return pytree.tree_unflatten([others.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
 
 
 def slot_of(path: tuple[Any, ...]) -> str:

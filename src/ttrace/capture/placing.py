@@ -84,6 +84,7 @@ class Placing:
         self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: num_microbatches}
         self.splits: dict[str, Split] = {}
         """The axes of which a framework stated how they cut activations."""
+        self._whole: dict[Shape, Placed] = {}
 
     def state(self, cut: Cut) -> None:
         """A framework says that an axis cuts activations, and how."""
@@ -114,21 +115,18 @@ class Placing:
         stated = self._adapter.placed(tensor)
         if stated is not None:
             return self._among_all(tensor_id, stated)
-        local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        local = tuple(tensor.shape)
         own = held_by(tensor)
         if own is not None:
             return Placed(own.region(local), by=HOLDS)
         rule = self._rules.decide(tensor_id.site) or self._adapter.rule(tensor_id.site)
         if rule is not None:
-            return self._by_rule(tensor_id, rule, local, shape, microbatch)
+            return self._by_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
         if held is not None and held.fits(local):
             return Placed(held.region(local), by=f"{HOLDS} of the input")
         if tensor_id.kind is Kind.LOSS and self.splits:
             return Placed(Region.whole(local), tuple(self.splits), by=CONTEXT_PARALLEL)
-        cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
-        if all(axis in self._adapter.distributing_axes for axis in cutting):
-            return Placed(Region.whole(local), by="no axis of this mesh cuts tensors" if cutting else "single rank")
-        return None
+        return self._placed_whole(local) if self._why_whole else None
 
     def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
         """The same for tensors that must be made here: their layout may be inferred, but not be missing."""
@@ -180,6 +178,19 @@ class Placing:
         text = _joined(layout, stated.layout)
         region = inner.within(layout.region(shape, others, self._adapter.coord))
         return Placed(region, stated.pending, text, f"{stated.by}, and {INFERRED}")
+
+    @cached_property
+    def _why_whole(self) -> str:
+        """Why a tensor that nobody speaks of is whole on this mesh; empty if it may not be."""
+        cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
+        if not all(axis in self._adapter.distributing_axes for axis in cutting):
+            return ""
+        return "no axis of this mesh cuts tensors" if cutting else "single rank"
+
+    def _placed_whole(self, shape: Shape) -> Placed:
+        if shape not in self._whole:  # a step has many tensors of a few shapes
+            self._whole[shape] = Placed(Region.whole(shape), by=self._why_whole)
+        return self._whole[shape]
 
     def _by_rule(self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int) -> Placed:
         where: Mapping[str, int] = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from ttrace.errors import CaptureError
 from ttrace.layouts.pattern import matches
 from ttrace.tensors.ids import Kind, Site
+from ttrace.trace.writer import MAX_BYTES_HELD
 
 
 class Plan(BaseModel):
@@ -38,6 +39,9 @@ class Plan(BaseModel):
     """Record what each microbatch adds to a parameter's gradient, besides the final gradient."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    max_bytes_held: PositiveInt = MAX_BYTES_HELD
+    """What recording may hold in the host's memory at any time. Tensors are written while the step waits, so it is only
+    needed for those that must be copied first: from an accelerator, or because they do not lie in order."""
     stop: bool = True
     """End the script after the last traced step."""
 

@@ -88,7 +88,8 @@ class Session:
             notes=(*switch_dropout_off(chunks), *self._compiled.notes(), *adapter.notes),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
-        self._recorder = Recorder(Writer(plan.out, manifest), plan, adapter.local)
+        writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
+        self._recorder = Recorder(writer, plan, adapter.local)
         replays = plan.decisions == "replayed" and plan.role != "reference"
         self._decisions = Decisions(self._placing, reference) if replays else None
         self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None

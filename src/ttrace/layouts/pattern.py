@@ -12,7 +12,7 @@ from ttrace.tensors.ids import Site
 def matches(pattern: str, site: Site) -> bool:
     """Whether a site fits a glob `name[/kind[.slot]]`; `*` matches dots too, and anything goes where it is silent."""
     name, kind, slot = _globs(pattern)
-    return bool(name.match(site.name) and kind.match(site.kind) and slot.match(site.slot))
+    return bool(kind.match(site.kind) and name.match(site.name) and slot.match(site.slot))
 
 
 @cache

@@ -52,6 +52,8 @@ class Rules:
 
     def decide(self, site: Site) -> Rule | None:
         """The rule that speaks for this site, or None."""
+        if not self.rules:
+            return None
         if site not in self._decided:
             self._decided[site] = self._last_match(site) or self._of_primal(site)
         return self._decided[site]

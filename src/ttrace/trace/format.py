@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeVar
 
 import torch
@@ -155,20 +157,27 @@ class _Line(BaseModel):
 
 def encode(record: Record) -> str:
     """A record as one line of JSON."""
-    entry: dict[str, Any] = {
-        "id": str(record.id),
-        "shape": record.shape,
-        "dtype": DTYPE_NAMES[record.dtype],
-        "region": None if record.region is None else _encode_region(record.region),
-        "order": record.order,
-        "mb": record.microbatch,
-        "at": [record.chunk, record.begin, record.end],
-    }
-    optional = {"pending": record.pending, "layout": record.layout, "by": record.by}
-    entry.update({key: value for key, value in optional.items() if value})
+    return encode_at(record, record.order, (record.chunk, record.begin, record.end))
+
+
+def encode_at(record: Record, order: int, at: tuple[int, int, int]) -> str:
+    """The same with another order and place. Spelled by hand: a step has thousands of lines, and waits for each."""
+    fields = [
+        f'"id":{quoted(str(record.id))},{spelled(record.dtype, record.shape)},"region":{_region_text(record.region)}',
+        f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}]',
+    ]
+    if record.pending:
+        fields.append(f'"pending":{json.dumps(record.pending)}')
+    fields += [f'"{key}":{quoted(text)}' for key, text in (("layout", record.layout), ("by", record.by)) if text]
     if record.values is not None:
-        entry["values"] = {"kind": type(record.values).__name__, **vars(record.values)}
-    return json.dumps(entry, separators=(",", ":"))
+        fields.append(f'"values":{json.dumps({"kind": type(record.values).__name__, **vars(record.values)})}')
+    return f"{{{','.join(fields)}}}"
+
+
+@lru_cache(maxsize=256)  # most tensors of a model share a few shapes
+def spelled(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """What a line says of a tensor's bytes; a chunk's header says the same."""
+    return f'"dtype":"{DTYPE_NAMES[dtype]}","shape":[{",".join(map(str, shape))}]'
 
 
 def decode(line: str) -> Record:
@@ -224,13 +233,16 @@ def _validated(model: type[_Model], text: str, where: str) -> _Model:
         raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None
 
 
-def _encode_region(region: Region) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def _region_text(region: Region | None) -> str:
+    if region is None:
+        return "null"
     entry: dict[str, Any] = {"shape": region.shape}
     if region.dims != Region.whole(region.shape).dims:
         entry["dims"] = region.dims
     if region.flat is not None:
         entry["flat"] = region.flat
-    return entry
+    return json.dumps(entry, separators=(",", ":"))
 
 
 def _decode_region(entry: _RegionEntry) -> Region:

@@ -18,6 +18,7 @@ from ttrace.judge.verdict import Judgement
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import launch
+from ttrace.workflow.space import Space
 
 _MARK = "run.json"
 
@@ -66,7 +67,7 @@ class Run:
         return f"ttrace show {folder}"
 
 
-Stage = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,17 @@ class Commands:
     timeout: float
 
 
-def run_all(run: Run, commands: Commands, settings: Plan, stage: Stage) -> None:
-    """Trace reference, twins and candidate. `settings` holds what is common to all of them."""
+def run_all(run: Run, commands: Commands, settings: Plan, stage: Tell, say: Tell) -> None:
+    """Trace reference, twins and candidate. `settings` holds what is common to all of them.
+
+    `stage` is told what runs now, `say` what is worth a line: once the reference is there, the space all will take.
+    """
     _prepare(run, {"reference": commands.reference, "candidate": commands.candidate})
-    _trace_all(run, commands, settings, stage)
+    say(str(_trace_reference(run, commands, settings, stage)))
+    _trace_others(run, commands, settings, stage)
 
 
-def run_isolated(run: Run, commands: Commands, settings: Plan, stage: Stage) -> None:
+def run_isolated(run: Run, commands: Commands, settings: Plan, stage: Tell) -> None:
     """Trace all of them again, into the run's folder `isolated`, with every module's inputs generated.
 
     One twin is enough: only what was wrong in the ordinary run can be accused by this one.
@@ -94,11 +99,16 @@ def run_isolated(run: Run, commands: Commands, settings: Plan, stage: Stage) -> 
     alone = settings.model_copy(update={"isolated": True, "reference": run.reference.resolve()})
     factor = Trace(run.candidate).grad_factor / Trace(run.reference).grad_factor
     few = replace(commands, num_twins=1)
-    _trace_all(run.isolated, few, alone, lambda name: stage(f"isolated {name}"), grad_factor=factor)
+
+    def isolated_stage(name: str) -> None:
+        stage(f"isolated {name}")
+
+    _trace_reference(run.isolated, few, alone, isolated_stage)
+    _trace_others(run.isolated, few, alone, isolated_stage, grad_factor=factor)
 
 
 def isolated(
-    run: Run, commands: Commands, settings: Plan, stage: Stage, found: Judgement, *, margin: float = MARGIN
+    run: Run, commands: Commands, settings: Plan, stage: Tell, found: Judgement, *, margin: float = MARGIN
 ) -> Judgement:
     """What was found, with what an isolated run adds to it; a script that fails in isolation adds a note."""
     try:
@@ -110,10 +120,17 @@ def isolated(
         return replace(found, notes=(*found.notes, f"the isolated run failed: {error}"))
 
 
-def _trace_all(run: Run, commands: Commands, settings: Plan, stage: Stage, *, grad_factor: float = 1.0) -> None:
+def _trace_reference(run: Run, commands: Commands, settings: Plan, stage: Tell) -> Space:
+    """Trace the reference; the space that the rest will take, which there is."""
     stage("reference")
     plan = settings.model_copy(update={"out": run.reference})
     traced(commands.reference, plan, timeout=commands.timeout)
+    space = Space.after(run.reference, run.folder, commands.num_twins + 1)
+    space.check()
+    return space
+
+
+def _trace_others(run: Run, commands: Commands, settings: Plan, stage: Tell, *, grad_factor: float = 1.0) -> None:
     known = settings.model_copy(update={"reference": run.reference.resolve()})
     for number in range(1, commands.num_twins + 1):
         stage(f"twin {number} of {commands.num_twins}")

@@ -1,0 +1,64 @@
+"""This module gives a tensor's bytes as a trace holds them, without holding many of them itself."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import torch
+
+Sample = tuple[int, bytes, bytes]
+
+
+class Source:
+    """A tensor to be written. What does not lie in the host's memory in order is copied, `max_bytes` at a time."""
+
+    def __init__(self, tensor: torch.Tensor, max_bytes: int) -> None:
+        self.shape, self.dtype, self.num_bytes = tuple(tensor.shape), tensor.dtype, tensor.nbytes
+        self._tensor = tensor
+        self._max_bytes = max_bytes
+        # Most tensors come in one part, and are looked at twice.
+        self._whole = _in_order(tensor) if self.num_bytes <= max_bytes or _is_in_order(tensor) else None
+
+    def parts(self) -> Iterable[memoryview]:
+        """All bytes, row major. Each part is valid until the next one is asked for."""
+        return (_memory(self._whole),) if self._whole is not None else self._copied_parts()
+
+    @cached_property
+    def sample(self) -> Sample:
+        """What tensors with other bytes rarely share."""
+        for first in self.parts():
+            return self.num_bytes, bytes(first[:64]), bytes(first[-64:])
+        raise AssertionError("every tensor has a part")
+
+    def _copied_parts(self) -> Iterator[memoryview]:
+        for part in _parts(self._tensor, self._max_bytes):
+            yield _memory(part)
+            del part  # before the next one is made
+
+
+def _parts(tensor: torch.Tensor, max_bytes: int) -> Iterator[torch.Tensor]:
+    if tensor.nbytes <= max_bytes or tensor.numel() == 1:
+        yield _in_order(tensor)
+        return
+    # Dims in front of the first that can be halved have size 1, so that halves are in order.
+    dim = next(dim for dim, size in enumerate(tensor.shape) if size > 1)
+    for half in tensor.split(-(-tensor.shape[dim] // 2), dim):
+        yield from _parts(half, max_bytes)
+
+
+def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it lies in the host's memory as it is written, else one copy that does."""
+    return tensor if _is_in_order(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """The tensor's memory without a copy and without numpy, which knows neither bfloat16 nor float8."""
+    if tensor.nbytes == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
