@@ -19,6 +19,7 @@ from rich.text import Text
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.difference import difference
+from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import difference as difference_report
@@ -26,7 +27,7 @@ from ttrace.report import listing, machine, suggest, terminal
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import split_command
-from ttrace.workflow.run import Commands, Run, isolated, run_all, traced
+from ttrace.workflow.run import Commands, Run, Strictness, isolated, run_all, traced
 from ttrace.workflow.space import Space
 
 app = typer.Typer(
@@ -57,6 +58,13 @@ OnCompiled = Annotated[
 MicrobatchGrads = Annotated[
     bool, typer.Option("--microbatch-grads", help="Record what each microbatch adds to the gradients of parameters.")
 ]
+Allow = Annotated[
+    Path | None, typer.Option("--allow", help="A TOML file of known deviations, each with a reason and a last day.")
+]
+FailOn = Annotated[
+    Literal["unjudged", "findings"],
+    typer.Option("--fail-on", help="Exit with 2 where something could not be judged, or only with 1 on findings."),
+]
 Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
 
@@ -80,11 +88,14 @@ def run(
     ] = True,
     compiled: OnCompiled = "eager",
     microbatch_grads: MicrobatchGrads = False,
+    allow: Allow = None,
+    fail_on: FailOn = "unjudged",
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
     """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
     settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
+    strictness = _strictness(margin, allow)
     console = Console(stderr=json_output)
     folder = Run(out)
     with _progress(console) as progress:
@@ -100,11 +111,11 @@ def run(
         commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
         run_all(folder, commands, settings, stage, say)
         stage("check")
-        judgement = folder.judged(margin=margin)
+        judgement = folder.judged(strictness)
         if judgement.findings and isolate:
             progress.update(task, total=twins + 7)
-            judgement = isolated(folder, commands, settings, stage, judgement, margin=margin)
-    _tell(folder, judgement, json_output=json_output)
+            judgement = isolated(folder, commands, settings, stage, judgement, strictness)
+    _tell(folder, judgement, json_output=json_output, fail_on=fail_on)
 
 
 @app.command()
@@ -139,14 +150,20 @@ def trace(
 
 
 @app.command()
-def check(folder: RunFolder, margin: Margin = MARGIN, json_output: Json = False) -> None:
+def check(
+    folder: RunFolder,
+    margin: Margin = MARGIN,
+    allow: Allow = None,
+    fail_on: FailOn = "unjudged",
+    json_output: Json = False,
+) -> None:
     """Judge the traces of a run again; nothing is run again."""
     with _progress(Console(stderr=json_output)) as progress:
         task = progress.add_task("check", total=None)
         judgement = Run(folder).judged(
-            margin=margin, progress=lambda done, total: progress.update(task, completed=done, total=total)
+            _strictness(margin, allow), progress=lambda done, total: progress.update(task, completed=done, total=total)
         )
-    _tell(Run(folder), judgement, json_output=json_output)
+    _tell(Run(folder), judgement, json_output=json_output, fail_on=fail_on)
 
 
 @app.command()
@@ -188,7 +205,7 @@ def lint(
     json_output: Json = False,
 ) -> None:
     """List the sites whose layout nobody stated, and what it seems to be."""
-    judgement = Run(folder).judged(margin=margin)
+    judgement = Run(folder).judged(Strictness(margin))
     rows = suggest.unstated(judgement)
     if json_output:
         typer.echo(json.dumps({"sites": rows, "rules": suggest.suggested(judgement)} if suggest_rules else rows))
@@ -224,7 +241,11 @@ def main() -> None:
         raise SystemExit(int(Exit.UNJUDGED)) from None
 
 
-def _tell(run: Run, judgement: Judgement, *, json_output: bool) -> None:
+def _strictness(margin: float, allow: Path | None) -> Strictness:
+    return Strictness(margin, STRICT if allow is None else Policy.load(allow))
+
+
+def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str) -> None:
     next_command = run.next_command(judgement)
     report = machine.as_json(judgement, next_command)
     (run.folder / "report.json").write_text(json.dumps(report, indent=1))
@@ -232,7 +253,8 @@ def _tell(run: Run, judgement: Judgement, *, json_output: bool) -> None:
         typer.echo(json.dumps(report))
     else:
         terminal.show(_console(), judgement, next_command)
-    raise typer.Exit(int(judgement.exit))
+    is_tolerated = judgement.exit is Exit.UNJUDGED and fail_on == "findings"
+    raise typer.Exit(int(Exit.PASSED if is_tolerated else judgement.exit))
 
 
 def _settings(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ttrace.judge.compare import Comparer
 from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
+from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
@@ -28,13 +29,16 @@ def check(
     candidate: Trace,
     *,
     margin: float = MARGIN,
+    policy: Policy = STRICT,
     progress: Progress | None = None,
 ) -> Judgement:
     """Judge every tensor that either side recorded."""
-    return checked(Twins(reference, twins, margin), candidate, progress=progress)
+    return checked(Twins(reference, twins, margin), candidate, policy=policy, progress=progress)
 
 
-def checked(rounding: Twins, candidate: Trace, *, progress: Progress | None = None) -> Judgement:
+def checked(
+    rounding: Twins, candidate: Trace, *, policy: Policy = STRICT, progress: Progress | None = None
+) -> Judgement:
     """The same with a reference whose twins were measured before: many candidates may share one."""
     reference, twins = rounding.reference, rounding.twins
     comparer = Comparer(reference, rounding, candidate)
@@ -49,6 +53,7 @@ def checked(rounding: Twins, candidate: Trace, *, progress: Progress | None = No
     if not reference.manifest.isolated:
         # In isolation the module around is right in any case; what is not stated is told by the ordinary run.
         comparisons = without_unstated_sums(comparisons, reference, candidate)
+    comparisons, allowed = policy.applied(comparisons)
     factor = unstated_factor(comparisons, candidate)
     # Whatever follows from other data, or from a factor that is still to come, is no finding.
     is_explained = factor is not None or _is_fed_otherwise(comparisons)
@@ -74,6 +79,7 @@ def checked(rounding: Twins, candidate: Trace, *, progress: Progress | None = No
                     *factor_note(reference, candidate),
                     *inferred,
                     *_excused_notes(comparisons),
+                    *allowed,
                 ]
             )
         ),

@@ -81,6 +81,8 @@ class Comparison:
     by: str = ""
     suggestion: str = ""
     """The layout that would explain it, where nobody stated one."""
+    is_allowed: bool = False
+    """Whether a known and accepted deviation excuses it."""
 
     @property
     def error(self) -> float:
@@ -99,7 +101,8 @@ class Comparison:
     @property
     def spoils(self) -> bool:
         """Whether this comparison keeps the whole from being judged."""
-        return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or self.reason in EXCUSED)
+        is_excused = self.reason in EXCUSED or self.is_allowed
+        return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or is_excused)
 
 
 @dataclass(frozen=True)

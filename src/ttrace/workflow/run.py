@@ -13,6 +13,7 @@ from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.check import Progress, check
 from ttrace.judge.isolated import combined
+from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Judgement
 from ttrace.trace.format import MANIFEST
@@ -21,6 +22,17 @@ from ttrace.workflow.launch import launch
 from ttrace.workflow.space import Space
 
 _MARK = "run.json"
+
+
+@dataclass(frozen=True)
+class Strictness:
+    """How strict to be."""
+
+    margin: float = MARGIN
+    policy: Policy = STRICT
+
+
+AS_USUAL = Strictness()
 
 
 @dataclass(frozen=True)
@@ -48,13 +60,20 @@ class Run:
     def twins(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("twin-*") if path.is_dir())
 
-    def judged(self, *, margin: float = MARGIN, progress: Progress | None = None) -> Judgement:
+    def judged(self, strictness: Strictness = AS_USUAL, *, progress: Progress | None = None) -> Judgement:
         """Check the candidate, and its isolated run if there is one; runs nothing again."""
         twins = [Trace(path) for path in self.twins()]
-        found = check(Trace(self.reference), twins, Trace(self.candidate), margin=margin, progress=progress)
+        found = check(
+            Trace(self.reference),
+            twins,
+            Trace(self.candidate),
+            margin=strictness.margin,
+            policy=strictness.policy,
+            progress=progress,
+        )
         if not found.findings or not self.isolated.candidate.is_dir():
             return found
-        return combined(found, self.isolated.judged(margin=margin, progress=progress))
+        return combined(found, self.isolated.judged(strictness, progress=progress))
 
     def next_command(self, judgement: Judgement) -> str:
         """What to type next."""
@@ -108,13 +127,18 @@ def run_isolated(run: Run, commands: Commands, settings: Plan, stage: Tell) -> N
 
 
 def isolated(
-    run: Run, commands: Commands, settings: Plan, stage: Tell, found: Judgement, *, margin: float = MARGIN
+    run: Run,
+    commands: Commands,
+    settings: Plan,
+    stage: Tell,
+    found: Judgement,
+    strictness: Strictness = AS_USUAL,
 ) -> Judgement:
     """What was found, with what an isolated run adds to it; a script that fails in isolation adds a note."""
     try:
         run_isolated(run, commands, settings, stage)
         stage("isolated check")
-        return combined(found, run.isolated.judged(margin=margin))
+        return combined(found, run.isolated.judged(strictness))
     except TTraceError as error:
         shutil.rmtree(run.isolated.folder, ignore_errors=True)
         return replace(found, notes=(*found.notes, f"the isolated run failed: {error}"))
