@@ -88,3 +88,37 @@ def test_a_lost_gradient_is_its_modules(references: Path, tmp_path: Path) -> Non
 def test_a_clean_candidate_has_no_finding(references: Path, tmp_path: Path) -> None:
     judgement = result(references, tmp_path, lambda _model: None)
     assert judgement.exit is Exit.PASSED
+
+
+def test_the_function_call_that_goes_wrong_is_named(references: Path, tmp_path: Path) -> None:
+    """Inside a module, the first function whose result is wrong; what comes before it is right."""
+
+    class Hasty(Attention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            b, t, _ = x.shape
+            q, k, v = (p.reshape(b, t, self.heads, -1).transpose(1, 2) for p in self.qkv(x).chunk(3, -1))
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+            out: torch.Tensor = self.proj(mixed.transpose(1, 2).reshape(b, t, -1))
+            return out
+
+    found = []
+    for isolated, folder in ((False, references), (True, references / "isolated")):
+        inside = {"inside": ("layers.1.attention",)} if isolated else {}
+        known = {"reference": folder / "reference", "isolated": isolated, **inside}
+        again = tmp_path / f"again-{isolated}"
+        if isolated:
+            rerun = {"reference": references / "reference", "isolated": True, **inside}
+            train(Plan(out=again / "reference", stop=False, **rerun), Gpt(), SimulatedRank(), {})  # type: ignore[arg-type]
+            known["reference"] = again / "reference"
+            for twin in range(1, NUM_TWINS + 1):
+                plan = Plan(out=again / f"twin-{twin}", role="twin", twin=twin, stop=False, **known)  # type: ignore[arg-type]
+                train(plan, Gpt(), SimulatedRank(), {})
+            folder = again
+        model = Gpt()
+        model.layers[1].attention.__class__ = Hasty
+        plan = Plan(out=tmp_path / str(isolated), role="candidate", stop=False, **known)  # type: ignore[arg-type]
+        train(plan, model, SimulatedRank(), {})
+        found.append(judged(folder, plan.out))
+    finding = combined(*found).findings[0]
+    assert finding.module == "layers.1.attention"
+    assert finding.inside == "scaled_dot_product_attention, call 1"

@@ -31,6 +31,8 @@ class Plan(BaseModel):
     """Whether twins and candidates choose as the reference did where numbers decide, as routers do."""
     isolated: bool = False
     """Generate what enters every module, forward and backward, so that each is judged alone."""
+    inside: tuple[str, ...] = ()
+    """The modules whose calls of torch functions to record."""
     grad_factor: float = 1.0
     """In isolation: what the candidate's reduction still applies to gradients, as its ordinary run said."""
     compiled: Literal["eager", "boundary"] = "eager"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from ttrace.adapters.adapter import Adapter
 from ttrace.adapters.context import cut_of
 from ttrace.capture import names
+from ttrace.capture.calls import Calls
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
 from ttrace.capture.compiled import Compiled
@@ -100,6 +101,7 @@ class Session:
         self._closed = False
         self._silent: list[str] = []
         self._hooks = Hooks(self._compiled.watched, self)
+        self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
         added_to = self._parameters if plan.microbatch_grads else {}
         self._contributions = Contributions(added_to, self._watched_microbatch, self._see_contribution)
@@ -118,7 +120,7 @@ class Session:
         if self._clock.step >= self._plan.num_steps:
             yield
             return
-        with self._clock.running(), overheard(self), self._compiled.running():
+        with self._clock.running(), overheard(self), self._calls or nullcontext(), self._compiled.running():
             self._see_parameters(Kind.PARAM)
             self._see_buffers()
             yield
@@ -279,6 +281,10 @@ class Session:
     def _see_buffers(self) -> None:
         for name, buffer in self._buffers.items():
             self._visit(TensorId.of(self._clock.step, None, name, Kind.BUFFER), buffer)
+
+    def _see_call(self, call: Call, slot: str, tensor: torch.Tensor) -> None:
+        site = Site(call.name, Kind.CALL, slot)
+        self._visit(self._id(site, call.microbatch, step=call.step, call=call.number), tensor, call.microbatch)
 
     def _watched_microbatch(self) -> int | None:
         return self._clock.microbatch if self._clock.is_watched else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ttrace.judge.verdict import Finding, Judgement
+from ttrace.tensors.ids import Kind
 
 
 def combined(ordinary: Judgement, isolated: Judgement) -> Judgement:
@@ -21,13 +22,25 @@ def combined(ordinary: Judgement, isolated: Judgement) -> Judgement:
     for finding in isolated.findings:
         if finding.module not in told and finding.comparison.id in wrong:
             hidden.setdefault(finding.module, replace(finding, alone=True))
-    findings = (*_by_evidence(known), *hidden.values())
+    calls = _wrong_calls(isolated)
+    found = (*_by_evidence(known), *hidden.values())
+    findings = tuple(replace(finding, inside=calls.get(finding.module, "")) for finding in found)
     return replace(ordinary, findings=findings, notes=(*ordinary.notes, *_notes(isolated)))
 
 
 def _by_evidence(findings: list[Finding]) -> list[Finding]:
     """What is wrong by itself comes first; otherwise in the order in which it appeared."""
     return sorted(findings, key=lambda finding: not finding.alone)
+
+
+def _wrong_calls(isolated: Judgement) -> dict[str, str]:
+    """By module, the first wrong call of a torch function in its own code."""
+    found: dict[str, str] = {}
+    for comparison in isolated.comparisons:
+        if comparison.id.kind is Kind.CALL and comparison.verdict.is_wrong:
+            function, _, number = comparison.id.site.slot.rpartition(".")
+            found.setdefault(comparison.id.name, f"{function}, call {int(number) + 1}")
+    return found
 
 
 def _notes(isolated: Judgement) -> list[str]:

@@ -38,7 +38,7 @@ _MADE_INSIDE = frozenset({Kind.OUTPUT, Kind.RECOMPUTE_OUTPUT, Kind.GRAD_INPUT, K
 
 def findings(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
     """One finding for every origin, first divergence first."""
-    wrong = {comparison.id: comparison for comparison in comparisons if comparison.verdict.is_wrong}
+    wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and c.id.kind is not Kind.CALL}
     if not wrong:
         return ()
     sites = _WrongSites(list(wrong), _called(comparisons), _replaced(reference))

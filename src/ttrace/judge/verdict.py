@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.stats import Stats
 
 
@@ -101,6 +101,8 @@ class Comparison:
     @property
     def spoils(self) -> bool:
         """Whether this comparison keeps the whole from being judged."""
+        if self.id.kind is Kind.CALL:
+            return False  # what functions inside a module give back is evidence, no part of the contract
         is_excused = self.reason in EXCUSED or self.is_allowed
         return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or is_excused)
 
@@ -125,6 +127,8 @@ class Finding:
     cause: Cause
     num_after: int
     """How many wrong tensors follow from here on, in the reference's order."""
+    inside: str = ""
+    """The first wrong call of a torch function in the module's own code, where that was looked for."""
     alone: bool | None = None
     """Whether the module is wrong by itself, on generated inputs; None if that was not tried."""
 

@@ -52,6 +52,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "tolerance": _number(finding.comparison.tolerance.value if finding.comparison.tolerance else math.nan),
         "num_after": finding.num_after,
         "alone": finding.alone,
+        "inside": finding.inside,
     }
 
 

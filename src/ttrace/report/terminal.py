@@ -76,6 +76,8 @@ def _facts(finding: Finding, others: list[Finding]) -> Iterator[tuple[str, str]]
         yield "layout", f"{layout}{comparison.by}"
     if finding.source:
         yield "module", f"{finding.module}, {finding.source}"
+    if finding.inside:
+        yield "inside", f"the first wrong result in its own code is that of {finding.inside}"
     if finding.alone is not None:
         yield "isolated", _ALONE[finding.alone]
     if others:

@@ -35,6 +35,7 @@ class Kind(StrEnum):
     GRAD_NORM = "grad_norm"
     CLIP = "clip"
     DECISION = "decision"
+    CALL = "call"
     RECOMPUTE_INPUT = "recompute_input"
     RECOMPUTE_OUTPUT = "recompute_output"
 

@@ -136,7 +136,8 @@ def isolated(
 ) -> Judgement:
     """What was found, with what an isolated run adds to it; a script that fails in isolation adds a note."""
     try:
-        run_isolated(run, commands, settings, stage)
+        inside = tuple(dict.fromkeys(finding.module for finding in found.findings))
+        run_isolated(run, commands, settings.model_copy(update={"inside": inside}), stage)
         stage("isolated check")
         return combined(found, run.isolated.judged(strictness))
     except TTraceError as error:
