@@ -71,7 +71,9 @@ def ring(shape: Shape, cell: Cell) -> Candidate:
                 average(model.parameters(), mesh.get_group("cp"))
             updated(model, optimizer, cell.max_norm)
 
-    return Candidate([model], optimizer, step, 1, mesh, None, None if has_fsdp else 1 / mesh["cp"].size())
+    if has_fsdp:  # it says everything itself
+        return Candidate([model], optimizer, step)
+    return Candidate([model], optimizer, step, 1, mesh, None, 1 / mesh["cp"].size())
 
 
 @contextmanager

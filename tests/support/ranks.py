@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -65,6 +66,17 @@ def _collected(num_ranks: int, results: Any, processes: Sequence[BaseProcess], t
                 raise TimeoutError(f"ranks {dead or 'that still run'} gave no result in {timeout:.0f} s") from None
             continue
         if not worked:
-            raise AssertionError(f"rank {rank} failed:\n{value}")
+            raise AssertionError("\n".join([f"rank {rank} failed:\n{value}", *_other_failures(results)]))
         returned[rank] = value
     return [returned[rank] for rank in range(num_ranks)]
+
+
+def _other_failures(results: Any) -> list[str]:
+    """What other ranks say within seconds: the first to be heard may only have lost the one that failed."""
+    found = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            rank, worked, value = results.get(timeout=3.0)
+            if not worked:
+                found.append(f"rank {rank} failed:\n{value}")
+    return found

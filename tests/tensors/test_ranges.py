@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +60,12 @@ def test_common_runs_are_the_shared_indices_once(data: st.DataObject, a: list[in
 def test_positions_say_where_each_range_starts_locally() -> None:
     assert list(rg.positions(((6, 8), (0, 3)))) == [(6, 8, 0), (0, 3, 2)]
     assert list(rg.positions(())) == []
+
+
+@pytest.mark.parametrize("b", [((0, 8),), ((6, 8), (1, 3)), ((9, 12),), (), ((3, 4), (0, 1), (11, 12))])
+def test_common_positions_are_those_of_the_common_runs(b: Ranges) -> None:
+    a = ((5, 9), (0, 2), (3, 4))
+    runs = rg.common(a, b)
+    at, bt = rg.common_positions(a, b)
+    assert at.tolist() == [x + i for x, _, length in runs for i in range(length)]
+    assert bt.tolist() == [y + i for _, y, length in runs for i in range(length)]

@@ -68,6 +68,17 @@ def common(a: Ranges, b: Ranges) -> list[tuple[int, int, int]]:
     return runs
 
 
+def common_positions(a: Ranges, b: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
+    """The positions in a and in b of the indices that both hold, in the order of the indices: for lists of many."""
+    left, at = indices(a).sort()
+    right, bt = indices(b).sort()
+    if not right.numel():
+        return at[:0], bt
+    found = torch.searchsorted(right, left).clamp_max(right.numel() - 1)
+    shared = right[found] == left
+    return at[shared], bt[found[shared]]
+
+
 def positions(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
     """Each range as (start, stop, position of its first index in the local tensor)."""
     return ((start, stop, at) for (start, stop), at in zip(ranges, _offsets(ranges), strict=False))

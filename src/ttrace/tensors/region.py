@@ -87,6 +87,9 @@ class Region:
     def overlaps(self, other: Region) -> Iterator[tuple[Part, Part]]:
         """The elements both hold, as pairs of equally shaped parts of the two local tensors."""
         for a, b in itertools.product(self.boxes(), other.boxes()):
+            if max((len(ranges) for box in (a, b) for ranges in box.dims), default=0) > _MANY_RUNS:
+                yield from _gathered_parts(a, b)
+                continue
             runs = [rg.common(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
             if all(runs):
                 yield from _parts(a, b, runs)
@@ -166,7 +169,7 @@ class Box:
 
 def _parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[tuple[Part, Part]]:
     if math.prod(len(dim) for dim in runs) > _MANY_RUNS:
-        yield _gathered(a, 0, runs), _gathered(b, 1, runs)
+        yield from _gathered_parts(a, b)
         return
     for combination in itertools.product(*runs):
         yield (
@@ -175,13 +178,17 @@ def _parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[t
         )
 
 
-def _gathered(box: Box, side: int, runs: list[list[tuple[int, int, int]]]) -> Part:
-    num_dims = len(runs)
-    cut = []
-    for dim, dim_runs in enumerate(runs):
-        index = rg.indices(tuple((run[side], run[side] + run[2]) for run in dim_runs))
-        cut.append(index.view(*(-1 if d == dim else 1 for d in range(num_dims))))
-    return Part(box, tuple(cut))
+def _gathered_parts(a: Box, b: Box) -> Iterator[tuple[Part, Part]]:
+    """All common elements at once, by index: dispatched tokens have as many runs as tokens."""
+    shared = [rg.common_positions(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
+    if all(at.numel() for at, _ in shared):
+        yield _gathered(a, [at for at, _ in shared]), _gathered(b, [bt for _, bt in shared])
+
+
+def _gathered(box: Box, positions: list[torch.Tensor]) -> Part:
+    num_dims = len(positions)
+    grid = (index.view(*(-1 if d == dim else 1 for d in range(num_dims))) for dim, index in enumerate(positions))
+    return Part(box, tuple(grid))
 
 
 def _ranges_text(ranges: Ranges) -> str:
