@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from tests.support.cover import NUM_RANKS
 from tests.support.faults import inject
 from tests.support.ranks import on_ranks
 from tests.support.results import Outcome
-from tests.support.runs import NUM_TWINS, SimulatedRank, judged
+from tests.support.runs import SimulatedRank
 from tests.support.transformer import Shape, Transformer
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
+from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind
@@ -29,7 +31,7 @@ from ttrace.trace.reader import Trace
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 
-FAULTY = "layers.1.feed_forward.w2"
+FAULTY = "layers.1.attention.wo"
 CELLS = [
     Cell("tp", recompute="full"),
     Cell("tp+sp"),
@@ -46,34 +48,34 @@ CELLS = [
 ]
 
 
-def isolated(cell: Cell, folder: Path, fault: Fault | None = None) -> Judgement | None:
-    """On every rank: the ordinary run for its factor, then the isolated one, judged on rank 0."""
-    shape = replace(shape_of(cell, SHAPE), recompute="none")
-    known = folder / "reference"
+def references(cell: Cell, folder: Path, shape: Shape) -> None:
+    """On every rank: an ordinary and an isolated reference, with the one twin that isolation has."""
     torch.manual_seed(0)
     total = cell.num_microbatches * LAYOUTS[cell.layout](shape, cell).num_data_ranks
     if dist.get_rank() == 0:
-        alone = Plan(out=folder / "isolated" / "reference", reference=known, isolated=True, stop=False)
-        twin = alone.model_copy(update={"role": "twin", "reference": alone.out})
-        trace(Plan(out=known, stop=False), shape, cell, total)
+        alone = Plan(out=folder / "isolated" / "reference", reference=folder / "reference", isolated=True, stop=False)
+        known = {"role": "twin", "twin": 1, "reference": alone.out}
+        trace(Plan(out=folder / "reference", stop=False), shape, cell, total)
         trace(alone, shape, cell, total)
-        for number in range(1, NUM_TWINS + 1):
-            trace(
-                twin.model_copy(update={"out": alone.out.parent / f"twin-{number}", "twin": number}), shape, cell, total
-            )
+        trace(alone.model_copy(update={"out": alone.out.parent / "twin-1", **known}), shape, cell, total)
     dist.barrier()
-    run_candidate(Plan(out=folder / "candidate", role="candidate", reference=known, stop=False), shape, cell)
-    factor = Trace(folder / "candidate").grad_factor
-    plan = Plan(
-        out=folder / "isolated" / "candidate",
-        role="candidate",
-        reference=folder / "isolated" / "reference",
-        isolated=True,
-        grad_factor=factor,
-        stop=False,
-    )
-    run_candidate(plan, shape, cell, fault)
-    return judged(folder / "isolated", plan.out) if dist.get_rank() == 0 else None
+
+
+def isolated(cell: Cell, folder: Path, faults: Sequence[Fault | None]) -> list[Judgement]:
+    """On every rank: the ordinary run for its factor, then isolated ones with each fault, judged on rank 0."""
+    shape = replace(shape_of(cell, SHAPE), recompute="none")
+    references(cell, folder, shape)
+    ordinary = Plan(out=folder / "candidate", role="candidate", reference=folder / "reference", stop=False)
+    run_candidate(ordinary, shape, cell)
+    factor = Trace(ordinary.out).grad_factor
+    known, found = folder / "isolated", []
+    for number, fault in enumerate(faults):
+        update = {"out": known / f"candidate-{number}", "reference": known / "reference"}
+        plan = ordinary.model_copy(update={**update, "isolated": True, "grad_factor": factor})
+        run_candidate(plan, shape, cell, fault)
+        if dist.get_rank() == 0:
+            found.append(check(Trace(known / "reference"), [Trace(known / "twin-1")], Trace(plan.out)))
+    return found
 
 
 def trace(plan: Plan, shape: Shape, cell: Cell, total: int) -> None:
@@ -99,9 +101,10 @@ def run_candidate(plan: Plan, shape: Shape, cell: Cell, fault: Fault | None = No
 def run_all(folder: Path, cells: list[Cell]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for cell in cells:
-        clean = isolated(cell, folder / cell.name)
-        wrong = isolated(cell, folder / f"{cell.name}-fault", functools.partial(inject, "scaled", FAULTY))
-        if clean is not None and wrong is not None:
+        scaled = functools.partial(inject, "scaled", FAULTY)
+        judgements = isolated(cell, folder / cell.name, (None, scaled))
+        if judgements:
+            clean, wrong = judgements
             spoilt = {c.id.name for c in wrong.comparisons if c.verdict.is_wrong and c.id.kind is Kind.OUTPUT}
             found[cell.name] = (clean.exit, Outcome.of(clean).trouble, clean.notes, wrong.findings[0].module, spoilt)
     return found
@@ -129,4 +132,4 @@ def test_isolated_modules_are_right_by_themselves(results: dict[str, Any], name:
 def test_a_fault_spoils_only_what_holds_it(results: dict[str, Any], name: str) -> None:
     *_, module, spoilt = results[name]
     assert module == FAULTY
-    assert spoilt <= {FAULTY, "layers.1.feed_forward", "layers.1"}
+    assert spoilt <= {FAULTY, "layers.1.attention", "layers.1"}
