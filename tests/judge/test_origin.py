@@ -279,3 +279,17 @@ def test_what_is_not_judged_is_no_origin(tmp_path: Path, verdict: str) -> None:
     if verdict == "gap":
         case.candidate.spread("0/0/a/output", drawn(4, 8), "a b/tp", ranks=[0])
     assert case.judged().findings == ()
+
+
+def test_modules_that_the_candidate_never_runs_are_the_cause(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/block/input", "0/0/block.first/input", "0/0/block.first/output")
+    for name in ("0/0/block.mlp/input", "0/0/block.mlp.fc1/output", "0/0/block.mlp/output"):
+        case.trusted(name, drawn(4, 8))
+    case.wrong("0/0/block/output")
+    case.trusted("0/-/block.mlp.fc1.weight/param_grad", drawn(4, 8))
+    case.wrong("0/-/block.mlp.fc1.weight/param_after")
+    found = case.judged().findings
+    assert [(f.module, f.cause.name, f.cause.sentence) for f in found] == [
+        ("block", "skipped", "the candidate never runs block.mlp")
+    ]

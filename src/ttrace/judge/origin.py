@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ttrace.judge.diagnose import cause
-from ttrace.judge.verdict import Comparison, Finding
+from ttrace.judge.verdict import Cause, Comparison, Finding, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
 
@@ -41,14 +41,14 @@ def findings(comparisons: Sequence[Comparison], reference: Trace, candidate: Tra
     wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and c.id.kind is not Kind.CALL}
     if not wrong:
         return ()
-    sites = _WrongSites(list(wrong), _called(comparisons), _replaced(reference))
+    sites = _WrongSites(list(wrong), _called(comparisons), _replaced(reference), _missing(comparisons))
     order = list(wrong)
     return tuple(
         Finding(
             wrong[start],
             sites.module_of(start),
             _source(sites.module_of(start), candidate),
-            cause(wrong[start], reference, candidate),
+            _skipped(sites.module_of(start), comparisons) or cause(wrong[start], reference, candidate),
             num_after=len(order) - order.index(start) - 1,
         )
         for start in sites.origins()
@@ -60,6 +60,23 @@ def _called(comparisons: Sequence[Comparison]) -> frozenset[str]:
     return frozenset(c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT))
 
 
+def _missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
+    """What the candidate does not have."""
+    return frozenset(c.id for c in comparisons if c.verdict is Verdict.MISSING)
+
+
+def _skipped(module: str, comparisons: Sequence[Comparison]) -> Cause | None:
+    """Modules inside this one that ran in the reference only."""
+    ran = {c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is not Verdict.MISSING}
+    absent = [c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING]
+    inside = [name for name in dict.fromkeys(absent) if name not in ran and name != module and _is_inside(name, module)]
+    outermost = [name for name in inside if not any(name != other and _is_inside(name, other) for other in inside)]
+    if not outermost:
+        return None
+    named = ", ".join(outermost[:4]) + (f" and {len(outermost) - 4} more" if len(outermost) > 4 else "")
+    return Cause("skipped", f"the candidate never runs {named}")
+
+
 def _replaced(reference: Trace) -> frozenset[TensorId]:
     """What isolation replaced on its way into a module."""
     enters = (Kind.INPUT, Kind.GRAD_OUTPUT)
@@ -69,10 +86,17 @@ def _replaced(reference: Trace) -> frozenset[TensorId]:
 class _WrongSites:
     """Which tensors are wrong at which module."""
 
-    def __init__(self, wrong: list[TensorId], called: frozenset[str], replaced: frozenset[TensorId]) -> None:
+    def __init__(
+        self,
+        wrong: list[TensorId],
+        called: frozenset[str],
+        replaced: frozenset[TensorId],
+        missing: frozenset[TensorId],
+    ) -> None:
         self._wrong_ids = wrong
         self._called = called
         self._replaced = replaced
+        self._missing = missing
         self._first_step = min(t.step for t in wrong)
         self._at: dict[tuple[str, Kind], list[TensorId]] = {}
         for t in wrong:
@@ -117,6 +141,8 @@ class _WrongSites:
         if _phase(t) == _UPDATE:
             if any(other.kind in (Kind.GRAD_NORM, Kind.CLIP) and other.step == t.step for other in self._wrong_ids):
                 return False  # a wrong norm clips every gradient wrongly
+            if t.at(Kind.PARAM_GRAD, slot="") in self._missing:
+                return False  # without a gradient there is nothing to step with
             before = (t.at(kind, slot="") for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD))
             return not any(other in self._at.get((self.module_of(t), other.kind), ()) for other in before)
         return True
