@@ -133,7 +133,7 @@ FAULTS: list[tuple[Case, Change, str, str]] = [
         "model.layers.1.self_attn.q_proj",
         "scaled by fsdp (fsdp=2)",
     ),
-    (Case("gpt2", "fsdp", FSDP), partial(rolled, "transformer.h.1.mlp"), "transformer.h.1.mlp", "no known pattern"),
+    (Case("gpt2", "fsdp", FSDP), partial(rolled, "transformer.h.1.mlp"), "transformer.h.1.mlp", "shifted by 1"),
 ]
 """The case, what is done to it, the module where that is found, and what the cause says."""
 
