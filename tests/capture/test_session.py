@@ -51,6 +51,16 @@ def one_step(tracing: Session, model: nn.Module, data: torch.Tensor) -> torch.Te
     return loss
 
 
+def test_a_step_that_raises_keeps_what_it_recorded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 2))
+    tracing = session(tmp_path, model)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"), tracing.step():
+        model(torch.ones(1, 2))
+    trace = Trace(tmp_path / "reference")
+    assert {str(found) for found in trace.shards} >= {"0/-/0.weight/param", "0/0/0/output"}
+    assert "incomplete" in next(trace.problems())
+
+
 def test_nothing_is_hooked_unless_ttrace_started_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TTRACE_PLAN", raising=False)
     model = nn.Linear(2, 2)

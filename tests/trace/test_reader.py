@@ -104,6 +104,7 @@ def test_what_ranks_state_is_gathered(tmp_path: Path) -> None:
 def test_an_incomplete_trace_opens_and_says_so(tmp_path: Path) -> None:
     writer = Writer(tmp_path, manifest())
     writer.write(record_of("layer", torch.ones(3)), torch.ones(3))
+    writer.flush()
     trace = Trace(tmp_path)
     assert torch.equal(trace.shards[tensor_id("layer")][0].tensor(), torch.ones(3))
     assert list(trace.problems()) == [
@@ -117,10 +118,12 @@ def test_what_is_written_later_is_found_by_opening_again(tmp_path: Path) -> None
     """A chunk may grow after it was mapped."""
     writer = Writer(tmp_path, manifest())
     writer.write(record_of("a", torch.ones(3)), torch.ones(3))
+    writer.flush()
     rank = RankTrace(writer.folder)
     rank.tensor(rank.records[0])
     later = torch.randn(100_000)
     writer.write(record_of("b", later), later)
+    writer.flush()
     newer = RankTrace(writer.folder).records[1]
     assert torch.equal(rank.tensor(newer), later)
     writer.close(End(num_steps=1))

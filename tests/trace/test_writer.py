@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +236,92 @@ def test_equal_bytes_in_an_earlier_chunk_are_written_again(tmp_path: Path) -> No
     assert [chunk for chunk, _ in places(folder)] == [0, 0, 1]
 
 
+def test_equal_bytes_that_have_left_the_arena_are_written_again(tmp_path: Path) -> None:
+    data = torch.randn(5000)
+    tensors = {"a": data, "b": data.clone(), **{f"c.{i}": torch.randn(5000) for i in range(5)}, "d": data.clone()}
+    folder = write_trace(tmp_path, tensors, max_bytes_held=1 << 17)
+    first, second, *_, last = places(folder)
+    assert first == second != last
+    trace = RankTrace(folder)
+    assert all(same_bits(trace.tensor(record), tensors[record.id.name]) for record in trace.records)
+
+
+def test_no_more_is_held_back_than_the_arena(tmp_path: Path) -> None:
+    """What a killed writer loses."""
+    writer = Writer(tmp_path, manifest(), max_bytes_held=1 << 20)
+    tensors = [torch.randn(50_000) for _ in range(30)]
+    for i, tensor in enumerate(tensors):
+        writer.write(record_of(f"layers.{i}", tensor), tensor)
+        trace = RankTrace(writer.folder)
+        missing = tensors[len(trace.records) : i + 1]
+        assert sum(late.nbytes for late in missing) <= (1 << 19) + tensor.nbytes
+        if trace.records:
+            assert same_bits(trace.tensor(trace.records[-1]), tensors[len(trace.records) - 1])
+    writer.close(End(num_steps=1))
+
+
+def test_a_tensor_that_cannot_be_copied_costs_nothing_else(tmp_path: Path) -> None:
+    """Half of it may be in the file: safetensors still finds no hole."""
+    writer = Writer(tmp_path, manifest(), max_bytes_held=1 << 20)
+    good = torch.randn(333)
+    bad = torch.randn(3000, 1001).T
+    for name, tensor in (("first", good), ("bad", bad), ("last", -good)):
+        try:
+            with FailsLate() if name == "bad" else nullcontext():  # type: ignore[no-untyped-call]  # of torch
+                writer.write(record_of(name, tensor), tensor)
+        except MemoryError:
+            assert name == "bad"
+    writer.close(End(num_steps=1))
+    found = contents(writer.folder / "chunk-0000.safetensors")
+    assert set(found) == {"0/0/first/output", "0/0/last/output"}
+    assert same_bits(found["0/0/last/output"], -good)
+    trace = RankTrace(writer.folder)
+    assert [record.order for record in trace.records] == [0, 1]
+    assert same_bits(trace.tensor(trace.records[1]), -good)
+
+
+class FailsLate(TorchDispatchMode):
+    """The fifth copy finds no memory."""
+
+    num_copies = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_copies += func is torch.ops.aten.copy_.default
+        if self.num_copies == 5:
+            raise MemoryError
+        return func(*args, **(kwargs or {}))
+
+
+NEVER_CLOSED = """
+import os, sys, torch
+from pathlib import Path
+from tests.trace.samples import manifest, record_of
+from ttrace.trace.writer import Writer
+
+writer = Writer(Path(sys.argv[1]), manifest(), max_bytes_held=1 << 18)
+for i in range(30):
+    tensor = torch.full((5000,), float(i))
+    writer.write(record_of(f"layers.{i}", tensor), tensor)
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    raise RuntimeError("out of luck")
+"""
+
+
+def test_a_script_that_ends_without_closing_loses_nothing(tmp_path: Path) -> None:
+    """Nor does a fork of it, which ends first, disturb or wait for anything."""
+    command = [sys.executable, "-W", "ignore", "-c", NEVER_CLOSED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("RuntimeError: out of luck\n")
+    trace = Trace(tmp_path)
+    assert [*trace.problems()] == [
+        f"{tmp_path}/rank-00000 is incomplete: 30 records, then the run ended without closing it"
+    ]
+    for i, record in enumerate(trace.ranks[0].records):
+        assert same_bits(trace.ranks[0].tensor(record), torch.full((5000,), float(i)))
+
+
 class Held(TorchDispatchMode):
     """Counts the bytes of all tensors that were made and are still there."""
 
@@ -264,8 +352,7 @@ def test_a_tensor_out_of_order_is_copied_in_parts_within_the_limit(tmp_path: Pat
     assert 0 < held.peak <= limit
     assert held.now == 0
     trace = RankTrace(writer.folder)
-    assert trace.records[0].begin == trace.records[1].begin
-    assert torch.equal(trace.tensor(trace.records[1]), shown)
+    assert all(torch.equal(trace.tensor(record), shown) for record in trace.records)
 
 
 FULL_DISK = """
@@ -275,31 +362,35 @@ from tests.trace.samples import manifest, record_of
 from ttrace.trace.format import End
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
-writer = Writer(Path(sys.argv[1]), manifest())
-problems = []
+flushes = sys.argv[2] == "flushes"
+writer = Writer(Path(sys.argv[1]), manifest(), max_bytes_held=1 << 16)
 for i in range(40):
     tensor = torch.full((1000 if i % 4 else 9000,), float(i))
-    # A write beyond this fails half way, as on a full disk; records of many digits make their file fail, too.
-    data = HEADER_BYTES + 4000 * (i + 4)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150 * (i // 2) if i % 7 == 5 else data, resource.RLIM_INFINITY))
-    try:
-        writer.write(record_of(f"layers.{i}", tensor), tensor)
-    except OSError as error:
-        problems.append(f"layers.{i}: {error}")
+    # Now and then writes fail, as on a full disk: all of them, or beyond what is there by now, half way.
+    there = next(writer.folder.glob("chunk-*")).stat().st_size if i else HEADER_BYTES
+    limit = {3: 0, 4: 100, 12: there + 5000, 18: there, 20: there + 10_000}.get(i % 21, resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    writer.write(record_of(f"layers.{i}", tensor), tensor)
+    if flushes:
+        writer.flush()
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-writer.close(End(num_steps=1, problems=tuple(problems)))
+writer.close(End(num_steps=1))
 """
 
 
-def test_a_failed_write_costs_that_record_only(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], check=True, cwd=Path(__file__).parents[2])
+@pytest.mark.parametrize("when", ["flushes", "buffers"])
+def test_a_failed_write_costs_what_it_should_have_written(tmp_path: Path, when: str) -> None:
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path), when]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
     trace = Trace(tmp_path)
     problems = list(trace.problems())
     shards = [shard for shards in trace.shards.values() for shard in shards]
     assert len(problems) > 3
+    assert all(re.fullmatch(r"0/0/layers\.\d+/output could not be recorded: OSError: .*", text) for text in problems)
+    assert len(shards) > 10
     assert len(shards) + len(problems) == 40
     for shard in shards:
         i = int(shard.id.name.split(".")[1])
         assert torch.equal(shard.tensor(), torch.full((1000 if i % 4 else 9000,), float(i)))
     found = contents(trace.ranks[0].folder / "chunk-0000.safetensors")
-    assert {str(shard.id) for shard in shards} <= set(found)
+    assert {str(shard.id) for shard in shards} == set(found)

@@ -23,8 +23,15 @@ from ttrace.trace.writer import Writer
 from ttrace.values.generate import Normal, values
 
 NUM_KILLS = 50
-SIZES = ((40, 2_000, 1 << 28), (300, 3_000, 100_000), (60, 60_000, 500_000), (20, 600_000, 1 << 28), (1500, 1, 1 << 28))
-"""Kinds of traces: records, elements of the largest, bytes to a chunk. Some have many chunks, some one."""
+SIZES = (
+    (40, 2_000, 1 << 28, 1 << 16),
+    (300, 3_000, 100_000, 1 << 26),
+    (60, 60_000, 500_000, 1 << 26),
+    (20, 600_000, 1 << 28, 1 << 22),
+    (1500, 1, 1 << 28, 1),
+)
+"""Kinds of traces: records, elements of the largest, bytes to a chunk, bytes held. Some have many chunks, some one;
+some write whenever a buffer is full, some when a chunk is."""
 
 
 def expected(i: int, largest: int) -> tuple[Record, torch.Tensor]:
@@ -36,15 +43,15 @@ def expected(i: int, largest: int) -> tuple[Record, torch.Tensor]:
     return Record(name, region.shape, dtype, region, microbatch=i, values=Normal()), tensor
 
 
-def write(folder: Path, size: tuple[int, int, int]) -> None:
-    num_records, largest, chunk_bytes = size
-    writer = Writer(folder, manifest(), chunk_bytes=chunk_bytes)
+def write(folder: Path, size: tuple[int, int, int, int]) -> None:
+    num_records, largest, chunk_bytes, max_bytes_held = size
+    writer = Writer(folder, manifest(), chunk_bytes=chunk_bytes, max_bytes_held=max_bytes_held)
     for i in range(num_records):
         writer.write(*expected(i, largest))
     writer.close(End(num_steps=1))
 
 
-def start(folder: Path, size: tuple[int, int, int]) -> int:
+def start(folder: Path, size: tuple[int, int, int, int]) -> int:
     if child := os.fork():
         return child
     try:

@@ -42,8 +42,8 @@ class Plan(BaseModel):
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     max_bytes_held: PositiveInt = MAX_BYTES_HELD
-    """What recording may hold in the host's memory at any time. Tensors are written while the step waits, so it is only
-    needed for those that must be copied first: from an accelerator, or because they do not lie in order."""
+    """What recording may hold in the host's memory at any time: the arena through which tensors are written, and those
+    that must be copied first: from an accelerator, or because they do not lie in order."""
     stop: bool = True
     """End the script after the last traced step."""
 

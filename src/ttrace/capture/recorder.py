@@ -39,6 +39,11 @@ class Recorder:
         """Remember what went wrong, for the end of the trace."""
         self._problems[problem] = None
 
+    def flush(self) -> None:
+        """Hand all records so far to the kernel: what comes next may be the end of the process."""
+        with self._lock:
+            self._writer.flush()
+
     def close(self, end: End) -> None:
         """Complete the trace; the problems kept so far are added to its end."""
         self._writer.close(end.model_copy(update={"problems": (*end.problems, *self._problems)}))

@@ -120,12 +120,15 @@ class Session:
         if self._clock.step >= self._plan.num_steps:
             yield
             return
-        with self._clock.running(), overheard(self), self._calls or nullcontext(), self._compiled.running():
-            self._see_parameters(Kind.PARAM)
-            self._see_buffers()
-            yield
-            if self._optimizer is None:
-                self._see_gradients()
+        try:
+            with self._clock.running(), overheard(self), self._calls or nullcontext(), self._compiled.running():
+                self._see_parameters(Kind.PARAM)
+                self._see_buffers()
+                yield
+                if self._optimizer is None:
+                    self._see_gradients()
+        finally:
+            self._recorder.flush()
         if self._clock.step == self._plan.num_steps:
             self.close()
             if self._plan.stop:

@@ -16,14 +16,15 @@ class Source:
 
     def __init__(self, tensor: torch.Tensor, max_bytes: int) -> None:
         self.shape, self.dtype, self.num_bytes = tuple(tensor.shape), tensor.dtype, tensor.nbytes
-        self._tensor = tensor
         self._max_bytes = max_bytes
-        # Most tensors come in one part, and are looked at twice.
-        self._whole = _in_order(tensor) if self.num_bytes <= max_bytes or _is_in_order(tensor) else None
+        # Most tensors come in one part, and are looked at up to three times.
+        is_whole = self.num_bytes <= max_bytes or _is_in_order(tensor)
+        self._tensor = _in_order(tensor) if is_whole else tensor
+        self._whole = _memory(self._tensor) if is_whole else None
 
     def parts(self) -> Iterable[memoryview]:
         """All bytes, row major. Each part is valid until the next one is asked for."""
-        return (_memory(self._whole),) if self._whole is not None else self._copied_parts()
+        return (self._whole,) if self._whole is not None else self._copied_parts()
 
     @cached_property
     def sample(self) -> Sample:
@@ -58,7 +59,7 @@ def _is_in_order(tensor: torch.Tensor) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The tensor's memory without a copy and without numpy, which knows neither bfloat16 nor float8."""
+    """The tensor's memory, for as long as it lives: no copy, and no numpy, which knows neither bfloat16 nor float8."""
     if tensor.nbytes == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

@@ -1,20 +1,24 @@
 """This module writes one rank's trace while the step runs.
 
 Order is what makes a killed writer harmless: a tensor's bytes are handed to the kernel before the line that names
-them, so every complete line of records.jsonl speaks of bytes that are there. Chunks become ordinary safetensors files
+them, so every complete line of records.jsonl speaks of bytes that are there. Bytes go through an arena, and the lines
+that name them wait until it has been written. Chunks become ordinary safetensors files
 when they are closed: room for the header is reserved in front, and the header is filled in last.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+from collections import deque
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.trace.arena import Arena, Stream, write_at
 from ttrace.trace.format import (
     DTYPE_NAMES,
     END,
@@ -35,13 +39,14 @@ CHUNK_BYTES = 256 << 20
 HEADER_BYTES = 256 << 10
 """Reserved in front of every chunk: the 8 bytes of length and the JSON header, padded with spaces."""
 MAX_BYTES_HELD = 64 << 20
-"""What may be copied at once of a tensor that does not lie in the host's memory, or not in order."""
+"""What recording may hold in memory: the arena, and copies of tensors that do not lie in the host's memory in order."""
+BUFFER_BYTES = 8 << 20
+"""Of each of the arena's two buffers; less if little may be held. Twice as much was not faster."""
 _LEAST_SHARED = 4096
 """Smaller tensors are written again sooner than they are looked up."""
-_WRITE_BYTES = 256 << 10
-"""For one call. More at once makes the kernel look for larger pages: up to three times the CPU time was measured."""
-_READ_BYTES = 64 << 10
-"""For one comparison: what was read is still in the cache."""
+_FORMAT = '"__metadata__":{"format":"pt"}'
+_LARGEST_PADDING = 128
+"""Letters of a padding's entry in the header: what a tensor's becomes if its bytes are lost."""
 
 
 class Writer:
@@ -63,46 +68,82 @@ class Writer:
         _write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1))
         self._records = (self.folder / RECORDS).open("wb", buffering=0)
         self._records_bytes = 0
+        self._num_records = 0
+        self._lines = b""
+        self._problems: list[str] = []
         self._chunk_bytes = chunk_bytes
-        self._max_bytes_held = max_bytes_held
+        self._arena = Arena(min(BUFFER_BYTES, max_bytes_held // 4))
+        self._max_bytes_copied = max(1, max_bytes_held - 2 * self._arena.buffer_bytes)
         self._chunk: _Chunk | None = None
         self._num_chunks = 0
-        self._num_records = 0
+        self._process = os.getpid()
+        atexit.register(self._flush_at_exit)
 
     def write(self, record: Record, tensor: torch.Tensor) -> None:
-        """Append one tensor; `record` says everything but its order and where its bytes are."""
+        """Append one tensor; `record` says everything but its order and where its bytes are.
+
+        What cannot be written later on, when the arena is, becomes a problem in the trace's end.
+        """
         check(record)
         if tensor.dtype not in DTYPE_NAMES:
             raise TraceError(
                 f"{record.id}: a trace holds no {tensor.dtype}. Leave this tensor out, or record its parts."
             )
         assert (record.shape, record.dtype) == (tensor.shape, tensor.dtype), "a record speaks of its tensor"
-        source = Source(tensor.detach(), self._max_bytes_held)
+        source = Source(tensor.detach(), self._max_bytes_copied)
         name = quoted(str(record.id))
         chunk = self._chunk_for(name, source)
         begin = chunk.place_of(source)
         if begin is None:
             begin = chunk.append(name, source)
-        at = (chunk.number, begin, begin + source.num_bytes)
-        line = encode_at(record, self._num_records, at).encode() + b"\n"
-        _write_at(self._records.fileno(), self._records_bytes, line)
-        self._records_bytes += len(line)
-        self._num_records += 1
+        chunk.waiting.append((record, begin, begin + source.num_bytes))
+        self._settle(chunk)
+
+    def flush(self) -> None:
+        """Hand everything so far to the kernel, the lines as well."""
+        if self._chunk is not None:
+            self._chunk.stream.flush()
+            self._settle(self._chunk)
 
     def close(self, end: End) -> None:
-        """Complete the trace; the number of records is filled in here."""
+        """Complete the trace; the number of records and what was lost are filled in here."""
         self._close_chunk()
-        self._records.truncate(self._records_bytes)
+        write_at(self._records.fileno(), self._records_bytes, self._lines)
+        self._records.truncate(self._records_bytes + len(self._lines))
         os.fsync(self._records.fileno())
         self._records.close()
-        whole = end.model_copy(update={"num_records": self._num_records})
-        _write_whole(self.folder / END, whole.model_dump_json(indent=1))
+        self._arena.close()
+        atexit.unregister(self._flush_at_exit)
+        filled = {"num_records": self._num_records, "problems": (*end.problems, *self._problems)}
+        _write_whole(self.folder / END, end.model_copy(update=filled).model_dump_json(indent=1))
+
+    def _flush_at_exit(self) -> None:
+        """For a script that ends without closing. A fork of it has the arena, but not the thread that writes it."""
+        if os.getpid() == self._process:
+            self.flush()
+
+    def _settle(self, chunk: _Chunk) -> None:
+        """Write the lines of all records whose bytes have been handed over, in the order of their appearance."""
+        while chunk.waiting and chunk.waiting[0][2] <= chunk.stream.settled:
+            record, begin, end = chunk.waiting.popleft()
+            if error := chunk.stream.loss(begin, end):
+                self._problems.append(f"{record.id} could not be recorded: {type(error).__name__}: {error}")
+            else:
+                self._lines += encode_at(record, self._num_records, (chunk.number, begin, end)).encode() + b"\n"
+                self._num_records += 1
+        if self._lines:
+            try:
+                write_at(self._records.fileno(), self._records_bytes, self._lines)
+            except OSError:
+                return  # they are small, and tried again with the next ones; `close` would say so
+            self._records_bytes += len(self._lines)
+            self._lines = b""
 
     def _chunk_for(self, name: str, source: Source) -> _Chunk:
         if self._chunk is not None and not self._chunk.has_room(name, source, self._chunk_bytes):
             self._close_chunk()
         if self._chunk is None:
-            self._chunk = _Chunk(self.folder / chunk_file(self._num_chunks), self._num_chunks)
+            self._chunk = _Chunk(self.folder / chunk_file(self._num_chunks), self._num_chunks, self._arena)
             self._num_chunks += 1
             if not self._chunk.has_room(name, source, self._chunk_bytes):
                 raise TraceError(
@@ -112,6 +153,7 @@ class Writer:
 
     def _close_chunk(self) -> None:
         if self._chunk is not None:
+            self.flush()
             self._chunk.close()
             self._chunk = None
 
@@ -119,15 +161,16 @@ class Writer:
 class _Chunk:
     """One safetensors file under construction."""
 
-    def __init__(self, path: Path, number: int) -> None:
+    def __init__(self, path: Path, number: int, arena: Arena) -> None:
         self.number = number
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self.stream = Stream(path, HEADER_BYTES, arena)
+        self.waiting: deque[tuple[Record, int, int]] = deque()
+        """Records whose lines are still to be written, with the places of their bytes in the file."""
         self._size = 0
-        self._entries: list[str] = []
+        self._entries: list[tuple[str, int, int]] = []
         self._names: set[str] = set()
         self._header_bytes = 64
         self._places: dict[Sample, int] = {}
-        self._scratch = bytearray(_READ_BYTES)
 
     def has_room(self, name: str, source: Source, chunk_bytes: int) -> bool:
         """Whether this tensor still fits; names are given as JSON spells them."""
@@ -139,67 +182,65 @@ class _Chunk:
     def place_of(self, source: Source) -> int | None:
         """Where these very bytes stand already: one module's output is often the next one's input.
 
-        They are compared. Neither a tensor's address nor its version would prove anything: memory is reused, and
-        collectives change a tensor without counting
+        They are compared, as long as they are in the arena. Neither a tensor's address nor its version would prove
+        anything: memory is reused, and collectives change a tensor without counting
         (tests/trace/test_writer.py::test_bytes_that_changed_without_a_new_version_are_written_anew).
         """
         if source.num_bytes < _LEAST_SHARED:
             return None
-        begin = self._places.get(source.sample)
-        return begin if begin is not None and self._holds(source, begin) else None
+        begin = at = self._places.get(source.sample, 0)
+        if not self.stream.reaches(begin) or self.stream.loss(begin, begin + source.num_bytes):
+            return None
+        for part in source.parts():
+            if not self.stream.holds(part, at):
+                return None
+            at += len(part)
+        return begin
 
     def append(self, name: str, source: Source) -> int:
-        """Write the bytes and return the place in the file where they begin."""
-        if padding := -self._size % 8:
-            # safetensors allows no holes, so what aligns the next tensor is a tensor too.
-            _write_at(self._file, HEADER_BYTES + self._size, bytes(padding))
-            self._enter(f'"_padding.{self._size}"', torch.uint8, (padding,), padding)
-        begin = at = HEADER_BYTES + self._size
+        """Take over the bytes and return the place in the file where they begin."""
+        stream = self.stream
+        stream.append(memoryview(bytes(-stream.end % 8)))
+        # safetensors allows no holes, so what aligns the next tensor is a tensor too, and so is half a tensor that
+        # could not be copied in full.
+        if padding := stream.end - HEADER_BYTES - self._size:
+            self._enter(_padding(self._size, self._size + padding), padding)
+        begin = stream.end
         for part in source.parts():
-            _write_at(self._file, at, part)
-            at += len(part)
-        self._enter(name, source.dtype, source.shape, source.num_bytes)
+            stream.append(part)
+        # No id holds a space, so this is no other tensor's name.
+        key = name if name not in self._names else f'{name[:-1]} #{len(self._entries)}"'
+        self._names.add(key)
+        entry = f"{key}:{{{spelled(source.dtype, source.shape)},{_offsets(self._size, self._size + source.num_bytes)}}}"
+        self._enter(entry, source.num_bytes)
+        self._header_bytes += max(0, _LARGEST_PADDING - len(entry))
         if source.num_bytes >= _LEAST_SHARED:
             self._places[source.sample] = begin
         return begin
 
     def close(self) -> None:
-        header = f'{{"__metadata__":{{"format":"pt"}}{"".join(self._entries)}}}'.encode()
+        """Fill in the header, once everything has been flushed."""
+        entries = (
+            _padding(begin, end) if self.stream.loss(HEADER_BYTES + begin, HEADER_BYTES + end) else entry
+            for entry, begin, end in self._entries
+        )
+        header = f"{{{','.join((_FORMAT, *entries))}}}".encode()
         room = HEADER_BYTES - 8
         assert len(header) <= room, "the header would run into the data"
-        _write_at(self._file, 0, room.to_bytes(8, "little") + header.ljust(room))
-        os.truncate(self._file, HEADER_BYTES + self._size)
-        os.fsync(self._file)
-        os.close(self._file)
+        self.stream.close(room.to_bytes(8, "little") + header.ljust(room))
 
-    def _enter(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], num_bytes: int) -> None:
-        # No id holds a space, so this is no other tensor's name.
-        key = name if name not in self._names else f'{name[:-1]} #{len(self._names)}"'
-        self._names.add(key)
-        entry = f'{spelled(dtype, shape)},"data_offsets":[{self._size},{self._size + num_bytes}]'
-        self._entries.append(f",{key}:{{{entry}}}")
-        self._header_bytes += len(self._entries[-1])
+    def _enter(self, entry: str, num_bytes: int) -> None:
+        self._entries.append((entry, self._size, self._size + num_bytes))
+        self._header_bytes += len(entry) + 1
         self._size += num_bytes
 
-    def _holds(self, source: Source, begin: int) -> bool:
-        for part in source.parts():
-            for start in range(0, len(part), _READ_BYTES):
-                wanted = part[start : start + _READ_BYTES]
-                # A bytearray compares at the speed of memory; two memoryviews do it byte by byte.
-                found = self._scratch if len(wanted) == _READ_BYTES else bytearray(len(wanted))
-                if os.preadv(self._file, [found], begin + start) != len(wanted) or found != wanted:
-                    return False
-            begin += len(part)
-        return True
+
+def _padding(begin: int, end: int) -> str:
+    return f'"_padding.{begin}":{{{spelled(torch.uint8, (end - begin,))},{_offsets(begin, end)}}}'
 
 
-def _write_at(file: int, at: int, data: bytes | memoryview) -> None:
-    # At a stated place, so that what an earlier write left half done on a full disk is written over
-    # (tests/trace/test_writer.py::test_a_failed_write_costs_that_record_only).
-    view = memoryview(data)
-    while view:
-        num_bytes = os.pwrite(file, view[:_WRITE_BYTES], at)
-        view, at = view[num_bytes:], at + num_bytes
+def _offsets(begin: int, end: int) -> str:
+    return f'"data_offsets":[{begin},{end}]'
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -1,0 +1,170 @@
+"""This module writes a file front to back through an arena: memory that mirrors the end of the file.
+
+The arena is two buffers. While one is filled, a thread writes the other, past the page cache where the file system
+allows it (O_DIRECT): filling pages of the cache takes more CPU time than everything else a writer does. What was
+appended last stays in memory for a while and can be compared there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+
+ALIGNED = 4096
+"""What direct writes begin at and are multiples of, in the file and in memory."""
+_WRITE_BYTES = 256 << 10
+"""For one call through the page cache. More at once makes the kernel look for larger pages: up to three times the CPU
+time was measured."""
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Arena:
+    """Two buffers and the thread that writes them; made when needed, and of use to one stream at a time."""
+
+    def __init__(self, buffer_bytes: int) -> None:
+        self.buffer_bytes = max(ALIGNED, buffer_bytes // ALIGNED * ALIGNED)
+
+    def close(self) -> None:
+        self.thread.shutdown()
+        vars(self).pop("buffers", None)  # a closed trace holds no memory
+
+    @cached_property
+    def buffers(self) -> tuple[memoryview, memoryview]:
+        return _pages(self.buffer_bytes), _pages(self.buffer_bytes)
+
+    @cached_property
+    def thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "ttrace-writer")  # starts with the first full buffer
+
+
+class Stream:
+    """A file that grows at its end. A write that fails loses what it should have written, and says so in `loss`."""
+
+    def __init__(self, path: Path, begin: int, arena: Arena) -> None:
+        assert begin % ALIGNED == 0, "the first direct write would be refused"
+        self.end = begin
+        """Where the next byte goes."""
+        self.settled = begin
+        """Everything in front of this was handed to the kernel, or is lost."""
+        self._begin = begin
+        self._arena = arena
+        self._buffer_end = begin + arena.buffer_bytes
+        self._writing: Future[None] | None = None
+        self._losses: list[tuple[int, int, OSError]] = []
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def append(self, part: memoryview) -> None:
+        while part:
+            if self.end == self._buffer_end:
+                self._turn()
+            room = self._piece(self.end, len(part))
+            room[:] = part[: len(room)]
+            self.end += len(room)
+            part = part[len(room) :]
+
+    def reaches(self, at: int) -> bool:
+        """Whether what is at this place is still in the arena."""
+        return at >= max(self._begin, self._buffer_end - 2 * self._arena.buffer_bytes)
+
+    def holds(self, part: memoryview, at: int) -> bool:
+        """Whether these very bytes are at this place, which the arena reaches."""
+        while part:
+            piece = self._piece(at, len(part))
+            if _memcmp(_address(piece), _address(part), len(piece)):
+                return False
+            at += len(piece)
+            part = part[len(piece) :]
+        return True
+
+    def flush(self) -> None:
+        """Hand everything to the kernel."""
+        self._wait()
+        if self.settled < self.end:
+            self._write(self.settled, self._piece(self.settled, self.end - self.settled))
+            self.settled = self.end
+
+    def loss(self, begin: int, end: int) -> OSError | None:
+        """Why one of these bytes, all of them settled, is not in the file."""
+        return next((error for start, stop, error in self._losses if begin < stop and start < end), None)
+
+    def close(self, front: bytes) -> None:
+        """Fill in the front of the file and put everything on disk. If that fails, it can be tried again."""
+        self.flush()
+        write_at(self._file, 0, front)
+        os.truncate(self._file, self.end)
+        os.fsync(self._file)
+        os.close(self._file)
+
+    def _piece(self, at: int, num_bytes: int) -> memoryview:
+        """The memory of these bytes, as many of them as one buffer holds."""
+        number, start = divmod(at - self._begin, self._arena.buffer_bytes)
+        return self._arena.buffers[number % 2][start : start + num_bytes]
+
+    def _turn(self) -> None:
+        """Have the full buffer written and go on in the other one, once that has been written."""
+        self._wait()
+        at = self._buffer_end - self._arena.buffer_bytes
+        self._writing = self._arena.thread.submit(self._write_directly, at, self._piece(at, self._arena.buffer_bytes))
+        self._buffer_end += self._arena.buffer_bytes
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+            self.settled = self._buffer_end - self._arena.buffer_bytes
+
+    def _write_directly(self, at: int, data: memoryview) -> None:
+        written = 0
+        try:
+            _set_direct(self._file, wanted=True)
+            while written < len(data):
+                written += os.pwrite(self._file, data[written:], at + written)
+        except OSError:
+            pass  # not every file system can, and none after a write that ended between two blocks
+        finally:
+            _set_direct(self._file, wanted=False)
+        self._write(at + written, data[written:])
+
+    def _write(self, at: int, data: memoryview) -> None:
+        end = at + len(data)
+        try:
+            while at < end:
+                at += os.pwrite(self._file, data[len(data) - (end - at) :][:_WRITE_BYTES], at)
+        except OSError as error:
+            # What was settled before is still there: the write that failed would only have repeated it.
+            self._losses.append((max(at, self.settled), end, error))
+
+
+def _pages(num_bytes: int) -> memoryview:
+    """Anonymous pages: they begin aligned, and take memory once they are touched."""
+    memory = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # of a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def write_at(file: int, at: int, data: bytes) -> None:
+    """Write at a stated place, so that what an earlier write left half done on a full disk is written over."""
+    view = memoryview(data)
+    while view:
+        num_bytes = os.pwrite(file, view[:_WRITE_BYTES], at)
+        view, at = view[num_bytes:], at + num_bytes
+
+
+def _set_direct(file: int, *, wanted: bool) -> None:
+    direct = getattr(os, "O_DIRECT", 0)
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    fcntl.fcntl(file, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
