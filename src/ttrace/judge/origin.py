@@ -71,6 +71,7 @@ class _WrongSites:
 
     def __init__(self, wrong: list[TensorId], called: frozenset[str], replaced: frozenset[TensorId]) -> None:
         self._wrong_ids = wrong
+        self._wrong = frozenset(wrong)
         self._called = called
         self._replaced = replaced
         self._first_step = min(t.step for t in wrong)
@@ -96,10 +97,15 @@ class _WrongSites:
         for t in starts:
             if not self._has_inner(t, modules):
                 # Other slots, calls and microbatches of the same module are the same story.
-                found.setdefault((self.module_of(t), _phase(t)), t)
+                found.setdefault((self.module_of(t), _phase(t)), self._telling(t))
         first = min((t for t in self._wrong_ids if t.step == self._first_step), key=_phase)
         is_told = first in found.values() or any(self._explains(t, first) for t in found.values())
         return list(found.values()) if is_told else [first, *found.values()]
+
+    def _telling(self, t: TensorId) -> TensorId:
+        """Of a parameter after a step and its update, both wrong, the update says more."""
+        update = t.at(Kind.UPDATE)
+        return update if t.kind is Kind.PARAM_AFTER and update in self._wrong else t
 
     def _starts_at(self, t: TensorId) -> bool:
         """Whether everything this site is made from is right."""
