@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from ttrace.judge.census import absences, explained, with_reasons
 from ttrace.judge.compare import Comparer
 from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
@@ -49,12 +50,14 @@ def checked(rounding: Twins, candidate: Trace, *, progress: Progress | None = No
     if not reference.manifest.isolated:
         # In isolation the module around is right in any case; what is not stated is told by the ordinary run.
         comparisons = without_unstated_sums(comparisons, reference, candidate)
+    lacking = absences(comparisons, reference, candidate)
+    comparisons = with_reasons(comparisons, lacking)
     factor = unstated_factor(comparisons, candidate)
     # Whatever follows from other data, or from a factor that is still to come, is no finding.
     is_explained = factor is not None or _is_fed_otherwise(comparisons)
     inferred = _inferred_note(comparisons)
     problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
-    found = () if is_explained else findings(comparisons, reference, candidate)
+    found = () if is_explained else explained(findings(comparisons, reference, candidate), lacking)
     return Judgement(
         tuple(comparisons),
         before_random(found, comparisons, reference, candidate),
@@ -63,6 +66,7 @@ def checked(rounding: Twins, candidate: Trace, *, progress: Progress | None = No
             *random_problems(reference, candidate),
             *_nothing_recorded(reference, candidate),
             *_other_data(comparisons),
+            *map(str, lacking),
             *_idle(candidate, comparisons),
             *([factor] if factor is not None else []),
         ),

@@ -15,7 +15,7 @@ import torch
 from ttrace.judge import patterns, updates
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
-from ttrace.judge.verdict import Cause, Comparison, Verdict
+from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Verdict
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region
@@ -36,7 +36,7 @@ def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
             found = test(evidence)
             if found is not None:
                 return found
-    return Cause("unexplained", "no known pattern explains the difference")
+    return Cause(UNEXPLAINED, "no known pattern explains the difference")
 
 
 def _not_finite(e: Evidence) -> Cause | None:
