@@ -259,6 +259,26 @@ def test_a_wrong_norm_of_right_gradients_says_what_was_counted(
     assert (found.name, found.sentence) == ("gradient norm", f"the gradients are right, but {words}")
 
 
+def test_a_wrong_clip_factor_of_a_right_norm_is_told_apart(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right(ID)
+    case.both("0/-/./grad_norm", torch.tensor(3.0), "")
+    case.both("0/-/./clip", torch.tensor(0.25), "", lambda x: 2 * x)
+    found = cause(case)
+    words = "gradients and their norm are right, but the clip factor is 2 x the reference's"
+    assert (found.name, found.sentence) == ("clip factor", words)
+
+
+def test_an_updates_factor_is_no_axis(tmp_path: Path) -> None:
+    """Its gradient is right, so nothing was summed too often."""
+    case, update = Case(tmp_path, "tp=3"), 1e-2 * drawn(8, 12, seed=1)
+    case.right(ID)
+    case.both("0/-/fc.weight/param", FULL, "a b/tp", noise=0.0)
+    case.both("0/-/fc.weight/param_after", FULL + update, "a b/tp", lambda x: x + 2 * update, noise=1e-8)
+    found = cause(case)
+    assert (found.name, found.axis, found.sentence) == ("constant factor", None, "the candidate is 3 x the reference")
+
+
 def test_replicas_that_average_to_the_reference_miss_their_averaging(tmp_path: Path) -> None:
     full = drawn(4, 8)
     other = drawn(4, 8, seed=5)

@@ -245,3 +245,26 @@ def test_what_is_near_a_summand_is_no_partial_sum(tmp_path: Path) -> None:
 def test_a_summand_of_another_module_is_no_partial_sum(tmp_path: Path) -> None:
     case = Case(tmp_path)
     assert changed(case, summands(case, name="0/1/other/output")[0], "a b").name == "unexplained"
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1.0, ": layers.1.fc.bias, added once too often"),
+        (3.0, ": layers.1.fc.bias, added 3 times too often"),
+        (-1.0, ": layers.1.fc.bias, left out"),
+        (0.5, ""),
+    ],
+)
+def test_one_row_too_much_everywhere_is_a_bias(tmp_path: Path, count: float, words: str) -> None:
+    case, row = Case(tmp_path), drawn(12, seed=3)
+    case.both("0/-/layers.1.fc.bias/param", row)
+    found = changed(case, FULL + count * row)
+    assert found.name == "bias"
+    assert found.sentence == f"the candidate is the reference plus one row, the same everywhere{words}"
+    assert found.evidence[0].startswith("without that row the error is ")
+
+
+def test_rows_that_differ_a_little_are_no_bias(tmp_path: Path) -> None:
+    wrong = FULL + drawn(12, seed=3) + 1e-3 * drawn(8, 12, seed=4)
+    assert changed(Case(tmp_path), wrong).name == "unexplained"

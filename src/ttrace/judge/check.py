@@ -12,6 +12,7 @@ from ttrace.judge.origin import findings
 from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
+from ttrace.judge.unprotected import power_notes
 from ttrace.judge.unstated import unstated_factor, without_unstated_sums
 from ttrace.judge.verdict import EXCUSED, Comparison, Judgement
 from ttrace.layouts.placed import INFERRED
@@ -78,6 +79,7 @@ def checked(rounding: Twins, candidate: Trace, *, progress: Progress | None = No
                     *factor_note(reference, candidate),
                     *inferred,
                     *_excused_notes(comparisons),
+                    *([] if reference.manifest.isolated else power_notes(comparisons, candidate)),
                 ]
             )
         ),

@@ -152,6 +152,9 @@ def _gradient_norm(e: Evidence) -> Cause | None:
     kind, ratio = e.comparison.id.kind, e.stats.scale
     if kind not in (Kind.GRAD_NORM, Kind.CLIP) or not math.isfinite(ratio) or ratio <= 0.0:
         return None
+    if kind is Kind.CLIP and e.comparison.id.at(Kind.GRAD_NORM) in e.reference_trace.shards:
+        words = f"gradients and their norm are right, but the clip factor is {ratio:.4g} x the reference's"
+        return Cause("clip factor", words)
     square = ratio**2 if kind is Kind.GRAD_NORM else ratio**-2
     axes, words = _explained(square, e.sizes)
     return Cause(
@@ -170,9 +173,7 @@ def _constant_factor(e: Evidence) -> Cause | None:
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
     if rest > min(NEAR * e.tolerance * max(abs(s.scale), 1.0), FAR * abs(s.scale), FAR * s.error):
         return None
-    axes, words = _explained(s.scale, _sizes_around(e))
-    if not axes:
-        axes, words = _explained(s.scale, e.sizes)
+    axes, words = _explained_here(e, s.scale)
     if s.count == 1 and not axes:
         return None  # one number is always a multiple of another
     is_summed_twice = s.scale > 1.0 and bool(axes) and MICROBATCH_AXIS not in axes
@@ -241,6 +242,7 @@ _TESTS = (
     patterns.other_tensors,
     patterns.moved,
     patterns.transposed,
+    patterns.bias,
     patterns.some_rows,
     patterns.weaker_dtype,
     _some_ranks,
@@ -290,6 +292,14 @@ def _sizes_around(e: Evidence) -> dict[str, int]:
     parts = [part for part in e.mesh.factorisations if named <= {axis for axis, _ in part}]
     around = {axis for part in parts for axis, _ in part} or set(e.sizes)
     return {axis: size for axis, size in e.sizes.items() if axis in around or axis not in e.mesh.sizes}
+
+
+def _explained_here(e: Evidence, scale: float) -> tuple[list[str], str]:
+    """The same with the axes of the tensor's own factorisation first; an update's gradient is right on all of them."""
+    if e.comparison.id.kind is Kind.UPDATE:
+        return [], ""
+    axes, words = _explained(scale, _sizes_around(e))
+    return (axes, words) if axes else _explained(scale, e.sizes)
 
 
 def _explained(scale: float, sizes: Mapping[str, int]) -> tuple[list[str], str]:

@@ -81,8 +81,8 @@ class _WrongSites:
                 self._at.setdefault((self.module_of(t), t.kind), []).append(t)
 
     def module_of(self, t: TensorId) -> str:
-        """The module an id speaks of: for a parameter, and for what was replaced, the innermost around it that ran."""
-        if not t.kind.is_of_param and t not in self._replaced:
+        """The module an id speaks of: for parameters, buffers, and what was replaced, the innermost that ran."""
+        if not t.kind.is_of_param and t.kind is not Kind.BUFFER and t not in self._replaced:
             return t.name
         module = t.name.rpartition(".")[0]
         while module and module not in self._called:

@@ -209,6 +209,37 @@ def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
     return ""
 
 
+def bias(e: Evidence) -> Cause | None:
+    """One row too much or too little, the same everywhere: a bias."""
+    pair = _both(e) if e.comparison.id.kind is Kind.OUTPUT and len(e.reference.shape) > 1 else None
+    if pair is None:
+        return None
+    surplus = (pair[1] - pair[0]).flatten(0, -2)
+    row = surplus.mean(0)
+    rest = float((surplus - row).norm() / pair[0].norm())
+    if len(surplus) < 2 or not e.is_explained_error(rest):
+        return None
+    return Cause(
+        "bias",
+        f"the candidate is the reference plus one row, the same everywhere{_multiple(e, row)}",
+        evidence=(f"without that row the error is {rest:.1e}",),
+    )
+
+
+def _multiple(e: Evidence, row: torch.Tensor) -> str:
+    """How many times the module's own bias the row is, if it is."""
+    name = f"{e.comparison.id.name}.bias"
+    own = Logical.found(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
+    if own is None or own.shape != tuple(row.shape):
+        return ""
+    values = own.tensor().to(torch.float64)
+    count = round(float(values @ row / (values @ values).clamp_min(1e-300)))
+    if count == 0 or _relative(count * values, row) > FAR:
+        return ""
+    often = "once" if count == 1 else f"{count} times"
+    return f": {name}, added {often} too often" if count > 0 else f": {name}, left out"
+
+
 def weaker_dtype(e: Evidence) -> Cause | None:
     """Values that fit a weaker dtype than the reference's, off by what that dtype rounds away."""
     ours = e.reference.dtype
