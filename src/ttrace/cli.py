@@ -24,6 +24,7 @@ from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import difference as difference_report
 from ttrace.report import listing, machine, suggest, terminal
+from ttrace.report import power as power_report
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import split_command
@@ -216,6 +217,21 @@ def lint(
             layout = f' "{row["layout"]}"' if row["layout"] else ""
             typer.echo(f"{row['site']}: {row['how']}{layout}")
         typer.echo(f"next: ttrace lint {shlex.quote(str(folder))} --suggest" if rows else "every layout is stated")
+
+
+@app.command()
+def selftest(folder: RunFolder, margin: Margin = MARGIN, json_output: Json = False) -> None:
+    """Put known faults into a clean run's tensors, in memory, and say which of them the check would reveal."""
+    with _progress(Console(stderr=json_output)) as progress:
+        task = progress.add_task("selftest", total=None)
+        found = Run(folder).selftested(
+            margin=margin, progress=lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    if json_output:
+        typer.echo(json.dumps(power_report.as_json(found)))
+    else:
+        power_report.show(_console(), found)
+    raise typer.Exit(int(found.exit))
 
 
 @app.callback(invoke_without_command=True)

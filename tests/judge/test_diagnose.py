@@ -128,7 +128,11 @@ def test_a_constant_factor_names_the_axis_whose_size_it_is(
     tmp_path: Path, factor: float, axis: str | None, words: str
 ) -> None:
     found = changed(Case(tmp_path, "dp=3 tp=2"), "a b/tp", factor * FULL)
-    assert (found.name, found.axis, found.sentence) == ("constant factor", axis, words)
+    assert (found.name, found.axis, found.sentence) == (name_of(factor), axis, words)
+
+
+def name_of(factor: float) -> str:
+    return "double reduction" if factor > 1.9 else "constant factor"
 
 
 def test_axes_of_the_same_size_are_both_named(tmp_path: Path) -> None:
@@ -150,7 +154,17 @@ def test_axes_of_the_tensors_own_factorisation_are_suspected_first(tmp_path: Pat
 
 def test_the_number_of_microbatches_explains_a_factor(tmp_path: Path) -> None:
     found = changed(Case(tmp_path, "tp=2", num_microbatches=4), "a b/tp", 4 * FULL)
-    assert (found.axis, "mb=4" in found.sentence) == ("mb", True)
+    assert found.axis == "mb"
+    assert found.sentence == "the candidate is 4 x the reference: scaled by the number of microbatches (mb=4)"
+
+
+@pytest.mark.parametrize(("name", "axis"), [("0/-/fc.weight/param_grad", "mb"), ("0/2/head/output", None)])
+def test_microbatches_are_counted_where_what_they_make_is_summed(tmp_path: Path, name: str, axis: str | None) -> None:
+    case = Case(tmp_path)
+    for microbatch in range(3):
+        case.right(f"0/{microbatch}/fc/output")
+    found = changed(case, "a b/tp", FULL / 3, name)
+    assert (found.name, found.axis) == ("constant factor", axis)
 
 
 def test_a_factor_with_something_else_on_top_is_not_claimed(tmp_path: Path) -> None:
@@ -163,7 +177,7 @@ def test_a_factor_below_the_rest_is_not_claimed(tmp_path: Path) -> None:
     assert changed(case, "a b/tp", 1.1 * FULL + 0.45 * drawn(8, 12, seed=3)).name == "unexplained"
 
 
-@pytest.mark.parametrize(("factor", "name"), [(1.3, "unexplained"), (2.0, "constant factor")])
+@pytest.mark.parametrize(("factor", "name"), [(1.3, "unexplained"), (2.0, "double reduction")])
 def test_one_number_is_a_multiple_of_another_only_where_an_axis_says_so(
     tmp_path: Path, factor: float, name: str
 ) -> None:
@@ -189,7 +203,7 @@ def test_what_is_not_finite_is_counted(tmp_path: Path) -> None:
     wrong[0, :2], wrong[7, 0] = torch.nan, torch.inf
     found = changed(Case(tmp_path), "a b/tp", wrong)
     assert found.name == "not finite"
-    assert found.evidence == ("2 NaN and 1 infinite elements",)
+    assert found.evidence == ("2 NaN and 1 infinite elements, the first at (0, 0) on rank 0",)
 
 
 def test_only_some_ranks_are_named(tmp_path: Path) -> None:
@@ -203,6 +217,66 @@ def test_only_some_ranks_are_named(tmp_path: Path) -> None:
 def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
     found = changed(Case(tmp_path), "a b/tp", drawn(8, 12, seed=5))
     assert (found.name, found.axis, found.evidence) == ("unexplained", None, ())
+
+
+def test_a_sum_over_another_axis_is_the_wrong_group(tmp_path: Path) -> None:
+    first, second = (2 * part for part in partial_sums(0.5, 0.5))
+    found = replicated(Case(tmp_path, "dp=2 tp=2"), [first, second, first, second])
+    assert (found.name, found.axis) == ("wrong group", "tp")
+    assert found.sentence == "summed over dp instead of tp"
+    assert found.evidence[0].startswith("the sum over tp=2 is 2 x the reference to ")
+
+
+def test_of_gradients_twice_the_sum_is_a_missing_average_rather(tmp_path: Path) -> None:
+    first, second = (2 * part for part in partial_sums(0.5, 0.5))
+    name = "0/-/fc.weight/param_grad"
+    found = replicated(Case(tmp_path, "dp=2 tp=2"), [first, first, second, second], name=name)
+    assert (found.name, found.axis) == ("missing average", "dp")
+
+
+def test_a_sum_that_is_no_multiple_by_an_axis_names_no_group(tmp_path: Path) -> None:
+    first, second = (3 * part for part in partial_sums(0.5, 0.5))
+    found = replicated(Case(tmp_path, "dp=2 tp=2"), [first, second, first, second])
+    assert (found.name, found.axis) == ("replicas differ", "tp")
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "words"),
+    [
+        ("grad_norm", 2**0.5, "their norm is 1.414 x the reference's; its square is scaled by tp (tp=2)"),
+        ("grad_norm", 0.5**0.5, "their norm is 0.7071 x the reference's; its square is scaled by 1/tp (tp=2)"),
+        ("clip", 0.5**0.5, "their norm is 1.414 x the reference's; its square is scaled by tp (tp=2)"),
+        ("grad_norm", 1.2, "their norm is 1.2 x the reference's"),
+    ],
+)
+def test_a_wrong_norm_of_right_gradients_says_what_was_counted(
+    tmp_path: Path, kind: str, factor: float, words: str
+) -> None:
+    case = Case(tmp_path)
+    case.right(ID, "0/-/fc.weight/param_grad")
+    case.both(f"0/-/./{kind}", torch.tensor(3.0), "", lambda x: x * factor)
+    found = cause(case)
+    assert (found.name, found.sentence) == ("gradient norm", f"the gradients are right, but {words}")
+
+
+def test_a_wrong_clip_factor_of_a_right_norm_is_told_apart(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right(ID)
+    case.both("0/-/./grad_norm", torch.tensor(3.0), "")
+    case.both("0/-/./clip", torch.tensor(0.25), "", lambda x: 2 * x)
+    found = cause(case)
+    words = "gradients and their norm are right, but the clip factor is 2 x the reference's"
+    assert (found.name, found.sentence) == ("clip factor", words)
+
+
+def test_an_updates_factor_is_no_axis(tmp_path: Path) -> None:
+    """Its gradient is right, so nothing was summed too often."""
+    case, update = Case(tmp_path, "tp=3"), 1e-2 * drawn(8, 12, seed=1)
+    case.right(ID)
+    case.both("0/-/fc.weight/param", FULL, "a b/tp", noise=0.0)
+    case.both("0/-/fc.weight/param_after", FULL + update, "a b/tp", lambda x: x + 2 * update, noise=1e-8)
+    found = cause(case)
+    assert (found.name, found.axis, found.sentence) == ("constant factor", None, "the candidate is 3 x the reference")
 
 
 def test_replicas_that_average_to_the_reference_miss_their_averaging(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_what_is_not_judged_is_no_origin(tmp_path: Path, verdict: str) -> None:
 
 def test_modules_that_the_candidate_never_runs_are_the_cause(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/block/input", "0/0/block.first/input", "0/0/block.first/output")
+    case.right("0/0/block/input", "0/0/block.first/input", "0/0/block.first/output", "0/-/block.mlp/buffer")
     for name in ("0/0/block.mlp/input", "0/0/block.mlp.fc1/output", "0/0/block.mlp/output"):
         case.trusted(name, drawn(4, 8))
     case.wrong("0/0/block/output")

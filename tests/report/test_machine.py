@@ -44,7 +44,7 @@ def test_a_finding_names_module_kind_source_cause_and_axis(report: Any) -> None:
     (finding,) = report["findings"]
     assert finding["id"] == "0/0/fc/output"
     assert (finding["module"], finding["kind"], finding["source"]) == ("fc", "output", "model.py:1")
-    assert (finding["cause"], finding["axis"]) == ("constant factor", "tp")
+    assert (finding["cause"], finding["axis"]) == ("double reduction", "tp")
     assert finding["error"] == 1.0
     assert 0 < finding["tolerance"] < 1e-4
     assert finding["num_after"] == 0

@@ -117,8 +117,18 @@ def test_many_findings_are_cut_short_and_counted(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.wrong(*(f"0/0/m{i}/output" for i in range(8)))
     for i in range(7):
-        case.trusted(f"0/0/gone{i}/output", drawn(4, 8))
+        case.trusted(f"0/{i}/m0/grad_input", drawn(4, 8))
     text = shown(case.judged())
     assert text.count("wrong by itself too") == 4
     assert "... and 3 further findings" in text
     assert "... and 2 more that could not be judged" in text
+
+
+def test_a_missing_layer_is_one_line(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/a/output")
+    for kind in ("input", "output", "grad_output", "grad_input"):
+        case.trusted(f"0/0/layers.3/{kind}", drawn(4, 8))
+    text = shown(case.judged())
+    assert "? the candidate has no layers.3: 4 tensors missing" in text
+    assert "is MISSING" not in text

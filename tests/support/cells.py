@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tests.support.candidate import Candidate, Cell, accumulated
 from tests.support.context import ring, whole_attention
@@ -26,6 +27,7 @@ from tests.support.transformer import Shape, Transformer
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
+from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 
 LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
@@ -51,6 +53,8 @@ LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
     **dict.fromkeys(INNER, pipeline),
 }
 
+Build = Callable[[Shape], nn.Module]
+"""The model of a reference."""
 Fault = Callable[[Candidate], None]
 """Something done to a candidate before it trains, on every rank."""
 
@@ -83,10 +87,10 @@ def trace_cell(
     return Traced(reference, out)
 
 
-def judge_all(traced: Sequence[Traced]) -> list[Outcome]:
+def judge_all(traced: Sequence[Traced], keep: Callable[[Judgement], Any] = Outcome.of) -> list[Any]:
     """On every rank: judge a share of the traces, and tell all ranks. One rank judges all that share a reference."""
     dist.barrier()  # all traces are complete
-    mine = [(i, Outcome.of(judged(traced[i].reference, traced[i].candidate))) for i in _share(traced)]
+    mine = [(i, keep(judged(traced[i].reference, traced[i].candidate))) for i in _share(traced)]
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return [outcome for _, outcome in sorted((pair for share in everyones for pair in share), key=itemgetter(0))]
@@ -115,21 +119,23 @@ def attached(candidate: Candidate, plan: Plan) -> Session:
     return Session(plan, candidate.chunks, candidate.optimizer, adapter, rules, grad_factor=candidate.grad_factor)
 
 
-def reference_of(folder: Path, shape: Shape, cell: Cell, total: int, known: dict[Any, Path]) -> Path:
+def reference_of(
+    folder: Path, shape: Shape, cell: Cell, total: int, known: dict[Any, Path], build: Build = Transformer
+) -> Path:
     """The traces of the reference and its twins, which the ranks make together."""
-    key = (shape, cell.dtype, total, cell.max_norm, cell.microbatch_grads)
+    key = (build, shape, cell.dtype, total, cell.max_norm, cell.microbatch_grads)
     if key not in known:
         known[key] = folder / f"reference-{len(known)}"
         for twins in (range(1), range(1, NUM_TWINS + 1)):
             for twin in twins[dist.get_rank() :: dist.get_world_size()]:
-                trace_reference(known[key], shape, total, twin, cell)
+                trace_reference(known[key], shape, total, twin, cell, build)
             dist.barrier()  # twins read the reference's trace, and candidates too
     return known[key]
 
 
-def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cell) -> None:
+def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cell, build: Build = Transformer) -> None:
     torch.manual_seed(0)
-    model = Transformer(shape).to(cell.dtype)
+    model = build(shape).to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     plan = Plan(out=folder / "reference", stop=False, microbatch_grads=cell.microbatch_grads)
     if twin:

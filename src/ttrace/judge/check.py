@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from ttrace.judge.census import absences, explained, with_reasons
 from ttrace.judge.compare import Comparer
 from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
@@ -12,6 +13,7 @@ from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
+from ttrace.judge.unprotected import power_notes
 from ttrace.judge.unstated import unstated_factor, without_unstated_sums
 from ttrace.judge.verdict import EXCUSED, Comparison, Judgement
 from ttrace.layouts.placed import INFERRED
@@ -53,13 +55,15 @@ def checked(
     if not reference.manifest.isolated:
         # In isolation the module around is right in any case; what is not stated is told by the ordinary run.
         comparisons = without_unstated_sums(comparisons, reference, candidate)
+    lacking = absences(comparisons, reference, candidate)
+    comparisons = with_reasons(comparisons, lacking)
     comparisons, allowed = policy.applied(comparisons)
     factor = unstated_factor(comparisons, candidate)
     # Whatever follows from other data, or from a factor that is still to come, is no finding.
     is_explained = factor is not None or _is_fed_otherwise(comparisons)
     inferred = _inferred_note(comparisons)
     problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
-    found = () if is_explained else findings(comparisons, reference, candidate)
+    found = () if is_explained else explained(findings(comparisons, reference, candidate), lacking)
     return Judgement(
         tuple(comparisons),
         before_random(found, comparisons, reference, candidate),
@@ -68,6 +72,7 @@ def checked(
             *random_problems(reference, candidate),
             *_nothing_recorded(reference, candidate),
             *_other_data(comparisons),
+            *map(str, lacking),
             *_idle(candidate, comparisons),
             *([factor] if factor is not None else []),
         ),
@@ -80,6 +85,7 @@ def checked(
                     *inferred,
                     *_excused_notes(comparisons),
                     *allowed,
+                    *([] if reference.manifest.isolated else power_notes(comparisons, candidate)),
                 ]
             )
         ),

@@ -12,14 +12,18 @@ from dataclasses import replace
 
 import torch
 
-from ttrace.judge import patterns
+from ttrace.judge import patterns, updates
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
-from ttrace.judge.verdict import Cause, Comparison, Verdict
+from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Verdict
 from ttrace.tensors.ids import Kind
+from ttrace.tensors.mesh import MICROBATCH_AXIS
+from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
 
 MISSING_ALL_REDUCE = "missing all-reduce"
+_TOO_OFTEN = ", as if summed once too often"
+_NAMED = {MICROBATCH_AXIS: "the number of microbatches"}
 
 
 def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
@@ -32,7 +36,7 @@ def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
             found = test(evidence)
             if found is not None:
                 return found
-    return Cause("unexplained", "no known pattern explains the difference")
+    return Cause(UNEXPLAINED, "no known pattern explains the difference")
 
 
 def _not_finite(e: Evidence) -> Cause | None:
@@ -41,16 +45,25 @@ def _not_finite(e: Evidence) -> Cause | None:
     return Cause(
         "not finite",
         "the candidate is not finite where the reference is",
-        evidence=(f"{e.stats.nan_b} NaN and {e.stats.inf_b} infinite elements",),
+        evidence=(f"{e.stats.nan_b} NaN and {e.stats.inf_b} infinite elements{_first_not_finite(e)}",),
     )
+
+
+def _first_not_finite(e: Evidence) -> str:
+    for piece in e.candidate.pieces:
+        tensor = piece.tensor()
+        for here, there in piece.region.overlaps(Region.whole(e.candidate.shape)):
+            bad = (~here.of(tensor).isfinite()).nonzero()
+            if len(bad):
+                index = there.global_index(tuple(bad[0].tolist()))
+                return f", the first at {index} on rank {', '.join(map(str, piece.ranks))}"
+    return ""
 
 
 def _zeros(e: Evidence) -> Cause | None:
     # Of replicas that differ only the first was measured.
     if e.stats.bb != 0.0 or e.stats.aa == 0.0 or e.comparison.verdict is not Verdict.FAIL:
         return None
-    if e.comparison.id.kind is Kind.UPDATE:
-        return Cause("not updated", "the optimizer left this parameter as it was")
     return Cause("zeros", "the candidate is zero everywhere")
 
 
@@ -78,6 +91,8 @@ def _missing_average(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
     for axis in _axes_of_conflict(e):
+        if not e.comparison.id.kind.is_of_param and _has_equal(e, axis):
+            continue  # only gradients of parameters are averaged: more likely the other axis was summed over
         error = e.error_of(_summed_over(e, axis), 1 / e.sizes[axis])
         if e.is_explained(error):
             return Cause(
@@ -87,6 +102,10 @@ def _missing_average(e: Evidence) -> Cause | None:
                 (f"their mean over {axis}={e.sizes[axis]} is the reference to {error:.1e}",),
             )
     return None
+
+
+def _has_equal(e: Evidence, axis: str) -> bool:
+    return any(size == e.sizes[axis] for other, size in e.mesh.sizes.items() if other != axis)
 
 
 def _wrong_group(e: Evidence) -> Cause | None:
@@ -133,6 +152,9 @@ def _gradient_norm(e: Evidence) -> Cause | None:
     kind, ratio = e.comparison.id.kind, e.stats.scale
     if kind not in (Kind.GRAD_NORM, Kind.CLIP) or not math.isfinite(ratio) or ratio <= 0.0:
         return None
+    if kind is Kind.CLIP and e.comparison.id.at(Kind.GRAD_NORM) in e.reference_trace.shards:
+        words = f"gradients and their norm are right, but the clip factor is {ratio:.4g} x the reference's"
+        return Cause("clip factor", words)
     square = ratio**2 if kind is Kind.GRAD_NORM else ratio**-2
     axes, words = _explained(square, e.sizes)
     return Cause(
@@ -151,14 +173,13 @@ def _constant_factor(e: Evidence) -> Cause | None:
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
     if rest > min(NEAR * e.tolerance * max(abs(s.scale), 1.0), FAR * abs(s.scale), FAR * s.error):
         return None
-    axes, words = _explained(s.scale, _sizes_around(e))
-    if not axes:
-        axes, words = _explained(s.scale, e.sizes)
+    axes, words = _explained_here(e, s.scale)
     if s.count == 1 and not axes:
         return None  # one number is always a multiple of another
+    is_summed_twice = s.scale > 1.0 and bool(axes) and MICROBATCH_AXIS not in axes
     return Cause(
-        "constant factor",
-        f"the candidate is {s.scale:.4g} x the reference{words}",
+        "double reduction" if is_summed_twice else "constant factor",
+        f"the candidate is {s.scale:.4g} x the reference{words}{_TOO_OFTEN if is_summed_twice else ''}",
         axes[0] if len(axes) == 1 else None,
         (f"without that factor the error is {rest:.1e}",),
     )
@@ -208,19 +229,24 @@ def _wrong_replicas(e: Evidence) -> list[str]:
 
 _TESTS = (
     _not_finite,
+    updates.not_updated,
+    updates.updated_twice,
     _zeros,
     _missing_all_reduce,
     _missing_average,
     _wrong_group,
     _missing_all_reduce_before_bias,
     _gradient_norm,
+    patterns.partial_sum,
     _constant_factor,
     patterns.other_tensors,
     patterns.moved,
     patterns.transposed,
+    patterns.bias,
     patterns.some_rows,
     patterns.weaker_dtype,
     _some_ranks,
+    updates.tied_copies,
     _replicas_differ,
 )
 
@@ -268,11 +294,19 @@ def _sizes_around(e: Evidence) -> dict[str, int]:
     return {axis: size for axis, size in e.sizes.items() if axis in around or axis not in e.mesh.sizes}
 
 
+def _explained_here(e: Evidence, scale: float) -> tuple[list[str], str]:
+    """The same with the axes of the tensor's own factorisation first; an update's gradient is right on all of them."""
+    if e.comparison.id.kind is Kind.UPDATE:
+        return [], ""
+    axes, words = _explained(scale, _sizes_around(e))
+    return (axes, words) if axes else _explained(scale, e.sizes)
+
+
 def _explained(scale: float, sizes: Mapping[str, int]) -> tuple[list[str], str]:
     """The axes whose size is this factor, or its inverse, in words: all of them, as none can be told from another."""
-    for factor, over, end in ((scale, "", ", as if summed once too often"), (1 / scale, "1/", "")):
+    for factor, over in ((scale, ""), (1 / scale, "1/")):
         axes = [axis for axis, size in sizes.items() if size > 1 and math.isclose(factor, size, rel_tol=0.01)]
         if axes:
-            named = " or ".join(f"{over}{axis}" for axis in axes)
-            return axes, f": scaled by {named} ({', '.join(f'{axis}={sizes[axis]}' for axis in axes)}){end}"
+            named = " or ".join(f"{over}{_NAMED.get(axis, axis)}" for axis in axes)
+            return axes, f": scaled by {named} ({', '.join(f'{axis}={sizes[axis]}' for axis in axes)})"
     return [], ""

@@ -9,7 +9,8 @@ from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, measured
 from ttrace.judge.tolerance import replica_tolerance
 from ttrace.judge.verdict import Comparison
-from ttrace.tensors.mesh import Mesh
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.trace.reader import Trace
 from ttrace.values.stats import Stats
 
@@ -31,6 +32,7 @@ class Evidence:
     factor: float
     """What the candidate's reduction still applies."""
     reference_trace: Trace
+    candidate_trace: Trace
 
     @classmethod
     def of(cls, comparison: Comparison, reference: Trace, candidate: Trace) -> Evidence | None:
@@ -40,7 +42,8 @@ class Evidence:
         if a is None or b is None:
             return None
         factor = factor_to_come(comparison.id, reference, candidate)
-        return cls(comparison, a, b, candidate.mesh, candidate.sizes, factor, reference)
+        sizes = {**candidate.sizes, MICROBATCH_AXIS: _num_microbatches(comparison.id, candidate)}
+        return cls(comparison, a, b, candidate.mesh, sizes, factor, reference, candidate)
 
     @property
     def tolerance(self) -> float:
@@ -71,3 +74,13 @@ class Evidence:
         wrong = {part.ranks for part in self.comparison.parts if part.error > self.tolerance}
         pieces = tuple(piece for piece in self.candidate.pieces if piece.ranks in wrong)
         return replace(self.candidate, pieces=pieces or self.candidate.pieces)
+
+
+def _num_microbatches(tensor_id: TensorId, candidate: Trace) -> int:
+    """How many microbatches a rank runs in a step, where what they make is summed; else what was stated."""
+    stated = candidate.manifest.num_microbatches
+    is_summed = tensor_id.kind.is_backward or tensor_id.kind.is_of_param or tensor_id.kind is Kind.LOSS
+    if stated > 1 or not is_summed:
+        return stated
+    first = candidate.ranks[0].records
+    return max(len({r.id.microbatch for r in first if r.id.step == tensor_id.step} - {None}), 1)

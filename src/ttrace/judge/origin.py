@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ttrace.judge.diagnose import cause
-from ttrace.judge.verdict import Cause, Comparison, Finding, Verdict
+from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
 
@@ -48,7 +48,7 @@ def findings(comparisons: Sequence[Comparison], reference: Trace, candidate: Tra
             wrong[start],
             sites.module_of(start),
             _source(sites.module_of(start), candidate),
-            _skipped(sites.module_of(start), comparisons) or cause(wrong[start], reference, candidate),
+            _cause(wrong[start], sites.module_of(start), comparisons, reference, candidate),
             num_after=len(order) - order.index(start) - 1,
         )
         for start in sites.origins()
@@ -65,11 +65,20 @@ def _missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
     return frozenset(c.id for c in comparisons if c.verdict is Verdict.MISSING)
 
 
-def _skipped(module: str, comparisons: Sequence[Comparison]) -> Cause | None:
-    """Modules inside this one that ran in the reference only."""
+def _cause(
+    start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
+) -> Cause:
+    """What the values tell or, where they tell nothing, that modules inside this one never ran."""
+    found = cause(start, reference, candidate)
+    return (_skipped(module, comparisons, candidate) or found) if found.name == UNEXPLAINED else found
+
+
+def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:
+    """Modules inside this one that the candidate has, but that ran in the reference only."""
     ran = {c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is not Verdict.MISSING}
     absent = [c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING]
-    inside = [name for name in dict.fromkeys(absent) if name not in ran and name != module and _is_inside(name, module)]
+    idle = [name for name in dict.fromkeys(absent) if name not in ran and candidate.owners(name)]
+    inside = [name for name in idle if name != module and _is_inside(name, module)]
     outermost = [name for name in inside if not any(name != other and _is_inside(name, other) for other in inside)]
     if not outermost:
         return None
@@ -94,6 +103,7 @@ class _WrongSites:
         missing: frozenset[TensorId],
     ) -> None:
         self._wrong_ids = wrong
+        self._wrong = frozenset(wrong)
         self._called = called
         self._replaced = replaced
         self._missing = missing
@@ -104,8 +114,8 @@ class _WrongSites:
                 self._at.setdefault((self.module_of(t), t.kind), []).append(t)
 
     def module_of(self, t: TensorId) -> str:
-        """The module an id speaks of: for a parameter, and for what was replaced, the innermost around it that ran."""
-        if not t.kind.is_of_param and t not in self._replaced:
+        """The module an id speaks of: for parameters, buffers, and what was replaced, the innermost that ran."""
+        if not t.kind.is_of_param and t.kind is not Kind.BUFFER and t not in self._replaced:
             return t.name
         module = t.name.rpartition(".")[0]
         while module and module not in self._called:
@@ -120,10 +130,15 @@ class _WrongSites:
         for t in starts:
             if not self._has_inner(t, modules):
                 # Other slots, calls and microbatches of the same module are the same story.
-                found.setdefault((self.module_of(t), _phase(t)), t)
+                found.setdefault((self.module_of(t), _phase(t)), self._telling(t))
         first = min((t for t in self._wrong_ids if t.step == self._first_step), key=_phase)
         is_told = first in found.values() or any(self._explains(t, first) for t in found.values())
         return list(found.values()) if is_told else [first, *found.values()]
+
+    def _telling(self, t: TensorId) -> TensorId:
+        """Of a parameter after a step and its update, both wrong, the update says more."""
+        update = t.at(Kind.UPDATE)
+        return update if t.kind is Kind.PARAM_AFTER and update in self._wrong else t
 
     def _starts_at(self, t: TensorId) -> bool:
         """Whether everything this site is made from is right."""

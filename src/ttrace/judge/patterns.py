@@ -10,14 +10,15 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from ttrace.judge.evidence import FAR, NEAR, Evidence
-from ttrace.judge.logical import Logical, measured
+from ttrace.judge.logical import Logical, Piece, measured
 from ttrace.judge.tolerance import unit
 from ttrace.judge.verdict import Cause, Verdict
-from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 from ttrace.tensors.ranges import Ranges
 
 _MOST = 1 << 24
@@ -29,6 +30,8 @@ def other_tensors(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
         return None
     wrong = e.wrong_pieces()
+    if not any(bool(piece.tensor().any()) for piece in wrong.pieces):
+        return None  # zeros are anybody's
     for other_id, words in _relatives(e):
         other = Logical.found(e.reference_trace, other_id)
         if other is None or other.shape != e.reference.shape:
@@ -77,7 +80,7 @@ def moved(e: Evidence) -> Cause | None:
         source = _matched(ours.movedim(dim, 0), theirs.movedim(dim, 0))
         rest = _relative(ours.index_select(dim, source), theirs)
         away = (source != torch.arange(size)).nonzero().flatten()
-        if len(away) and e.is_explained_error(rest):
+        if len(away) and e.is_explained_error(rest) and not _is_chance(e, source, away):
             return Cause(
                 "moved",
                 f"the right values in the wrong place along dim {dim}: {_movement(source, away)}",
@@ -100,16 +103,25 @@ def _matched(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     return torch.where(best.values.isinf(), torch.arange(len(a)), best.indices)
 
 
+def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
+    """Whether any tensor would be matched as well: with short rows and a loose tolerance, something is always near.
+
+    Each run of neighbours that moved together is one choice among all rows, and makes all their numbers match.
+    """
+    size, width = len(source), e.stats.count // len(source)
+    shifts = (source - torch.arange(size))[away]
+    num_choices = 1 + int((shifts.diff() != 0).sum())
+    radius = min(NEAR * e.tolerance, FAR * e.stats.error)
+    return num_choices * math.log(size) + len(away) * width * math.log(max(radius, 1e-300)) > math.log(1e-3)
+
+
 def _movement(source: torch.Tensor, away: torch.Tensor) -> str:
     size = len(source)
-    shifts = {int(x) for x in (torch.arange(size) - source)[away] % size}
+    shifts = set(((torch.arange(size) - source) % size).tolist())
     if len(shifts) == 1:
         by = shifts.pop()
-        by = by - size if by > size // 2 else by
-        where = "" if len(away) > size - abs(by) - 1 else f"indices {_spans(away)} "
-        return f"{where}shifted by {by}"
-    first, last = int(away[0]), int(away[-1])
-    return f"indices {_spans(away)} hold those of {_spans(source[first : last + 1])}"
+        return f"shifted by {by - size if by > size // 2 else by}"
+    return f"indices {_spans(away)} hold those of {_spans(source[away])}"
 
 
 def _spans(indices: torch.Tensor) -> str:
@@ -155,13 +167,15 @@ def some_rows(e: Evidence) -> Cause | None:
         if size < 3:
             continue
         a, d = (t.movedim(dim, 0).reshape(size, -1).square().sum(1) for t in (ours, theirs - ours))
-        is_wrong = d > (NEAR * e.tolerance) ** 2 * a.clamp_min(float(a.mean()) * 1e-6)
+        # A row that is small beside the others has the others' rounding errors.
+        is_wrong = d > (NEAR * e.tolerance) ** 2 * a.clamp_min(float(a.mean()))
         wrong = is_wrong.nonzero().flatten()
         rest = math.sqrt(float(d[~is_wrong].sum()) / max(float(a.sum()), 1e-300))
-        if 0 < len(wrong) <= size // 3 and rest <= e.tolerance and not _is_whole_shards(e, dim, wrong):
+        is_rest_right = rest <= min(e.tolerance, FAR * e.stats.error)
+        if 0 < len(wrong) <= size // 3 and is_rest_right and not _is_whole_shards(e, dim, wrong):
             return Cause(
                 "some rows",
-                f"only {_count(len(wrong), size)} of dim {dim} wrong: {_spans(wrong)}{_edge(e, dim, wrong)}",
+                f"only {_count(len(wrong), size, dim)} wrong: {_spans(wrong)}{_edge(e, dim, wrong)}",
                 evidence=(f"without {'it' if len(wrong) == 1 else 'them'} the error is {rest:.1e}",),
             )
     return None
@@ -179,8 +193,8 @@ def _indices(ranges: Ranges) -> list[int]:
     return [index for start, stop in ranges for index in range(start, stop)]
 
 
-def _count(wrong: int, size: int) -> str:
-    return f"{wrong} of {size} indices {'is' if wrong == 1 else 'are'}"
+def _count(wrong: int, size: int, dim: int) -> str:
+    return f"{wrong} of {size} indices of dim {dim} {'is' if wrong == 1 else 'are'}"
 
 
 def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
@@ -195,28 +209,103 @@ def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
     return ""
 
 
+def bias(e: Evidence) -> Cause | None:
+    """One row too much or too little, the same everywhere: a bias."""
+    pair = _both(e) if e.comparison.id.kind is Kind.OUTPUT and len(e.reference.shape) > 1 else None
+    if pair is None:
+        return None
+    surplus = (pair[1] - pair[0]).flatten(0, -2)
+    row = surplus.mean(0)
+    rest = float((surplus - row).norm() / pair[0].norm())
+    if len(surplus) < 2 or not e.is_explained_error(rest):
+        return None
+    return Cause(
+        "bias",
+        f"the candidate is the reference plus one row, the same everywhere{_multiple(e, row)}",
+        evidence=(f"without that row the error is {rest:.1e}",),
+    )
+
+
+def _multiple(e: Evidence, row: torch.Tensor) -> str:
+    """How many times the module's own bias the row is, if it is."""
+    name = f"{e.comparison.id.name}.bias"
+    own = Logical.found(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
+    if own is None or own.shape != tuple(row.shape):
+        return ""
+    values = own.tensor().to(torch.float64)
+    count = round(float(values @ row / (values @ values).clamp_min(1e-300)))
+    if count == 0 or _relative(count * values, row) > FAR:
+        return ""
+    often = "once" if count == 1 else f"{count} times"
+    return f": {name}, added {often} too often" if count > 0 else f": {name}, left out"
+
+
 def weaker_dtype(e: Evidence) -> Cause | None:
     """Values that fit a weaker dtype than the reference's, off by what that dtype rounds away."""
-    if e.comparison.verdict is not Verdict.FAIL or e.comparison.id.kind in (Kind.UPDATE, Kind.PARAM):
-        return None
-    pair = _both(e)
     ours = e.reference.dtype
-    if pair is None or not ours.is_floating_point:
+    pair = _both(e) if e.comparison.id.kind is not Kind.UPDATE and ours.is_floating_point else None
+    if pair is None:
         return None
     for weak in (torch.bfloat16, torch.float16):
-        if unit(weak) <= unit(ours):
+        is_weak = e.candidate.dtype == weak or _fits(pair[1] / e.factor, weak)
+        # What fits in the reference too was not rounded.
+        if unit(weak) <= unit(ours) or not is_weak or _fits(pair[0], weak) or e.stats.error > 16 * unit(weak):
             continue
-        fits = bool((pair[1] / e.factor).to(torch.float32).eq((pair[1] / e.factor).to(weak).to(torch.float32)).all())
-        if (fits or e.candidate.dtype == weak) and e.stats.error <= 16 * unit(weak):
-            name = str(weak).removeprefix("torch.")
+        name = str(weak).removeprefix("torch.")
+        return Cause(
+            "weaker dtype",
+            f"the candidate {'holds' if e.comparison.id.kind is Kind.PARAM else 'computes in'} {name} where the "
+            f"reference has {str(ours).removeprefix('torch.')}",
+            evidence=(f"every value fits {name}, and the error is {e.stats.error / unit(weak):.1g} of its roundings",),
+        )
+    return None
+
+
+def _fits(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(values.to(torch.float32), values.to(dtype).to(torch.float32))
+
+
+def partial_sum(e: Evidence) -> Cause | None:
+    """Each wrong part is one rank's summand of a pending sum: what should have been summed was passed on."""
+    if e.comparison.verdict is not Verdict.FAIL or not e.stats.finite_b or e.candidate.pending:
+        return None
+    wrong = e.wrong_pieces()
+    for inner_id, shards in e.candidate_trace.shards.items():
+        if not shards[0].record.pending or not _is_just_before(inner_id, e.comparison.id):
+            continue
+        inner = Logical.found(e.candidate_trace, inner_id)
+        if inner is None or inner.shape != e.reference.shape:
+            continue
+        errors = [_least(inner, replace(wrong, pieces=(piece,))) for piece in wrong.pieces]
+        if errors and e.is_explained_error(max(errors)):
+            axes = inner.pending
             return Cause(
-                "weaker dtype",
-                f"the candidate computes in {name} where the reference has {str(ours).removeprefix('torch.')}",
-                evidence=(
-                    f"every value fits {name}, and the error is {e.stats.error / unit(weak):.1g} of its roundings",
-                ),
+                "partial sum",
+                f"a partial sum was passed on: each part is one rank's summand of {inner_id.site}, never summed over "
+                f"{', '.join(axes)}",
+                axes[0] if len(axes) == 1 else None,
+                (f"against that summand the error is {max(errors):.1e}",),
             )
     return None
+
+
+def _is_just_before(inner: TensorId, own: TensorId) -> bool:
+    """Whether a tensor may be what this one was made from by a sum: inside the same module, going the same way."""
+    if (inner.step, inner.microbatch) != (own.step, own.microbatch) or inner == own:
+        return False
+    around = own.name if own.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) else own.name.rpartition(".")[0] or ROOT
+    is_same_way = inner.kind.is_backward == own.kind.is_backward and inner.kind.is_of_param == own.kind.is_of_param
+    return is_same_way and (around in (ROOT, inner.name) or inner.name.startswith(f"{around}."))
+
+
+def _least(inner: Logical, part: Logical) -> float:
+    """The error of a part against the summand that it is most like."""
+    count = min(len(piece.summands) for piece in inner.pieces)
+    alone = (
+        replace(inner, pending=(), pieces=tuple(Piece(p.region, (p.summands[i],)) for p in inner.pieces))
+        for i in range(count)
+    )
+    return min(measured(summand, part)[0].error for summand in alone)
 
 
 def _both(e: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -107,6 +107,10 @@ class Comparison:
         return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or is_excused)
 
 
+UNEXPLAINED = "unexplained"
+"""The name of a cause that is not known."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """Why it probably is wrong: a short sentence, the axis if there is one, and the numbers behind it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Finding, Judgement, Verdict
 
 _MOST_SHOWN = 5
 _INDENT = 12
@@ -49,7 +49,7 @@ def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
     groups: dict[tuple[str, str, str | None], list[Finding]] = {}
     for i, finding in enumerate(findings):
         cause = finding.cause
-        key = str(i) if cause.name == "unexplained" else cause.name
+        key = str(i) if cause.name == UNEXPLAINED else cause.name
         groups.setdefault((key, finding.comparison.id.kind, cause.axis), []).append(finding)
     return list(groups.values())
 
@@ -106,7 +106,9 @@ def _unjudged(judgement: Judgement) -> list[RenderableType]:
     ]
     if len(judgement.problems) > _MOST_SHOWN:
         lines.append(Text(f"... and {len(judgement.problems) - _MOST_SHOWN} further problems", "dim"))
-    spoilt = [comparison for comparison in judgement.comparisons if comparison.spoils]
+    # What a problem tells of many together is not told of each.
+    told = {problem.rpartition(":")[0] for problem in judgement.problems}
+    spoilt = [comparison for comparison in judgement.comparisons if comparison.spoils and comparison.reason not in told]
     lines += [
         Text.assemble(("? ", "bold yellow"), f"{comparison.id} is {comparison.verdict}: {comparison.reason}")
         for comparison in spoilt[:_MOST_SHOWN]

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
-from ttrace.judge.check import Progress, check
+from ttrace.judge.check import Progress, check, checked
 from ttrace.judge.isolated import combined
 from ttrace.judge.policy import STRICT, Policy
+from ttrace.judge.power import SelfTest, selftest
 from ttrace.judge.tolerance import MARGIN
+from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
@@ -74,6 +76,18 @@ class Run:
         if not found.findings or not self.isolated.candidate.is_dir():
             return found
         return combined(found, self.isolated.judged(strictness, progress=progress))
+
+    def selftested(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
+        """What the check of this run, which must be clean, would have revealed."""
+        twins, candidate = [Trace(path) for path in self.twins()], Trace(self.candidate)
+        rounding = Twins(Trace(self.reference), twins, margin)
+        found = checked(rounding, candidate)
+        if found.findings:
+            raise TTraceError(
+                f"{self.folder} has findings, and a selftest needs a run without any. `ttrace check {self.folder}` "
+                "tells them."
+            )
+        return selftest(rounding, candidate, found, progress=progress)
 
     def next_command(self, judgement: Judgement) -> str:
         """What to type next."""

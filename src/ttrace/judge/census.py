@@ -1,0 +1,87 @@
+"""This module says which modules and parameters only one side has: in one sentence, not for each missing tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
+from ttrace.tensors.ids import ROOT
+from ttrace.trace.reader import Trace
+
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Modules and parameters, the outermost of them, that one side has not."""
+
+    side: str
+    names: tuple[str, ...]
+    num_tensors: int
+
+    @property
+    def reason(self) -> str:
+        """In words, for each of the tensors."""
+        more = f" and {len(self.names) - _MOST_NAMED} more" if len(self.names) > _MOST_NAMED else ""
+        return f"the {self.side} has no {', '.join(self.names[:_MOST_NAMED])}{more}"
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.num_tensors} tensors missing"
+
+
+def absences(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Absence]:
+    """What either side lacks altogether; a single missing tensor speaks for itself."""
+    ours, theirs = _names(reference), _names(candidate)
+    found = []
+    for side, lacking in (("candidate", ours - theirs), ("reference", theirs - ours)):
+        missing = [c for c in comparisons if c.verdict is Verdict.MISSING and _outermost(c.id.name, lacking)]
+        names = dict.fromkeys(_outermost(c.id.name, lacking) for c in missing)
+        if len(missing) > 1:
+            found.append(Absence(side, tuple(names), len(missing)))
+    return found
+
+
+def with_reasons(comparisons: Sequence[Comparison], found: Sequence[Absence]) -> list[Comparison]:
+    """Each missing tensor with the absence that it is part of as its reason."""
+    return [replace(c, reason=absence.reason) if (absence := _of(c, found)) else c for c in comparisons]
+
+
+def explained(findings: tuple[Finding, ...], found: Sequence[Absence]) -> tuple[Finding, ...]:
+    """A module that is wrong in its own code for no known reason, where modules inside it are missing."""
+    return tuple(_explained(finding, found) for finding in findings)
+
+
+def _explained(finding: Finding, found: Sequence[Absence]) -> Finding:
+    for absence in found:
+        if finding.cause.name == UNEXPLAINED and any(_is_inside(name, finding.module) for name in absence.names):
+            return replace(finding, cause=Cause("missing modules", str(absence)))
+    return finding
+
+
+def _names(trace: Trace) -> frozenset[str]:
+    """All that a run consists of, under all of its names."""
+    names = {name for rank in trace.ranks for name in (*rank.manifest.modules, *rank.manifest.parameters)}
+    return frozenset(names | set(trace.aliases))
+
+
+def _outermost(name: str, lacking: frozenset[str]) -> str:
+    """The outermost of what is lacking that this name is part of; empty for none."""
+    return next((outer for outer in _around(name) if outer in lacking), "")
+
+
+def _around(name: str) -> Iterator[str]:
+    """The name and all modules around it, outermost first."""
+    words = name.split(".")
+    return (".".join(words[:count]) for count in range(1, len(words) + 1))
+
+
+def _of(comparison: Comparison, found: Sequence[Absence]) -> Absence | None:
+    if comparison.verdict is not Verdict.MISSING:
+        return None
+    around = set(_around(comparison.id.name))
+    return next((absence for absence in found if around & set(absence.names)), None)
+
+
+def _is_inside(inner: str, outer: str) -> bool:
+    return outer in (ROOT, inner) or inner.startswith(f"{outer}.")

@@ -1,0 +1,56 @@
+"""This module names the parameters over which a check has no power: whatever happened to them would have passed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from ttrace.judge.verdict import Comparison, Verdict
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.trace.reader import Trace
+
+_MOST_NAMED = 3
+
+
+def without_power(
+    comparisons: Sequence[Comparison], candidate: Trace, blind: AbstractSet[TensorId] = frozenset()
+) -> dict[str, str]:
+    """The trained parameters whose update nothing protects, and whether it is their gradient's case too.
+
+    `blind` are tensors that are known to protect nothing.
+    """
+    trained = {name for rank in candidate.ranks for name, is_trained in rank.manifest.parameters.items() if is_trained}
+    protected: dict[str, set[Kind]] = {}
+    for comparison in comparisons:
+        if comparison.id.name in trained and comparison.id.microbatch is None:
+            kinds = protected.setdefault(comparison.id.name, set())
+            if _has_power(comparison) and comparison.id not in blind:
+                kinds.add(comparison.id.kind)
+    return {name: words for name, kinds in protected.items() if (words := _blind_spot(kinds))}
+
+
+def power_notes(comparisons: Sequence[Comparison], candidate: Trace) -> list[str]:
+    """The same for a check's report: one note for each reason."""
+    found: Mapping[str, str] = without_power(comparisons, candidate)
+    notes = []
+    for words, count in Counter(found.values()).items():
+        names = [name for name, reason in found.items() if reason == words]
+        more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
+        notes.append(f"no power over {', '.join(names[:_MOST_NAMED])}{more}: {words}")
+    return notes
+
+
+def _has_power(comparison: Comparison) -> bool:
+    """Whether losing all of a tensor would be seen."""
+    is_judged = comparison.verdict is Verdict.PASS or comparison.verdict.is_wrong
+    tolerance = comparison.tolerance
+    return is_judged and comparison.stats.aa > 0.0 and tolerance is not None and tolerance.value < 1.0
+
+
+def _blind_spot(protected: AbstractSet[Kind]) -> str:
+    if Kind.UPDATE in protected:
+        return ""
+    if protected & {Kind.PARAM_GRAD, Kind.MAIN_GRAD}:
+        return "its update is zero or not judged, so nothing tests the optimizer there"
+    return "its gradient and its update are zero or not judged"

@@ -1,0 +1,270 @@
+"""Wrong tensors that are recognised by their values; and that nothing is claimed on a near miss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.traces import Case, drawn, nudged
+from ttrace.judge.verdict import Cause
+
+ID = "0/1/layers.1.fc/output"
+FULL = drawn(8, 12)
+
+
+def cause(case: Case) -> Cause:
+    return case.judged().findings[0].cause
+
+
+def changed(case: Case, wrong: torch.Tensor, layout: str = "a b/tp", *, full: torch.Tensor = FULL) -> Cause:
+    case.both(ID, full, layout, lambda _: wrong)
+    return cause(case)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ("0/0/layers.1.fc/output", "microbatch 0"),
+        ("1/1/layers.1.fc/output", "step 1"),
+        ("0/1/layers.1.fc@1/output", "call 1"),
+        ("0/1/layers.0.fc/output", "layers.0.fc"),
+    ],
+)
+def test_the_values_of_a_relative_are_named(tmp_path: Path, other: str, words: str) -> None:
+    case, values = Case(tmp_path), drawn(8, 12, seed=3)
+    case.both(other, values, "a b/tp")
+    found = changed(case, nudged(values, 1e-7))
+    assert (found.name, found.sentence) == (
+        "another's values",
+        f"the candidate holds the reference's values of {words}",
+    )
+    assert found.evidence[0].startswith(f"against {other} the error is ")
+
+
+def test_the_values_of_a_relative_on_one_rank_are_named(tmp_path: Path) -> None:
+    case, values = Case(tmp_path), drawn(8, 12, seed=3)
+    case.both("0/0/layers.1.fc/output", values, "a b/tp")
+    assert changed(case, torch.cat([FULL[:, :6], values[:, 6:]], 1)).name == "another's values"
+
+
+@pytest.mark.parametrize(
+    "other", ["1/0/layers.1.fc/output", "0/1/layers.0.fc/input", "0/0/layers.0.fc/output", "0/1/other.fc/output"]
+)
+def test_the_values_of_a_stranger_are_not_claimed(tmp_path: Path, other: str) -> None:
+    case, values = Case(tmp_path), drawn(8, 12, seed=3)
+    case.both(other, values, "a b/tp")
+    assert changed(case, values).name == "unexplained"
+
+
+def test_values_near_a_relatives_are_not_claimed(tmp_path: Path) -> None:
+    case, values = Case(tmp_path), drawn(8, 12, seed=3)
+    case.both("0/0/layers.1.fc/output", values, "a b/tp")
+    assert changed(case, nudged(values, 1e-3)).name == "unexplained"
+
+
+def test_zeros_on_a_rank_are_no_relatives_values(tmp_path: Path) -> None:
+    """Where another microbatch's gradient is zero too, as in unused rows of an embedding."""
+    case, half = Case(tmp_path), torch.cat([FULL[:4], torch.zeros(4, 12)])
+    case.both("0/0/layers.1.fc/output", half, "a/tp b")
+    found = changed(case, torch.cat([FULL[:4], torch.zeros(4, 12)]), "a/tp b")
+    assert (found.name, found.sentence) == ("some ranks", "only the shards of rank 1 are wrong")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (FULL.roll(1, 0), "along dim 0: shifted by 1"),
+        (FULL.roll(-2, 1), "along dim 1: shifted by -2"),
+        (torch.cat([FULL[4:], FULL[:4]]), "along dim 0: shifted by 4"),
+        (FULL[[0, 5, 2, 3, 4, 1, 6, 7]], "along dim 0: indices 1, 5 hold those of 5, 1"),
+        (FULL[[0, 1, 2, 3, 0, 1, 2, 3]], "along dim 0: indices 4-7 hold those of 0-3"),
+        (FULL[[0, 1, 6, 7, 4, 5, 2, 3]], "along dim 0: indices 2-3, 6-7 hold those of 6-7, 2-3"),
+        (FULL[[2, 3, 0, 1, 4, 6, 5, 7]], "along dim 0: indices 0-3, 5-6 hold those of 2-3, 0-1, 6, 5"),
+    ],
+    ids=["shift", "back", "halves", "swap", "repeat", "quarters", "several"],
+)
+def test_right_values_in_the_wrong_place_say_where(tmp_path: Path, wrong: torch.Tensor, words: str) -> None:
+    found = changed(Case(tmp_path), wrong)
+    assert found.name == "moved"
+    assert found.sentence == f"the right values in the wrong place {words}"
+    assert found.evidence[0].startswith("put back, the error is ")
+
+
+def test_moved_and_changed_is_not_moved(tmp_path: Path) -> None:
+    assert changed(Case(tmp_path), nudged(FULL.roll(1, 0), 1e-3)).name == "unexplained"
+
+
+def test_equal_rows_do_not_move(tmp_path: Path) -> None:
+    full = FULL.clone()
+    full[1:5] = full[0]
+    wrong = full.clone()
+    wrong[7] += drawn(12, seed=4)
+    assert changed(Case(tmp_path), wrong, full=full).name == "some rows"
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((2000,), "a/tp"), ((1000, 2), "a/tp b")])
+def test_under_a_loose_tolerance_short_rows_are_always_near_something(
+    tmp_path: Path, shape: tuple[int, ...], layout: str
+) -> None:
+    """Any other numbers of the same distribution would be found among so many."""
+    case = Case(tmp_path, noise=0.05)
+    found = changed(case, drawn(*shape, seed=6), layout, full=drawn(*shape))
+    assert found.name == "unexplained"
+
+
+def test_under_a_loose_tolerance_a_shift_of_short_rows_is_seen(tmp_path: Path) -> None:
+    full = drawn(2000)
+    found = changed(Case(tmp_path, noise=0.05), full.roll(3), "a/tp", full=full)
+    assert found.sentence.endswith("along dim 0: shifted by 3")
+
+
+@pytest.mark.parametrize(
+    "reread",
+    [lambda x: x.T.reshape(x.shape), lambda x: x.reshape(x.T.shape).T],
+    ids=["written transposed", "read transposed"],
+)
+def test_a_transposed_read_is_named(tmp_path: Path, reread: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    found = changed(Case(tmp_path), reread(FULL).contiguous())
+    assert found.name == "transposed"
+    assert found.sentence == (
+        "the right values with dims 0 and 1 read in the wrong order: transposed or not contiguous"
+    )
+    assert found.evidence[0].startswith("read the other way, the error is ")
+
+
+def test_a_transposed_read_of_heads_is_named(tmp_path: Path) -> None:
+    full = drawn(2, 4, 6)
+    found = changed(Case(tmp_path), full.transpose(1, 2).reshape(2, 4, 6), "a b c/tp", full=full)
+    assert (found.name, "dims 1 and 2" in found.sentence) == ("transposed", True)
+
+
+def test_a_transposed_read_with_something_on_top_is_not_claimed(tmp_path: Path) -> None:
+    assert changed(Case(tmp_path), nudged(FULL.T.reshape(8, 12), 1e-3)).name == "unexplained"
+
+
+@pytest.mark.parametrize(
+    ("rows", "layout", "words"),
+    [
+        ([3], "a b/tp", "only 1 of 8 indices of dim 0 is wrong: 3"),
+        ([0, 4], "a/tp b", "only 2 of 8 indices of dim 0 are wrong: 0, 4, the first of each shard"),
+        ([7], "a/tp b", "only 1 of 8 indices of dim 0 is wrong: 7, the last of a shard"),
+        ([1, 2], "a/tp b", "only 2 of 8 indices of dim 0 are wrong: 1-2"),
+    ],
+)
+def test_some_rows_are_named(tmp_path: Path, rows: list[int], layout: str, words: str) -> None:
+    wrong = FULL.clone()
+    wrong[rows] = drawn(len(rows), 12, seed=5)
+    found = changed(Case(tmp_path), wrong, layout)
+    assert (found.name, found.sentence) == ("some rows", words)
+    assert found.evidence[0].startswith(f"without {'it' if len(rows) == 1 else 'them'} the error is ")
+
+
+def test_rows_that_are_all_a_rank_holds_are_that_ranks(tmp_path: Path) -> None:
+    wrong = torch.cat([FULL[:6], drawn(2, 12, seed=5)])
+    assert changed(Case(tmp_path, "tp=4"), wrong, "a/tp b").name == "some ranks"
+
+
+def test_rows_beside_others_that_are_off_too_are_not_claimed(tmp_path: Path) -> None:
+    wrong = nudged(FULL, 1e-3)
+    wrong[3] = drawn(12, seed=5)
+    assert changed(Case(tmp_path), wrong).name == "unexplained"
+
+
+def test_a_small_row_is_not_accused_for_the_rounding_of_the_large_ones(tmp_path: Path) -> None:
+    full = FULL.clone()
+    full[6] *= 1e-3
+    wrong = full.clone()
+    wrong[3] = drawn(12, seed=5)
+    wrong[6] += 1e-6 * drawn(12, seed=8)
+    assert changed(Case(tmp_path), wrong, full=full).sentence.endswith("wrong: 3")
+
+
+@pytest.mark.parametrize("weak", [torch.bfloat16, torch.float16])
+def test_values_of_a_weaker_dtype_name_it(tmp_path: Path, weak: torch.dtype) -> None:
+    found = changed(Case(tmp_path), FULL.to(weak).float())
+    name = str(weak).removeprefix("torch.")
+    assert found.name == "weaker dtype"
+    assert found.sentence == f"the candidate computes in {name} where the reference has float32"
+    assert found.evidence[0].startswith(f"every value fits {name}, and the error is ")
+
+
+def test_a_parameter_held_in_a_weaker_dtype_names_it(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both("0/-/fc.weight/param", FULL, "a b/tp", lambda x: x.bfloat16())
+    assert cause(case).sentence == "the candidate holds bfloat16 where the reference has float32"
+
+
+@pytest.mark.parametrize(
+    ("full", "wrong"),
+    [
+        (FULL, nudged(FULL, 1e-3)),
+        (FULL, (FULL + drawn(8, 12, seed=4)).bfloat16().float()),
+        (FULL.bfloat16().float(), (FULL.bfloat16() * 1.01).float()),
+    ],
+    ids=["off by as much", "off by more", "not rounded"],
+)
+def test_what_a_dtype_does_not_explain_is_not_claimed(tmp_path: Path, full: torch.Tensor, wrong: torch.Tensor) -> None:
+    found = changed(Case(tmp_path), wrong, full=full)
+    assert found.name != "weaker dtype"
+
+
+def summands(case: Case, *, name: str = "0/1/layers.1.fc.inner/output") -> list[torch.Tensor]:
+    """An inner site with a pending sum over tp."""
+    parts = [drawn(8, 12, seed=3), FULL - drawn(8, 12, seed=3)]
+    case.trusted(name, FULL)
+    for rank, part in enumerate(parts):
+        case.candidate.record(rank, name, part, "a b +tp")
+    return parts
+
+
+def test_a_partial_sum_that_all_ranks_hold_is_named(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    found = changed(case, summands(case)[0], "a b")
+    assert (found.name, found.axis) == ("partial sum", "tp")
+    assert found.sentence == (
+        "a partial sum was passed on: each part is one rank's summand of layers.1.fc.inner/output, never summed over tp"
+    )
+    assert found.evidence == ("against that summand the error is 0.0e+00",)
+
+
+def test_partial_sums_cut_instead_of_reduced_and_scattered_are_named(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    parts = summands(case)
+    found = changed(case, torch.cat([parts[0][:4], parts[1][4:]]), "a/tp b")
+    assert (found.name, found.axis) == ("partial sum", "tp")
+
+
+def test_what_is_near_a_summand_is_no_partial_sum(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    assert changed(case, nudged(summands(case)[0], 1e-3), "a b").name == "unexplained"
+
+
+def test_a_summand_of_another_module_is_no_partial_sum(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    assert changed(case, summands(case, name="0/1/other/output")[0], "a b").name == "unexplained"
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1.0, ": layers.1.fc.bias, added once too often"),
+        (3.0, ": layers.1.fc.bias, added 3 times too often"),
+        (-1.0, ": layers.1.fc.bias, left out"),
+        (0.5, ""),
+    ],
+)
+def test_one_row_too_much_everywhere_is_a_bias(tmp_path: Path, count: float, words: str) -> None:
+    case, row = Case(tmp_path), drawn(12, seed=3)
+    case.both("0/-/layers.1.fc.bias/param", row)
+    found = changed(case, FULL + count * row)
+    assert found.name == "bias"
+    assert found.sentence == f"the candidate is the reference plus one row, the same everywhere{words}"
+    assert found.evidence[0].startswith("without that row the error is ")
+
+
+def test_rows_that_differ_a_little_are_no_bias(tmp_path: Path) -> None:
+    wrong = FULL + drawn(12, seed=3) + 1e-3 * drawn(8, 12, seed=4)
+    assert changed(Case(tmp_path), wrong).name == "unexplained"

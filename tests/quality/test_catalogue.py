@@ -1,0 +1,117 @@
+"""Faults as they happen: every one is found, nearly all in the exact module and for the right reason."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.support.catalogue import CATALOGUE, Fault, trace_fault, trace_together
+from tests.support.cells import judge_all
+from tests.support.ranks import on_ranks
+from tests.support.runs import judged
+from ttrace.judge.isolated import combined
+from ttrace.judge.verdict import Exit, Judgement
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is kept of a judgement."""
+
+    exit: Exit
+    module: str = ""
+    kind: str = ""
+    cause: str = ""
+    axis: str | None = None
+    sentence: str = ""
+    trouble: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, judgement: Judgement) -> Seen:
+        if not judgement.findings:
+            return cls(judgement.exit, trouble=judgement.problems)
+        first = judgement.findings[0]
+        cause = first.cause
+        return cls(
+            judgement.exit,
+            first.module,
+            first.comparison.id.kind,
+            cause.name,
+            cause.axis,
+            cause.sentence,
+            judgement.problems,
+        )
+
+    def is_exact(self, fault: Fault) -> bool:
+        return (self.module, self.kind, self.cause, self.axis) == (fault.module, fault.kind, fault.cause, fault.axis)
+
+
+def run_faults(folder: Path, names: list[str]) -> list[Seen]:
+    references: dict[Any, Path] = {}
+    faults = [fault for fault in CATALOGUE if fault.name in names]
+    traced = [trace_fault(fault, folder, references) for fault in faults]
+    dist.barrier()
+    return judge_all(traced, Seen.of)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    """The whole catalogue, in one launch for each number of ranks."""
+    found: dict[str, Seen] = {}
+    start = time.monotonic()
+    for num_ranks in (2, 4):
+        names = [fault.name for fault in CATALOGUE if fault.num_ranks == num_ranks]
+        folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
+        found |= dict(zip(names, on_ranks(num_ranks, run_faults, folder, names, timeout=600)[0], strict=True))
+    print(f"\n{len(found)} faults in {time.monotonic() - start:.0f} s")
+    for fault in CATALOGUE:
+        one = found[fault.name]
+        mark = "exact" if one.is_exact(fault) else "found" if one.exit is Exit.FOUND else "MISSED"
+        print(f"{mark:6}  {fault.name:32} {fault.layout:10} {one.module}/{one.kind}: {one.sentence or one.trouble}")
+    return found
+
+
+PAIRS = (
+    ("row without its sum", "sums twice"),
+    ("keys for values", "gradient detached"),
+    ("bias on every rank", "read transposed"),
+    ("column without its backward sum", "float16 norm"),
+)
+
+
+def run_pairs(folder: Path) -> list[set[tuple[str, str]]]:
+    """On every rank: two faults at once; the modules that are accused, with what is said of each."""
+    references: dict[Any, Path] = {}
+    faults = {fault.name: fault for fault in CATALOGUE}
+    traced = [trace_together([faults[name] for name in pair], folder, references) for pair in PAIRS]
+    dist.barrier()
+    if dist.get_rank() != 0:
+        return []
+    both = [combined(*(judged(one.reference, one.candidate) for one in pair)) for pair in traced]
+    return [{(finding.module, finding.cause.name) for finding in judgement.findings} for judgement in both]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_faults_at_once_are_both_reported(tmp_path: Path) -> None:
+    faults = {fault.name: fault for fault in CATALOGUE}
+    found = on_ranks(2, run_pairs, tmp_path, timeout=600)[0]
+    for pair, accused in zip(PAIRS, found, strict=True):
+        assert {(faults[name].module, faults[name].cause) for name in pair} <= accused, pair
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_fault_is_found(seen: dict[str, Seen]) -> None:
+    assert len(seen) == len(CATALOGUE) >= 30
+    assert [name for name, one in seen.items() if one.exit is not Exit.FOUND] == []
+
+
+@pytest.mark.slow
+def test_nearly_every_fault_is_found_in_its_module_for_its_reason(seen: dict[str, Seen]) -> None:
+    inexact = {fault.name: seen[fault.name] for fault in CATALOGUE if not seen[fault.name].is_exact(fault)}
+    assert len(inexact) * 15 <= len(CATALOGUE), inexact  # 28 of 30
