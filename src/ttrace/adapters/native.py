@@ -67,7 +67,7 @@ class Native:
 
     @cached_property
     def distributing_axes(self) -> frozenset[str]:
-        sharding = {axis for mesh in _fsdp_meshes(self.chunks) for axis in dtensor.axis_names(mesh)}
+        sharding = {axis for mesh in _fsdp_meshes(self.chunks) for axis in dtensor.axis_names(mesh)} - {CONTEXT_AXIS}
         planned = self.models.distributing_axes(self.mesh) if self.models else frozenset()
         return frozenset(self.data_axes) | planned | ((sharding | {PIPELINE_AXIS}) & set(self.mesh.sizes))
 
