@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn, verdict_of
+from tests.support.traces import Case, drawn, nudged, verdict_of
 from ttrace.judge.tolerance import MARGIN, TINY, Sample, is_zero, replica_tolerance, tolerances, unit
 from ttrace.judge.verdict import UNSTABLE, ZERO, Exit, Tolerance, Verdict
 from ttrace.tensors.ids import Kind, TensorId
@@ -93,8 +93,8 @@ def test_replicas_may_differ_within_tolerance_but_not_after_a_step() -> None:
 def test_an_error_within_the_margin_passes_and_one_beyond_it_fails(tmp_path: Path) -> None:
     full = drawn(64, 64)
     case = Case(tmp_path, noise=1e-3)
-    case.both("0/0/a/output", full, "a b/tp", lambda x: x * 1.003)
-    case.both("0/0/b/output", full, "a b/tp", lambda x: x * 1.005)
+    case.both("0/0/a/output", full, "a b/tp", lambda x: nudged(x, 0.003, seed=1))
+    case.both("0/0/b/output", full, "a b/tp", lambda x: nudged(x, 0.005, seed=2))
     judgement = case.judged()
     assert [comparison.verdict for comparison in judgement.comparisons] == [Verdict.PASS, Verdict.FAIL]
     assert judgement.comparisons[1].excess == pytest.approx(1.25, rel=0.1)

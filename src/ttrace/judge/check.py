@@ -11,11 +11,12 @@ from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.random import before_random, random_problems
+from ttrace.judge.scale import named, together
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.unprotected import power_notes
 from ttrace.judge.unstated import unstated_factor, without_unstated_sums
-from ttrace.judge.verdict import EXCUSED, Comparison, Judgement
+from ttrace.judge.verdict import EXCUSED, Comparison, Finding, Judgement
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import ROOT, Kind
 from ttrace.tensors.region import Region
@@ -63,7 +64,11 @@ def checked(
     is_explained = factor is not None or _is_fed_otherwise(comparisons)
     inferred = _inferred_note(comparisons)
     problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
-    found = () if is_explained else explained(findings(comparisons, reference, candidate), lacking)
+    found: tuple[Finding, ...] = ()
+    if not is_explained:
+        found = together(comparisons, rounding.stats, margin=rounding.scale_margin)
+        found = found or tuple(map(named, findings(comparisons, reference, candidate)))
+        found = explained(found, lacking)
     return Judgement(
         tuple(comparisons),
         before_random(found, comparisons, reference, candidate),

@@ -10,6 +10,7 @@ from functools import cached_property
 from ttrace.judge.decided import decided
 from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, compared, measured
+from ttrace.judge.scale import mis_scaled
 from ttrace.judge.tolerance import is_zero, replica_tolerance
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import (
@@ -141,7 +142,7 @@ class Comparer:
             verdict, reason = self._decided(tensor_id, a, b)
         if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
             verdict, reason = Verdict.UNJUDGED, LOST
-        return Comparison(
+        comparison = Comparison(
             tensor_id,
             verdict,
             reason,
@@ -152,6 +153,7 @@ class Comparer:
             b.layout,
             b.by,
         )
+        return mis_scaled(comparison)
 
 
 def _flaw(logical: Logical, sizes: Mapping[str, int]) -> tuple[Verdict, str] | None:

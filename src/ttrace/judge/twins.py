@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ttrace.judge import scale
 from ttrace.judge.logical import Logical, measured
 from ttrace.judge.lost import Masks, lost_elements
+from ttrace.judge.scale import with_scale
 from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
 from ttrace.judge.verdict import Tolerance
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
+from ttrace.values.stats import Stats
 
 
 @dataclass
@@ -22,11 +25,18 @@ class Twins:
     twins: Sequence[Trace]
     margin: float = MARGIN
     tolerances: dict[TensorId, Tolerance] = field(init=False)
+    stats: dict[TensorId, tuple[Stats, ...]] = field(init=False, default_factory=dict)
+    """Each twin against the reference, by id."""
     _noise: dict[TensorId, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         samples = [sample for tensor_id in self.reference.shards if (sample := self._sample(tensor_id)) is not None]
-        self.tolerances = tolerances(samples, margin=self.margin)
+        self.tolerances = with_scale(tolerances(samples, margin=self.margin), self.stats, margin=self.scale_margin)
+
+    @property
+    def scale_margin(self) -> float:
+        """The margin of scales: whoever widens one margin widens both."""
+        return scale.MARGIN * self.margin / MARGIN
 
     def lost(self, tensor_id: TensorId) -> Masks:
         """The elements to leave out of a comparison of this id."""
@@ -36,11 +46,13 @@ class Twins:
         logical = Logical.found(self.reference, tensor_id)
         if logical is None:
             return None
-        lost, errors = self.lost(tensor_id), []
+        lost, found = self.lost(tensor_id), []
         for twin in self.twins:
             other = Logical.found(twin, tensor_id, logical.shape)
             if other is not None and other.shape == logical.shape:
-                errors.append(measured(logical, other, lost=lost)[0].error)
+                found.append(measured(logical, other, lost=lost)[0])
+        self.stats[tensor_id] = tuple(found)
+        errors = [stats.error for stats in found]
         dtype = self.reference.shards[tensor_id][0].record.dtype
         if tensor_id.kind is Kind.PARAM_GRAD:
             self._noise[tensor_id] = self.margin * max([*errors, unit(dtype)])

@@ -56,6 +56,8 @@ class Tolerance:
     value: float
     twin_error: float
     floor: float
+    scale: float = math.inf
+    """How far <a, b> / <a, a> may be from 1; infinite where the scale is not judged."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,19 @@ class Comparison:
         return self.stats.error
 
     @property
+    def scale_error(self) -> float:
+        """How far the candidate as a whole is from 1 x the reference; 0 where both are zero."""
+        return abs(self.stats.scale - 1.0) if self.stats.aa else 0.0
+
+    @property
     def excess(self) -> float:
-        """How many times the tolerance the error is; the replicas' disagreement counts like an error."""
+        """How many times the tolerance the error, or that of the scale, is; the replicas' disagreement counts too."""
         if self.tolerance is None:
             return math.nan
         worst = max(self.error, self.replica_error)
         if self.tolerance.value == 0.0:
             return math.inf if worst > 0.0 else 0.0
-        return worst / self.tolerance.value
+        return max(worst / self.tolerance.value, self.scale_error / self.tolerance.scale)
 
     @property
     def spoils(self) -> bool:

@@ -94,6 +94,8 @@ def _error(comparison: Comparison) -> str:
     assert tolerance is not None
     worst = max(comparison.error, comparison.replica_error)
     between = " between replicas" if comparison.replica_error > comparison.error else ""
+    if worst <= tolerance.value:  # only its scale, or that of many together, is wrong
+        return f"{worst:.1e}, within the tolerance {tolerance.value:.1e}; scale {comparison.stats.scale:.5g}"
     return (
         f"{worst:.1e}{between}, {comparison.excess:.1e} x the tolerance {tolerance.value:.1e} "
         f"(twins {tolerance.twin_error:.1e}, floor {tolerance.floor:.1e})"

@@ -1,0 +1,105 @@
+"""Mis-scaling below rounding noise is found: in one tensor by its scale, in many by all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from bench._models import CUTS, Bed, Model, bed
+from tests.support.traces import Case, drawn, nudged
+from ttrace.judge import scale
+from ttrace.judge.check import checked
+from ttrace.judge.verdict import Exit, Judgement, Verdict
+
+NOISE = 0.01
+
+
+def judged(
+    folder: Path, factor: float, *, kind: str = "grad_input", num: int = 12, only: int | None = None
+) -> Judgement:
+    """Tensors that rounding moves by 1%, mis-scaled by a factor besides: all of them, or only one."""
+    case = Case(folder, noise=NOISE)
+    for i in range(num):
+        name, full = f"0/0/m{i}/{kind}", drawn(32, 32, seed=i)
+        case.trusted(name, full)
+        case.candidate.spread(name, nudged(full, NOISE, seed=i + 7) * (factor if only in (None, i) else 1.0), "a b/tp")
+    case.right("0/0/fc/output")
+    return case.judged()
+
+
+def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
+    assert judged(tmp_path, 1.0).exit is Exit.PASSED
+
+
+def test_one_tensor_is_mis_scaled_although_its_error_is_within_the_tolerance(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, 1.02, only=3)
+    (finding,) = judgement.findings
+    assert (str(finding.comparison.id), finding.cause.name) == ("0/0/m3/grad_input", scale.MIS_SCALED)
+    assert finding.comparison.error < finding.comparison.tolerance.value  # type: ignore[union-attr]
+    assert finding.comparison.excess > 1.0
+    assert "1.019" in finding.cause.sentence
+
+
+def test_many_tensors_are_mis_scaled_together_although_none_is_alone(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, 0.999)
+    assert judgement.count(Verdict.FAIL) == 0
+    (finding,) = judgement.findings
+    assert (finding.module, finding.cause.name) == (".", scale.MIS_SCALED)
+    assert finding.cause.sentence.startswith("all 12 gradients of inputs together are 0.99")
+    assert judgement.exit is Exit.FOUND
+
+
+def test_many_that_are_alike_are_one_finding_although_some_show_it_alone(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, 1.02)
+    assert judgement.count(Verdict.FAIL) > 1
+    (finding,) = judgement.findings
+    assert finding.cause.sentence.startswith("all 12 gradients of inputs together are 1.019")
+
+
+def test_few_tensors_do_not_speak_together(tmp_path: Path) -> None:
+    assert judged(tmp_path, 0.999, num=scale.MANY - 1).exit is Exit.PASSED
+
+
+@pytest.mark.parametrize("kind", ["update", "optim.exp_avg", "buffer"])
+def test_what_knows_little_of_its_scale_is_not_judged_by_it(tmp_path: Path, kind: str) -> None:
+    assert judged(tmp_path, 1.02, kind=kind).exit is Exit.PASSED
+
+
+def test_a_wider_margin_is_wider_for_scales_too(tmp_path: Path) -> None:
+    case = Case(tmp_path, noise=NOISE)
+    case.both("0/0/a/output", drawn(64, 64), "a b/tp", lambda x: x * 1.01)
+    assert case.judged().exit is Exit.FOUND
+    assert case.judged(margin=400).exit is Exit.PASSED
+
+
+@pytest.fixture(scope="module", params=["gpt", "moe"])
+def small(request: pytest.FixtureRequest) -> Iterator[Bed]:
+    """A reference in bf16 and its twins."""
+    with bed(Model(request.param, "bf16", 3)) as found:
+        yield found
+
+
+def scaled_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.995)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_clean_training_in_bf16_passes(small: Bed, cut: str) -> None:
+    assert checked(small.twins, small.candidate(CUTS[cut])).exit is Exit.PASSED
+
+
+def test_gradients_mis_scaled_by_half_a_percent_in_bf16_are_found(small: Bed) -> None:
+    judgement = checked(small.twins, small.candidate(CUTS["tp=2"], scaled_gradients))
+    (finding,) = judgement.findings
+    assert (finding.module, finding.comparison.id.kind, finding.cause.name) == (".", "param_grad", scale.MIS_SCALED)
+
+
+def test_a_backward_mis_scaled_by_half_a_percent_in_bf16_is_found(small: Bed) -> None:
+    judgement = checked(small.twins, small.candidate(CUTS["tp=2"], backward=0.995))
+    assert [finding.cause.name for finding in judgement.findings] == [scale.MIS_SCALED]
+    assert judgement.findings[0].comparison.id.kind == "grad_output"
