@@ -1,4 +1,7 @@
-"""This module runs one bench by name: `python -m bench layout`; without a name it lists them."""
+"""This module runs one bench by name: `python -m bench layout`; without a name it lists them.
+
+What follows the name is the bench's own: `python -m bench calibration --quick`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print("\n".join(names()))
         return 0
-    if len(arguments) != 1 or arguments[0] not in names():
+    if arguments[0] not in names() or any(option != "--quick" for option in arguments[1:]):
         print(f"{' '.join(arguments)!r} is no bench. Known: {', '.join(names())}.", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.{arguments[0].replace('-', '_')}")
-    return int(module.main())
+    return int(module.main(*arguments[1:]))
 
 
 if __name__ == "__main__":

@@ -90,8 +90,8 @@ Change = Callable[[nn.Module], None]
 
 def cast_to_float8(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rounded as torchao does it, emulated: back in the dtype it came in."""
-    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic  # type: ignore[import-untyped]
-    from torchao.float8.float8_training_tensor import LinearMMConfig  # type: ignore[import-untyped]
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+    from torchao.float8.float8_training_tensor import LinearMMConfig
 
     rounded: torch.Tensor = hp_tensor_to_float8_dynamic(tensor, dtype, LinearMMConfig()).to_original_precision()
     return rounded

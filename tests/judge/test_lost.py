@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench._models import CUTS, Model, bed
 from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
+from ttrace.judge.check import checked
 from ttrace.judge.lost import lost_elements
 from ttrace.judge.verdict import LOST, Comparison, Exit, Verdict
 from ttrace.tensors.ids import TensorId
@@ -122,3 +124,10 @@ def test_replicas_must_agree_in_lost_elements_too(tmp_path: Path, at: tuple[int,
     for rank in range(2):
         case.candidate.record(rank, AFTER, after(flipped(gradient(), at) if rank else gradient()), "a b")
     assert verdict_of(case.judged(), AFTER).verdict is Verdict.CONFLICT
+
+
+def test_an_element_whose_gradient_is_as_small_as_adams_epsilon_is_no_fault() -> None:
+    """There an update goes with its gradient: one element was the whole error of a weight, 1.25 x its tolerance."""
+    with bed(Model("gpt", "fp32", 3)) as found:
+        judgement = checked(found.twins, found.candidate(CUTS["tp=2"]))
+    assert judgement.exit is Exit.PASSED

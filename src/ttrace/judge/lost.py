@@ -8,6 +8,7 @@ and its update is known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -36,6 +37,27 @@ def lost_elements(
                 here.assign(mask, here.of(mask) | there.of(elements))
         masks[piece.region] = mask
     return masks
+
+
+def swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> float:
+    """How far rounding of a gradient, of this relative error, may move the elements of its update that follow its size.
+
+    Adam's updates are of one size, except where a gradient comes near Adam's own epsilon: there it goes with the
+    gradient, and a single element that is barely not lost can be the whole error of an update.
+    """
+    gradient = Logical.found(reference, tensor_id.at(Kind.PARAM_GRAD, slot=""))
+    update = Logical.found(reference, tensor_id.at(Kind.UPDATE, slot=""))
+    if gradient is None or update is None:
+        return 0.0
+    total = 0.0
+    for piece in update.pieces:
+        for other in gradient.pieces:
+            if other.region == piece.region and piece.region.numel:
+                sizes, moved = other.tensor().double().abs(), piece.tensor().double().abs()
+                share = (error * sizes.square().mean().sqrt() / sizes).nan_to_num(0.0, 0.0).clamp(max=1.0)
+                follows = (1 - moved / moved.median()).nan_to_num(0.0).clamp(min=0.0)
+                total += float((moved * share * follows).square().sum())
+    return math.sqrt(total)
 
 
 def _small_gradients(

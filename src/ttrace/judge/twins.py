@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ttrace.judge import scale
 from ttrace.judge.logical import Logical, measured
-from ttrace.judge.lost import Masks, lost_elements
+from ttrace.judge.lost import Masks, lost_elements, swayed_norm
 from ttrace.judge.scale import with_scale
 from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
 from ttrace.judge.verdict import Tolerance
@@ -56,8 +56,15 @@ class Twins:
         dtype = self.reference.shards[tensor_id][0].record.dtype
         if tensor_id.kind is Kind.PARAM_GRAD:
             self._noise[tensor_id] = self.margin * max([*errors, unit(dtype)])
-        floor = self._quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0
+        floor = self._update_floor(tensor_id, logical) if tensor_id.kind in (Kind.UPDATE, Kind.PARAM_AFTER) else 0.0
         return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), floor)
+
+    def _update_floor(self, tensor_id: TensorId, logical: Logical) -> float:
+        """What single elements may do to a step: three twins may happen to show nothing of it."""
+        norm = measured(logical, logical)[0].norm
+        noise = self._noise.get(tensor_id.at(Kind.PARAM_GRAD, slot=""), 0.0)
+        swayed = swayed_norm(self.reference, tensor_id, noise / self.margin) / norm if norm and noise else 0.0
+        return max(swayed, self._quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0)
 
     def _quantum(self, tensor_id: TensorId, update: Logical) -> float:
         """What one element that is rounded the other way does to an update: the twins may happen to have none."""
