@@ -56,8 +56,11 @@ class Power:
 
     @property
     def scale(self) -> float | None:
-        """The smallest factor above 1 that is revealed."""
-        return None if self.error is None else 1 + self.error
+        """The smallest factor above 1 that is revealed: by the error, or sooner by the scale itself."""
+        tolerance = self.comparison.tolerance
+        if self.error is None or tolerance is None:
+            return None
+        return 1 + min(self.error, tolerance.scale + self.comparison.scale_error)
 
     @property
     def protects(self) -> bool:
