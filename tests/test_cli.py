@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from tests.support.traces import Case, drawn
 from ttrace.cli import app
+from ttrace.errors import TTraceError
 
 
 def lint(*args: str) -> str:
@@ -39,3 +40,50 @@ def test_lint_says_when_everything_is_stated(tmp_path: Path) -> None:
     case.right("0/0/fc2/output")
     case.judged()
     assert lint(str(tmp_path)) == "every layout is stated\n"
+
+
+def clean(tmp_path: Path, *, update: float) -> Case:
+    """A run with one trained parameter."""
+    case = Case(tmp_path, "tp=2", parameters={"fc.weight": True})
+    full = drawn(4, 8)
+    for microbatch in range(2):
+        case.both(f"0/{microbatch}/fc/output", drawn(4, 8, seed=3 + microbatch), "a b/tp")
+    case.both("0/-/fc.weight/param", full, "a b/tp", noise=0.0)
+    case.both("0/-/fc.weight/param_grad", drawn(4, 8, seed=1), "a b/tp")
+    case.both("0/-/fc.weight/param_after", full + update * drawn(4, 8, seed=2), "a b/tp", noise=0.0)
+    case.judged()
+    return case
+
+
+def test_selftest_tells_people_what_is_seen_by_kind(tmp_path: Path) -> None:
+    clean(tmp_path, update=1e-2)
+    done = CliRunner().invoke(app, ["selftest", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    head, *rows = done.output.splitlines()
+    assert head.split()[:3] == ["kind", "tensors", "judged"]
+    output = next(row.split() for row in rows if row.startswith("output"))
+    assert output[:3] == ["output", "2", "2"]
+    assert output[-1] == "2/2"
+    assert rows[-1] == "✓ the check has power over every parameter"
+
+
+def test_selftest_names_the_parameters_that_nothing_protects(tmp_path: Path) -> None:
+    clean(tmp_path, update=0.0)
+    done = CliRunner().invoke(app, ["selftest", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "? no power over fc.weight: its update is zero or not judged" in done.output
+    report = json.loads(CliRunner().invoke(app, ["selftest", str(tmp_path), "--json"]).stdout)
+    assert report["exit"] == 2
+    assert list(report["without_power"]) == ["fc.weight"]
+    first = report["tensors"][0]
+    assert (first["protects"], first["seen"]["one rank's part lost"]) == (True, True)
+    assert first["scale"] == 1 + first["error"]
+
+
+def test_selftest_wants_a_clean_run(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.wrong("0/0/fc/output")
+    case.judged()
+    done = CliRunner().invoke(app, ["selftest", str(tmp_path)])
+    assert isinstance(done.exception, TTraceError)
+    assert "has findings, and a selftest needs a run without any" in str(done.exception)

@@ -97,8 +97,10 @@ def test_an_error_within_the_margin_passes_and_one_beyond_it_fails(tmp_path: Pat
     case.both("0/0/b/output", full, "a b/tp", lambda x: nudged(x, 0.005, seed=2))
     judgement = case.judged()
     assert [comparison.verdict for comparison in judgement.comparisons] == [Verdict.PASS, Verdict.FAIL]
-    assert judgement.comparisons[1].excess == pytest.approx(1.25, rel=0.1)
-    assert case.judged(margin=8).exit is Exit.PASSED
+    beyond = judgement.comparisons[1]
+    assert beyond.tolerance is not None
+    assert beyond.error / beyond.tolerance.value == pytest.approx(1.25, rel=0.1)
+    assert case.judged(margin=16).exit is Exit.PASSED
 
 
 def test_one_wrong_integer_fails(tmp_path: Path) -> None:

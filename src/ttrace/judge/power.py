@@ -74,7 +74,7 @@ class Power:
         """Why it protects nothing."""
         if not self.is_judged:
             return self.comparison.reason
-        return f"the tolerance {self.error:.1e} is so wide that a lost shard passes"
+        return "its tolerance is so wide that a lost shard passes"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from ttrace.judge.power import INJECTIONS, Power, SelfTest
 from ttrace.tensors.ids import Kind
 
 _MOST_SHOWN = 5
+_SHORT = ("x 1.01", "x 1.001", "lost", "swapped", "row", "other mb")
+"""The faults, in the order of INJECTIONS, in few letters: the table should fit a terminal."""
 
 
 def as_json(found: SelfTest) -> dict[str, Any]:
@@ -27,14 +29,15 @@ def as_json(found: SelfTest) -> dict[str, Any]:
 
 
 def show(console: Console, found: SelfTest) -> None:
-    """Print a table by kind, then what protects nothing."""
+    """Print a table by kind, with the smallest error that is seen in the middle and in the worst, then what is not."""
     console.print(_table(found.powers))
-    blind = [power for power in found.powers if not power.protects]
-    for reason, count in Counter(power.reason if not power.is_judged else "" for power in blind).most_common():
-        named = [str(p.comparison.id) for p in blind if (p.reason if not p.is_judged else "") == reason]
-        words = reason or "the tolerance is so wide that a lost shard passes"
-        more = f" and {count - 2} more" if count > 2 else ""
-        console.print(Text(f"{count} protect nothing ({', '.join(named[:2])}{more}): {words}", "dim"), soft_wrap=True)
+    blind: dict[str, list[str]] = {}
+    for power in found.powers:
+        if not power.protects:
+            blind.setdefault(power.reason, []).append(str(power.comparison.id))
+    for reason, ids in blind.items():
+        more = f" and {len(ids) - 2} more" if len(ids) > 2 else ""
+        console.print(Text(f"protects nothing: {', '.join(ids[:2])}{more}: {reason}", "dim"), soft_wrap=True)
     for name, words in list(found.unprotected.items())[:_MOST_SHOWN]:
         console.print(Text.assemble(("? ", "bold yellow"), f"no power over {name}: {words}"), soft_wrap=True)
     if len(found.unprotected) > _MOST_SHOWN:
@@ -45,7 +48,7 @@ def show(console: Console, found: SelfTest) -> None:
 
 def _table(powers: Sequence[Power]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for name in ("kind", "tensors", "judged", "smallest error seen", "in the worst", *INJECTIONS):
+    for name in ("kind", "tensors", "judged", "error", "worst", *_SHORT):
         table.add_column(name, justify="left" if name == "kind" else "right", overflow="fold")
     for kind in Kind:
         mine = [power for power in powers if power.comparison.id.kind is kind]

@@ -109,7 +109,7 @@ def _unjudged(judgement: Judgement) -> list[RenderableType]:
     if len(judgement.problems) > _MOST_SHOWN:
         lines.append(Text(f"... and {len(judgement.problems) - _MOST_SHOWN} further problems", "dim"))
     # What a problem tells of many together is not told of each.
-    told = {problem.rpartition(":")[0] for problem in judgement.problems}
+    told = {problem.rpartition(":")[0] for problem in judgement.problems if ":" in problem}
     spoilt = [comparison for comparison in judgement.comparisons if comparison.spoils and comparison.reason not in told]
     lines += [
         Text.assemble(("? ", "bold yellow"), f"{comparison.id} is {comparison.verdict}: {comparison.reason}")

@@ -1,0 +1,48 @@
+"""On the example models' traces, every fault that a selftest claims to see is found by a whole check."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.test_run import run_example, ttrace
+from ttrace.judge.check import checked
+from ttrace.judge.power import INJECTIONS, injected
+from ttrace.judge.twins import Twins
+from ttrace.judge.verdict import Exit
+from ttrace.tensors.ids import TensorId
+from ttrace.trace.reader import Trace
+from ttrace.workflow.run import Run
+
+NUM_SAMPLES = 40
+"""A whole check for each fault in each tensor would take minutes."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("example", ["hidden_allreduce", "dtensor_tp"])
+def test_what_is_claimed_to_be_seen_is_found(tmp_path: Path, example: str) -> None:
+    done = run_example(example, tmp_path / "clean")
+    assert done.returncode == 0, done.stdout + done.stderr
+    tested = ttrace("selftest", str(tmp_path / "clean"), "--json")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    report = json.loads(tested.stdout)
+    assert report["without_power"] == {}
+    assert all(tensor["error"] is not None and tensor["error"] < 1e-2 for tensor in report["tensors"])
+
+    claims = [(tensor["id"], name) for tensor in report["tensors"] for name, seen in tensor["seen"].items() if seen]
+    assert {name for _, name in claims} >= set(INJECTIONS) - {"another microbatch"}
+    run = Run(tmp_path / "clean")
+    rounding = Twins(Trace(run.reference), [Trace(path) for path in run.twins()])
+    for tensor_id, name in claims[:: max(len(claims) // NUM_SAMPLES, 1)]:
+        candidate = Trace(run.candidate)
+        wrong = dict(injected(TensorId.parse(tensor_id), candidate))[name]
+        altered = copy.copy(candidate)
+        altered.__dict__["shards"] = {**candidate.shards, TensorId.parse(tensor_id): wrong}
+        judgement = checked(rounding, altered)
+        accused = [str(c.id) for c in judgement.comparisons if c.verdict.is_wrong]
+        assert accused == [tensor_id], (name, accused)
+        assert judgement.exit is not Exit.PASSED, (tensor_id, name)
