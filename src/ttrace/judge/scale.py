@@ -5,7 +5,7 @@ than the error does: in bf16 a weight's gradient may err by 6%, but its scale by
 noise, is known from the same twins. Three twins say little of one tensor, so each tensor's noise is at least what is
 usual for its kind, given its own twins' error and its size. And all tensors of a kind together say more than each:
 their mean scale is held against the same mean of the twins. It never counts on many tensors averaging rounding out, as
-they share the errors of the loss and of the residual stream (docs/decisions/0007-scale.md).
+they share the errors of the loss and of the residual stream (docs/decisions/0009-scale.md).
 """
 
 from __future__ import annotations
