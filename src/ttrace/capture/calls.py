@@ -7,7 +7,6 @@ instance, is still compared call by call.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ class Calls(TorchFunctionMode):
         self._modules = frozenset(modules)
         self._innermost = innermost
         self._see = see
-        self._counts: Counter[tuple[int, str]] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -38,9 +36,7 @@ class Calls(TorchFunctionMode):
             return result
         name = getattr(func, "__name__", "")
         if name and name not in _SILENT and _is_new(result):
-            key = (id(call), name)
-            self._see(call, f"{name}.{self._counts[key]}", result)
-            self._counts[key] += 1
+            self._see(call, f"{name}.{call.number_of(name)}", result)
         return result
 
 

@@ -7,6 +7,7 @@ tensor hooks set inside the forward hook; a module's own input gradient from the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,10 +48,15 @@ class Call:
     takes_floats: bool = False
     holds_floats: bool = False
     """Whether a module inside this call already had floating-point numbers."""
-    num_choices: int = 0
-    """How often numbers decided in this call so far."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often something of a name happened in this call so far."""
     held: Held | None = None
     """What an input said that it holds: outputs and gradients with as many rows hold the same."""
+
+    def number_of(self, name: str) -> int:
+        """Which one this is of all that have this name in this call; the next one is another."""
+        self.counts[name] += 1
+        return self.counts[name] - 1
 
     def is_entry(self, kind: Kind) -> bool:
         """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""

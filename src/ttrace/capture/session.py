@@ -234,8 +234,7 @@ class Session:
         call = self._hooks.innermost()
         if call is None or not scores.is_floating_point():
             return None
-        slot = str(call.num_choices)
-        call.num_choices += 1
+        slot = str(call.number_of(Kind.DECISION))
         choice, reasons = (
             self._id(Site(call.name, Kind.DECISION, name), call.microbatch, step=call.step, call=call.number)
             for name in (slot, scores_slot(slot))
@@ -245,7 +244,7 @@ class Session:
             self._visit(choice, chosen, call.microbatch)
         if self._decisions is None or type(chosen) is not torch.Tensor:
             return None
-        return self._decisions.replayed(choice, chosen, self._placing.placed(choice, chosen, call.microbatch))
+        return self._decisions.replayed(choice, chosen, self._placed(choice, chosen, call.microbatch))
 
     def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """context_parallel deals out a sequence."""
@@ -311,8 +310,8 @@ class Session:
     def _see_gradient(self, tensor_id: TensorId, gradient: torch.Tensor, like: Placed) -> None:
         source = self._isolate.distribution(tensor_id) if self._isolate else None
         self._visit(tensor_id, gradient, values=source, fallback=like)
-        if self._isolate is not None and source is not None:
-            placed = self._placing.placed(tensor_id, gradient) or like
+        placed = self._placed(tensor_id, gradient, fallback=like) if source is not None else None
+        if self._isolate is not None and source is not None and placed is not None:
             self._isolate.replace_gradient(tensor_id, gradient, placed, source)
 
     def _visit(
@@ -329,12 +328,23 @@ class Session:
     ) -> torch.Tensor | None:
         if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
             tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
+        placed = stated or self._placed(tensor_id, tensor, microbatch, held, fallback)
+        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values))
+
+    def _placed(
+        self,
+        tensor_id: TensorId,
+        tensor: torch.Tensor,
+        microbatch: int = 0,
+        held: Held | None = None,
+        fallback: Placed | None = None,
+    ) -> Placed | None:
+        """Where a tensor lies, if somebody says; a rule that does not fit is kept for the end of the trace."""
         try:
-            placed = stated or self._placing.placed(tensor_id, tensor, microbatch, held) or fallback
+            return self._placing.placed(tensor_id, tensor, microbatch, held) or fallback
         except TTraceError as error:
             self._recorder.keep(str(error))
-            placed = None
-        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values))
+            return None
 
     def _id(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
         """The id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
-from ttrace.tensors.ids import ROOT
+from ttrace.tensors.ids import is_inside
 from ttrace.trace.reader import Trace
 
 _MOST_NAMED = 4
@@ -54,7 +54,7 @@ def explained(findings: tuple[Finding, ...], found: Sequence[Absence]) -> tuple[
 
 def _explained(finding: Finding, found: Sequence[Absence]) -> Finding:
     for absence in found:
-        if finding.cause.name == UNEXPLAINED and any(_is_inside(name, finding.module) for name in absence.names):
+        if finding.cause.name == UNEXPLAINED and any(is_inside(name, finding.module) for name in absence.names):
             return replace(finding, cause=Cause("missing modules", str(absence)))
     return finding
 
@@ -81,7 +81,3 @@ def _of(comparison: Comparison, found: Sequence[Absence]) -> Absence | None:
         return None
     around = set(_around(comparison.id.name))
     return next((absence for absence in found if around & set(absence.names)), None)
-
-
-def _is_inside(inner: str, outer: str) -> bool:
-    return outer in (ROOT, inner) or inner.startswith(f"{outer}.")

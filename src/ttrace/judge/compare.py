@@ -77,7 +77,7 @@ class Comparer:
 
     def _recomputed(self, tensor_id: TensorId) -> Comparison:
         """A recomputation against the candidate's own first forward, rank by rank."""
-        first_id = tensor_id.at(tensor_id.kind.primal)
+        first_id = tensor_id.first
         first = {(s.coord.rank, s.record.microbatch): s for s in self.candidate.shards.get(first_id, ())}
         tolerance = self.twins.tolerances.get(first_id)
         total, parts = Stats(), []

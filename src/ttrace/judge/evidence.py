@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
 
 from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, measured
 from ttrace.judge.tolerance import replica_tolerance
-from ttrace.judge.verdict import Comparison
+from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.trace.reader import Trace
@@ -18,6 +21,8 @@ NEAR = 2.0
 """An explanation leaves an error of at most so many tolerances,"""
 FAR = 0.1
 """and at most this part of the error that it explains."""
+_MOST = 1 << 24
+"""Larger tensors are not put together to look for patterns in them."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,14 @@ class Evidence:
     def is_explained(self, rest: float) -> bool:
         """Whether so little is left of a conflict that the explanation holds."""
         return rest <= min(NEAR * self.tolerance, FAR * self.comparison.replica_error)
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Both logical tensors in float64, the factor applied; None if they are large, or not both finite."""
+        is_fit = self.comparison.verdict is Verdict.FAIL and self.stats.finite_a and self.stats.finite_b
+        if not is_fit or not 4 <= self.stats.count <= _MOST or self.stats.aa == 0.0:
+            return None
+        return self.reference.tensor().to(torch.float64), self.candidate.tensor().to(torch.float64) * self.factor
 
     def is_explained_error(self, rest: float) -> bool:
         """The same for an error."""

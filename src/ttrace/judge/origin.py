@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ttrace.judge.diagnose import cause
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
-from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
 
 _NEEDS: dict[Kind, tuple[Kind, ...]] = {
@@ -78,8 +78,8 @@ def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -
     ran = {c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is not Verdict.MISSING}
     absent = [c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING]
     idle = [name for name in dict.fromkeys(absent) if name not in ran and candidate.owners(name)]
-    inside = [name for name in idle if name != module and _is_inside(name, module)]
-    outermost = [name for name in inside if not any(name != other and _is_inside(name, other) for other in inside)]
+    inside = [name for name in idle if name != module and is_inside(name, module)]
+    outermost = [name for name in inside if not any(name != other and is_inside(name, other) for other in inside)]
     if not outermost:
         return None
     named = ", ".join(outermost[:4]) + (f" and {len(outermost) - 4} more" if len(outermost) > 4 else "")
@@ -175,12 +175,12 @@ class _WrongSites:
         """Whether what arrived at t was made from this tensor of a module in the module around it."""
         made_from = (Kind.OUTPUT,) if t.kind is Kind.INPUT else (Kind.OUTPUT, Kind.LOSS, Kind.GRAD_INPUT)
         is_then = other.step == t.step and other.microbatch in (None, t.microbatch)
-        return other.kind in made_from and is_then and _is_inside(other.name, self.module_of(t))
+        return other.kind in made_from and is_then and is_inside(other.name, self.module_of(t))
 
     def _explains(self, origin: TensorId, t: TensorId) -> bool:
         """Whether a wrong tensor inside an origin's module, going the same way, is part of the same story."""
         is_same_way = origin.kind is not Kind.LOSS and _phase(origin) == _phase(t)
-        return is_same_way and _is_inside(self.module_of(t), self.module_of(origin))
+        return is_same_way and is_inside(self.module_of(t), self.module_of(origin))
 
     def _has_inner(self, t: TensorId, modules: set[tuple[str, int]]) -> bool:
         """Whether a module inside this one is wrong by itself in the same direction.
@@ -190,12 +190,8 @@ class _WrongSites:
         module = self.module_of(t)
         phases = range(_phase(t) + 1) if self._replaced else (_phase(t),)
         return t.kind in _MADE_INSIDE and any(
-            inner != module and _is_inside(inner, module) and phase in phases for inner, phase in modules
+            inner != module and is_inside(inner, module) and phase in phases for inner, phase in modules
         )
-
-
-def _is_inside(inner: str, outer: str) -> bool:
-    return outer in (ROOT, inner) or inner.startswith(f"{outer}.")
 
 
 def _phase(t: TensorId) -> int:

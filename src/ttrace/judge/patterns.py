@@ -18,11 +18,11 @@ from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, measured
 from ttrace.judge.tolerance import unit
 from ttrace.judge.verdict import Cause, Verdict
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, is_inside
 from ttrace.tensors.ranges import Ranges
 
-_MOST = 1 << 24
-"""Larger tensors are not put together to look for patterns in them."""
+_MOST_ROWS = 4096
+"""Every row is held against every other to see whether it moved: for more, that takes gigabytes."""
 
 
 def other_tensors(e: Evidence) -> Cause | None:
@@ -70,12 +70,12 @@ def _is_neighbour(a: Site, b: Site) -> bool:
 
 def moved(e: Evidence) -> Cause | None:
     """The right values in the wrong order along one dim: shifted, swapped, or repeated."""
-    pair = _both(e)
+    pair = e.tensors
     if pair is None:
         return None
     ours, theirs = pair
     for dim, size in enumerate(ours.shape):
-        if size < 2:
+        if not 2 <= size <= _MOST_ROWS:
             continue
         source = _matched(ours.movedim(dim, 0), theirs.movedim(dim, 0))
         rest = _relative(ours.index_select(dim, source), theirs)
@@ -138,7 +138,7 @@ def _spans(indices: torch.Tensor) -> str:
 
 def transposed(e: Evidence) -> Cause | None:
     """The right bytes read in the wrong order: a transposed tensor taken for a contiguous one, or the other way."""
-    pair = _both(e)
+    pair = e.tensors
     if pair is None:
         return None
     ours, theirs = pair
@@ -159,7 +159,7 @@ def transposed(e: Evidence) -> Cause | None:
 
 def some_rows(e: Evidence) -> Cause | None:
     """A few indices of one dim are wrong, and all others right."""
-    pair = _both(e)
+    pair = e.tensors
     if pair is None:
         return None
     ours, theirs = pair
@@ -211,7 +211,7 @@ def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
 
 def bias(e: Evidence) -> Cause | None:
     """One row too much or too little, the same everywhere: a bias."""
-    pair = _both(e) if e.comparison.id.kind is Kind.OUTPUT and len(e.reference.shape) > 1 else None
+    pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and len(e.reference.shape) > 1 else None
     if pair is None:
         return None
     surplus = (pair[1] - pair[0]).flatten(0, -2)
@@ -243,7 +243,7 @@ def _multiple(e: Evidence, row: torch.Tensor) -> str:
 def weaker_dtype(e: Evidence) -> Cause | None:
     """Values that fit a weaker dtype than the reference's, off by what that dtype rounds away."""
     ours = e.reference.dtype
-    pair = _both(e) if e.comparison.id.kind is not Kind.UPDATE and ours.is_floating_point else None
+    pair = e.tensors if e.comparison.id.kind is not Kind.UPDATE and ours.is_floating_point else None
     if pair is None:
         return None
     for weak in (torch.bfloat16, torch.float16):
@@ -295,7 +295,7 @@ def _is_just_before(inner: TensorId, own: TensorId) -> bool:
         return False
     around = own.name if own.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) else own.name.rpartition(".")[0] or ROOT
     is_same_way = inner.kind.is_backward == own.kind.is_backward and inner.kind.is_of_param == own.kind.is_of_param
-    return is_same_way and (around in (ROOT, inner.name) or inner.name.startswith(f"{around}."))
+    return is_same_way and is_inside(inner.name, around)
 
 
 def _least(inner: Logical, part: Logical) -> float:
@@ -306,14 +306,6 @@ def _least(inner: Logical, part: Logical) -> float:
         for i in range(count)
     )
     return min(measured(summand, part)[0].error for summand in alone)
-
-
-def _both(e: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Both logical tensors in float64, the candidate's factor applied; None if they are large, or not both finite."""
-    is_fit = e.comparison.verdict is Verdict.FAIL and e.stats.finite_a and e.stats.finite_b
-    if not is_fit or not 4 <= e.stats.count <= _MOST or e.stats.aa == 0.0:
-        return None
-    return e.reference.tensor().to(torch.float64), e.candidate.tensor().to(torch.float64) * e.factor
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:

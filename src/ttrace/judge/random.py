@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ttrace.judge.verdict import Comparison, Finding
-from ttrace.tensors.ids import ROOT, TensorId
+from ttrace.tensors.ids import ROOT, TensorId, is_inside
 from ttrace.trace.reader import Trace
 
 _MOST_NAMED = 3
@@ -43,4 +43,4 @@ def _problem(sides: str, modules: Sequence[str]) -> str:
 
 
 def _is_within(tensor_id: TensorId, module: str) -> bool:
-    return module in (ROOT, tensor_id.name) or tensor_id.name.startswith(f"{module}.")
+    return is_inside(tensor_id.name, module)

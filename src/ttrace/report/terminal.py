@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator
 
@@ -96,8 +97,9 @@ def _error(comparison: Comparison) -> str:
     between = " between replicas" if comparison.replica_error > comparison.error else ""
     if worst <= tolerance.value:  # only its scale, or that of many together, is wrong
         return f"{worst:.1e}, within the tolerance {tolerance.value:.1e}; scale {comparison.stats.scale:.5g}"
+    times = worst / tolerance.value if tolerance.value else math.inf
     return (
-        f"{worst:.1e}{between}, {comparison.excess:.1e} x the tolerance {tolerance.value:.1e} "
+        f"{worst:.1e}{between}, {times:.1e} x the tolerance {tolerance.value:.1e} "
         f"(twins {tolerance.twin_error:.1e}, floor {tolerance.floor:.1e})"
     )
 

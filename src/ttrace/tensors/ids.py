@@ -71,6 +71,11 @@ _PRIMAL = {
 }
 
 
+def is_inside(inner: str, outer: str) -> bool:
+    """Whether a module or parameter is this one, or part of it."""
+    return outer in (ROOT, inner) or inner.startswith(f"{outer}.")
+
+
 def scores_slot(slot: str) -> str:
     """The slot of the scores by which a decision was made."""
     return f"{slot}.scores"

@@ -12,7 +12,7 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.layouts.splits import Split
-from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.trace.format import (
     END,
@@ -148,7 +148,7 @@ class Trace:
     def is_opaque(self, name: str) -> bool:
         """Whether this module is inside compiled code, on any rank, and could not be seen."""
         outer = {module for rank in self.ranks for module in rank.manifest.opaque}
-        return any(name != module and (module == ROOT or name.startswith(f"{module}.")) for module in outer)
+        return any(name != module and is_inside(name, module) for module in outer)
 
     @property
     def random(self) -> tuple[str, ...]:
