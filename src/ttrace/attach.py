@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
+    from ttrace.adapters.adapter import Adapter, Optimizer
     from ttrace.adapters.native import MeshLike
 
 _Batch = TypeVar("_Batch")
@@ -48,7 +48,7 @@ class Off:
 
 def attach(
     model: nn.Module | Sequence[nn.Module],
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     *,
     mesh: MeshLike | None = None,
     rules: Mapping[str, str] | Path | str | None = None,
@@ -65,17 +65,19 @@ def attach(
     """
     if not os.environ.get(PLAN_VARIABLE):
         return Off()
+    from ttrace.adapters.megatron import Megatron, is_megatron
     from ttrace.adapters.native import Native
     from ttrace.capture.plan import Plan
     from ttrace.capture.session import Session
     from ttrace.layouts.rules import Rules
 
     chunks = list(model) if isinstance(model, (list, tuple)) else [cast("nn.Module", model)]
+    adapter: Adapter = Megatron(chunks, optimizer) if is_megatron(chunks) else Native(chunks, mesh)
     return Session(
         Plan.load(Path(os.environ[PLAN_VARIABLE])),
         chunks,
         optimizer,
-        Native(chunks, mesh),
+        adapter,
         Rules.of(rules),
         num_microbatches=num_microbatches,
         grad_factor=grad_factor,

@@ -20,6 +20,7 @@ from tests.support.ranks import on_ranks
 from tests.support.runs import SimulatedRank, judged, trace_reference, train
 from tests.support.transformer import Shape, Transformer
 from ttrace.capture.compiled import Compiled
+from ttrace.capture.names import Names
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import COMPILED, Exit, Judgement, Verdict
 from ttrace.tensors.ids import Kind
@@ -176,7 +177,7 @@ def test_compiled_code_is_left_in_one_piece_and_put_back() -> None:
     model = small()
     model.compile(backend=backend)
     call = model._compiled_call_impl
-    compiled = Compiled([model], runs_eagerly=False)
+    compiled = Compiled(Names([model]), runs_eagerly=False)
     seen: list[object] = []
     for _, module in compiled.watched:
         module.register_forward_hook(lambda *_: seen.append(1))

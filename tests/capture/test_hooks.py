@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.support.gpt import LENGTH, VOCAB, Gpt
 from ttrace.capture.hooks import Call, Hooks
-from ttrace.capture.names import modules
+from ttrace.capture.names import Names
 from ttrace.tensors.ids import ROOT, Kind
 
 
@@ -57,7 +57,7 @@ def test_recording_is_bitwise_neutral(dtype: torch.dtype) -> None:
     bare = Gpt().to(dtype)
     watched = copy.deepcopy(bare)
     seen = Seen()
-    Hooks(modules([watched]), seen)
+    Hooks(Names([watched]).modules(), seen)
     losses = [trained(model, torch.optim.AdamW(model.parameters(), lr=1e-2)) for model in (bare, watched)]
     assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
     for (name, a), b in zip(bare.named_parameters(), watched.parameters(), strict=True):
@@ -71,7 +71,7 @@ def test_grad_input_is_the_modules_own_share() -> None:
     model = Gpt(num_layers=1)
     seen = Seen()
     expected: dict[str, torch.Tensor] = {}
-    Hooks(modules([model]), seen)
+    Hooks(Names([model]).modules(), seen)
     for name, module in model.named_modules():
         if name not in ("", "words", "places", "layers"):
             module.register_full_backward_hook(
@@ -110,7 +110,7 @@ class Structured(nn.Module):
 
 def test_structured_values_have_slots_and_calls_have_numbers() -> None:
     model, seen = Shapes(), Seen()
-    Hooks(modules([model]), seen)
+    Hooks(Names([model]).modules(), seen)
     model(torch.randn(3, 4, requires_grad=True)).backward()
     keys = set(seen.tensors)
     for number in (0, 1):
@@ -133,14 +133,14 @@ def test_recomputation_is_not_a_second_forward(reentrant: bool) -> None:
             return out
 
     model, seen = Recomputed(), Seen()
-    Hooks(modules([model]), seen)
+    Hooks(Names([model]).modules(), seen)
     model(torch.randn(2, 4, requires_grad=True)).sum().backward()
     assert {number for name, number, _, _ in seen.tensors if name == "fc"} == {0}
 
 
 def test_removed_hooks_are_gone() -> None:
     model, seen = nn.Linear(2, 2), Seen()
-    hooks = Hooks(modules([model]), seen)
+    hooks = Hooks(Names([model]).modules(), seen)
     hooks.remove()
     model(torch.randn(1, 2))
     assert not seen.tensors

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.support.gpt import LENGTH, VOCAB, Attention, Block, Gpt
 from tests.support.runs import SimulatedRank, judged, trace_reference, train
-from ttrace.capture import names
+from ttrace.capture.names import Names
 from ttrace.capture.plan import Plan
 from ttrace.capture.randomness import Draws
 from ttrace.judge.verdict import Exit, Judgement
@@ -113,7 +113,7 @@ def test_what_is_wrong_before_the_draw_is_still_found(tmp_path: Path) -> None:
 
 
 def drawing(model: nn.Module, *, backward: bool = True) -> list[str]:
-    draws = Draws(names.modules([model]), lambda: True)
+    draws = Draws(Names([model]).modules(), lambda: True)
     loss = model(torch.randint(VOCAB, (2, LENGTH))).sum()
     if backward:
         loss.backward()
@@ -191,7 +191,7 @@ def test_looking_draws_nothing() -> None:
     for watched in (False, True):
         torch.manual_seed(3)
         model = with_functional_dropout()
-        draws = Draws(names.modules([model]), lambda: True) if watched else None
+        draws = Draws(Names([model]).modules(), lambda: True) if watched else None
         loss = model(torch.randint(VOCAB, (2, LENGTH))).square().mean()
         loss.backward()
         ends.append([loss.detach(), torch.get_rng_state(), *(p.grad for p in model.parameters())])

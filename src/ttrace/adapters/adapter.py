@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
-from ttrace.tensors.ids import Site
+from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
+
+Optimizer = Any
+"""An optimizer of torch, or what a framework has in its place."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a rank keeps for a parameter: shaped like its own part of it, or a run of that part, flattened."""
+
+    tensor: torch.Tensor
+    run: tuple[int, int] | None = None
+
+
+class Handle(Protocol):
+    """Something that ends when it is removed."""
+
+    def remove(self) -> None: ...
 
 
 class Listener(Protocol):
-    """Who is told what a pipeline does."""
+    """Who is told what only a framework knows."""
 
     def is_pipelined(self) -> None:
         """From now on only what happens in a chunk counts: a stage may run once before, to learn shapes."""
@@ -28,6 +47,15 @@ class Listener(Protocol):
 
     def will_divide(self, divisor: int) -> None:
         """After the last microbatch, gradients will be divided by this."""
+
+    def sees_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        """In these gradients all microbatches of this rank are added up, and no other rank's yet."""
+
+    def hears_norm(self, norm: torch.Tensor) -> None:
+        """The norm of all gradients was taken."""
+
+    def hears_clip(self, factor: torch.Tensor) -> None:
+        """All gradients are about to be multiplied by this."""
 
 
 class Adapter(Protocol):
@@ -55,6 +83,17 @@ class Adapter(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What a reader of the report should know."""
 
+    def name(self, chunk: nn.Module, path: str) -> str:
+        """What the reference calls the module, parameter or buffer at this path of a chunk."""
+
+    @property
+    def divided(self) -> frozenset[str]:
+        """The modules of which each stage of a pipeline has a part, under the same name."""
+
+    @property
+    def untraced(self) -> frozenset[Kind]:
+        """The kinds that the reference may have, but this run cannot show."""
+
     def watches(self, name: str) -> bool:
         """Whether this module's calls are traced; its parameters always are."""
 
@@ -64,10 +103,24 @@ class Adapter(Protocol):
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The layout that the tensor itself states, or None."""
 
-    def rule(self, site: Site) -> Rule | None:
-        """The layout that the framework's own plan states for a site, or None."""
+    def rule(self, site: Site, num_dims: int) -> Rule | None:
+        """The layout that the framework's own plan states for a tensor of so many dims at a site, or None."""
 
-    def optimizer_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, object]:
+    def parameters_replaced(self, optimizer: Optimizer | None) -> None:
+        """Parameters have other values now: whoever keeps copies must take them."""
+
+    def watch_steps(
+        self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+    ) -> Sequence[Handle]:
+        """Tell before and after each step of the optimizer, until the handles are removed."""
+
+    def gradient(self, parameter: nn.Parameter) -> Piece | None:
+        """The gradient that the optimizer will use, as far as this rank has it."""
+
+    def updated(self, parameter: nn.Parameter) -> Piece | None:
+        """What a step left of a parameter, as far as this rank has it already."""
+
+    def optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
         """What the optimizer keeps for a parameter on this rank; nothing where another rank keeps it."""
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters import dtensor
-from ttrace.adapters.adapter import Listener
+from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece
+from ttrace.adapters.wrappers import canonical
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
-from ttrace.tensors.ids import Site
+from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
 
 if TYPE_CHECKING:
@@ -75,6 +76,12 @@ class Native:
     def notes(self) -> tuple[str, ...]:
         return tuple(self.models.notes()) if self.models else ()
 
+    def name(self, chunk: nn.Module, path: str) -> str:  # noqa: ARG002
+        return canonical(path)
+
+    divided = frozenset({ROOT})
+    untraced: frozenset[Kind] = frozenset()
+
     def watches(self, name: str) -> bool:
         return self.models is None or self.models.watches(name)
 
@@ -97,15 +104,32 @@ class Native:
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         return dtensor.placed(tensor) if isinstance(tensor, DTensor) else None
 
-    def rule(self, site: Site) -> Rule | None:
+    def rule(self, site: Site, num_dims: int) -> Rule | None:  # noqa: ARG002
         return self.models.rule(site, self.mesh) if self.models else None
 
-    def optimizer_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, object]:
+    def parameters_replaced(self, optimizer: Optimizer | None) -> None:
+        pass
+
+    def watch_steps(
+        self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+    ) -> Sequence[Handle]:
+        return [
+            optimizer.register_step_pre_hook(lambda *_: before()),
+            optimizer.register_step_post_hook(lambda *_: after()),
+        ]
+
+    def gradient(self, parameter: nn.Parameter) -> Piece | None:
+        return None if parameter.grad is None else Piece(parameter.grad)
+
+    def updated(self, parameter: nn.Parameter) -> Piece | None:
+        return Piece(parameter.detach())
+
+    def optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
         # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
         inner = getattr(optimizer, "optim", None)
         keeper = inner if isinstance(inner, torch.optim.Optimizer) else optimizer
         state: Mapping[str, object] = keeper.state.get(parameter, {})
-        return state
+        return {str(key): Piece(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
 from functools import cache
 
 from torch import nn
 
-from ttrace.capture import names
+from ttrace.capture.names import Names
 from ttrace.trace.format import ModuleInfo
 
 
-def census(chunks: Sequence[nn.Module]) -> dict[str, ModuleInfo]:
+def census(names: Names) -> dict[str, ModuleInfo]:
     """Every module with its class and where that class is defined."""
-    kinds: dict[str, type] = {name: type(module) for name, module in names.modules(chunks)}
+    kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
     return {name: _info(kind) for name, kind in kinds.items()}
 
 
-def switch_dropout_off(chunks: Sequence[nn.Module]) -> list[str]:
-    """Set every dropout module's p to 0, and say so: random masks differ between layouts by right."""
+def switch_dropout_off(names: Names) -> list[str]:
+    """Set every dropout's p to 0, and say so: random masks differ between layouts by right."""
     changed = []
-    for name, module in names.modules(chunks):
+    for name, module in names.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             module.p = 0.0
             changed.append(name)
         elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0:
             module.dropout = 0.0
+            changed.append(name)
+        elif getattr(module, "hidden_dropout", 0.0):  # Megatron's layers drop between their modules
+            vars(module)["hidden_dropout"] = 0.0
             changed.append(name)
     return [f"dropout switched off in {len(changed)} modules, the first is {changed[0]}"] if changed else []
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ttrace.adapters.wrappers import canonical
-from ttrace.capture import names
+from ttrace.capture.names import Names
 
 _CALL = "_compiled_call_impl"
 """Where `module.compile()` keeps the compiled call, hooks and all."""
@@ -25,16 +24,17 @@ _CALL = "_compiled_call_impl"
 class Compiled:
     """The modules of a model that are compiled, and those that can be watched."""
 
-    def __init__(self, chunks: Sequence[nn.Module], *, runs_eagerly: bool) -> None:
+    def __init__(self, names: Names, *, runs_eagerly: bool) -> None:
         self._runs_eagerly = runs_eagerly
         self._calls: list[tuple[nn.Module, Callable[..., Any]]] = []
-        outermost = [_outermost(chunk) for chunk in chunks]
-        self.names = tuple(dict.fromkeys(canonical(path) for paths in outermost for path in paths))
+        self._naming = names.naming
+        outermost = [(chunk, _outermost(chunk)) for chunk in names.chunks]
+        compiled = (names.naming(chunk, path) for chunk, paths in outermost for path in paths)
+        self.names = tuple(dict.fromkeys(compiled))
         if runs_eagerly:
-            self.watched = list(names.modules(chunks))
+            self.watched = list(names.modules())
         else:
-            pairs = zip(chunks, outermost, strict=True)
-            self.watched = [pair for chunk, paths in pairs for pair in self._boundaries(chunk, paths)]
+            self.watched = [pair for chunk, paths in outermost for pair in self._boundaries(chunk, paths)]
 
     @property
     def opaque(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class Compiled:
         found: dict[str, nn.Module] = {}
         for path, module in chunk.named_modules():
             if not any(_is_inside(path, outer) for outer in outermost):
-                found[canonical(path)] = self._boundary(module)
+                found[self._naming(chunk, path)] = self._boundary(module)
         yield from found.items()
 
     def _boundary(self, module: nn.Module) -> nn.Module:

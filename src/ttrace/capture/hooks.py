@@ -136,7 +136,8 @@ class Hooks:
         seen: dict[str, torch.Tensor] = {}
         replaced: dict[int, torch.Tensor] = {}
         for i, (slot, leaf) in enumerate(_leaves(value, kind)):
-            if isinstance(leaf, torch.Tensor):
+            # A parameter that is passed on, to be tied or added elsewhere, is seen as what it is.
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter):
                 other = self._watcher.sees(call, kind, slot, leaf)
                 if other is not None:
                     replaced[i] = other

@@ -119,7 +119,7 @@ class Placing:
         own = held_by(tensor)
         if own is not None:
             return Placed(own.region(local), by=HOLDS)
-        rule = self._rules.decide(tensor_id.site) or self._adapter.rule(tensor_id.site)
+        rule = self._rules.decide(tensor_id.site) or self._adapter.rule(tensor_id.site, tensor.ndim)
         if rule is not None:
             return self._by_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
         if held is not None and held.fits(local):

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
-from torch.utils.hooks import RemovableHandle
 
-from ttrace.adapters.adapter import Adapter
+from ttrace.adapters.adapter import Adapter, Handle, Optimizer, Piece
 from ttrace.adapters.context import cut_of
-from ttrace.capture import names
 from ttrace.capture.calls import Calls
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
@@ -26,6 +25,7 @@ from ttrace.capture.decisions import Decisions
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
 from ttrace.capture.isolation import Isolate
+from ttrace.capture.names import Names
 from ttrace.capture.overheard import overheard
 from ttrace.capture.placing import Placing, Reference
 from ttrace.capture.plan import Plan
@@ -51,7 +51,7 @@ class Session:
         self,
         plan: Plan,
         model: nn.Module | Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Optimizer | None,
         adapter: Adapter,
         rules: Rules,
         *,
@@ -69,11 +69,13 @@ class Session:
         self._divisor = 1
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         self._generator = Generator(plan, adapter, self._placing, reference)
-        self._parameters, aliases = names.parameters(chunks, reference.aliases)
-        self._buffers = names.buffers(chunks)
+        names = Names(chunks, adapter.name)
+        self._parameters, aliases = names.parameters(reference.aliases)
+        self._buffers = names.buffers()
         self._made = {name: self._generator.fill_parameter(name, p) for name, p in self._parameters.items()}
+        adapter.parameters_replaced(optimizer)
         # Reference and twins must be seen in full: that is where tolerances come from.
-        self._compiled = Compiled(chunks, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
+        self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         manifest = Manifest(
             role=plan.role,
             rank=adapter.coord.rank,
@@ -82,11 +84,13 @@ class Session:
             seed=plan.seed,
             num_microbatches=num_microbatches,
             isolated=plan.isolated,
-            modules=census(chunks),
+            modules=census(names),
             parameters={name: parameter.requires_grad for name, parameter in self._parameters.items()},
             aliases=aliases,
             opaque=self._compiled.opaque,
-            notes=(*switch_dropout_off(chunks), *self._compiled.notes(), *adapter.notes),
+            divided=tuple(adapter.divided),
+            untraced=tuple(adapter.untraced),
+            notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes),
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
         writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
@@ -107,12 +111,9 @@ class Session:
         self._contributions = Contributions(added_to, self._watched_microbatch, self._see_contribution)
         adapter.listen(self)
         self._optimizer = optimizer
-        self._handles: list[RemovableHandle] = []
+        self._handles: Sequence[Handle] = ()
         if optimizer is not None:
-            self._handles = [
-                optimizer.register_step_pre_hook(lambda *_: self._see_gradients()),
-                optimizer.register_step_post_hook(lambda *_: self._see_updated()),
-            ]
+            self._handles = adapter.watch_steps(optimizer, self._see_gradients, self._see_updated)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -122,7 +123,7 @@ class Session:
             return
         try:
             with self._clock.running(), overheard(self), self._calls or nullcontext(), self._compiled.running():
-                self._see_parameters(Kind.PARAM)
+                self._see_parameters()
                 self._see_buffers()
                 yield
                 if self._optimizer is None:
@@ -176,12 +177,12 @@ class Session:
         clock = self._clock
         if not clock.is_watched or not self._adapter.watches(name) or (again and not clock.is_repeat_clear(name)):
             return None
-        number = 0 if again else clock.forward(name)
+        number = 0 if again else clock.forward(name, is_divided=name in self._adapter.divided)
         return Call(name, clock.step, clock.microbatch, number, again)
 
     def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor of a call is there."""
-        if call.name == ROOT and not self._is_models_own(kind):
+        if call.name in self._adapter.divided and not self._is_models_own(kind):
             return None
         tensor_id = self._id(Site(call.name, kind, slot), call.microbatch, step=call.step, call=call.number)
         is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
@@ -209,6 +210,16 @@ class Session:
     def will_divide(self, divisor: int) -> None:
         """Gradients of all microbatches together will be divided."""
         self._divisor = divisor
+
+    def sees_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        """What this rank's microbatches add up to, before any reduction."""
+        if not self._clock.is_running:
+            return
+        names = {parameter: name for name, parameter in self._parameters.items()}
+        for parameter, gradient in gradients:
+            name = names[parameter]
+            tensor_id = TensorId.of(self._clock.step, None, name, Kind.MAIN_GRAD)
+            self._visit(tensor_id, gradient, fallback=self._made[name].placed)
 
     # What is overheard:
 
@@ -254,31 +265,32 @@ class Session:
             self._recorder.keep(str(error))
 
     def _is_models_own(self, kind: Kind) -> bool:
-        """Whether what enters or leaves the outermost module enters or leaves the whole model: not between stages."""
+        """Whether what enters or leaves a divided module does so for all of it: not between stages."""
         chunk = self._clock.chunk
         if chunk is None:
             return True
         return chunk.is_first if kind.primal is Kind.INPUT else chunk.is_last
 
-    def _see_parameters(self, kind: Kind) -> None:
+    def _see_parameters(self) -> None:
         if self._clock.is_running:
             for name, parameter in self._parameters.items():
                 made = self._made[name]
-                source = made.distribution if kind is Kind.PARAM else None
-                tensor_id = TensorId.of(self._clock.step, None, name, kind)
-                self._visit(tensor_id, parameter.detach(), values=source, fallback=made.placed)
+                tensor_id = TensorId.of(self._clock.step, None, name, Kind.PARAM)
+                self._visit(tensor_id, parameter.detach(), values=made.distribution, fallback=made.placed)
 
     def _see_updated(self) -> None:
-        self._see_parameters(Kind.PARAM_AFTER)
         if not self._clock.is_running or self._optimizer is None:
             return
         for name, parameter in self._parameters.items():
-            for key, value in self._adapter.optimizer_state(self._optimizer, parameter).items():
-                if isinstance(value, torch.Tensor):
-                    tensor_id = TensorId.of(self._clock.step, None, name, Kind.OPTIM, slot=str(key))
-                    # What is not shaped like the parameter, a step counter for instance, is not cut like it either.
-                    whole = None if value.shape == parameter.shape else Placed(Region.whole(tuple(value.shape)))
-                    self._visit(tensor_id, value, stated=whole, fallback=self._made[name].placed)
+            updated = self._adapter.updated(parameter)
+            if updated is not None:
+                self._visit_piece(TensorId.of(self._clock.step, None, name, Kind.PARAM_AFTER), updated)
+            for key, piece in self._adapter.optimizer_state(self._optimizer, parameter).items():
+                tensor_id = TensorId.of(self._clock.step, None, name, Kind.OPTIM, slot=key)
+                if piece.run is not None or piece.tensor.shape == parameter.shape:
+                    self._visit_piece(tensor_id, piece)
+                else:  # a step counter for instance is not cut like the parameter
+                    self._visit(tensor_id, piece.tensor, stated=Placed(Region.whole(tuple(piece.tensor.shape))))
 
     def _see_buffers(self) -> None:
         for name, buffer in self._buffers.items():
@@ -303,16 +315,30 @@ class Session:
         self._contributions.flush()
         self._silent = self._contributions.notes()
         for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                tensor_id = TensorId.of(self._clock.step, None, name, Kind.PARAM_GRAD)
-                self._see_gradient(tensor_id, parameter.grad, self._made[name].placed)
+            piece = self._adapter.gradient(parameter)
+            if piece is not None:
+                self._see_gradient(TensorId.of(self._clock.step, None, name, Kind.PARAM_GRAD), piece)
 
-    def _see_gradient(self, tensor_id: TensorId, gradient: torch.Tensor, like: Placed) -> None:
+    def _see_gradient(self, tensor_id: TensorId, piece: Piece) -> None:
         source = self._isolate.distribution(tensor_id) if self._isolate else None
-        self._visit(tensor_id, gradient, values=source, fallback=like)
-        placed = self._placed(tensor_id, gradient, fallback=like) if source is not None else None
-        if self._isolate is not None and source is not None and placed is not None:
-            self._isolate.replace_gradient(tensor_id, gradient, placed, source)
+        self._visit_piece(tensor_id, piece, source)
+        if self._isolate is not None and source is not None:
+            like = self._made[tensor_id.name].placed
+            placed = self._run_of(tensor_id, piece) or self._placed(tensor_id, piece.tensor, fallback=like)
+            if placed is not None:
+                self._isolate.replace_gradient(tensor_id, piece.tensor, placed, source)
+
+    def _visit_piece(self, tensor_id: TensorId, piece: Piece, values: Distribution | None = None) -> None:
+        """What is shaped like a parameter, or a run of it."""
+        stated, like = self._run_of(tensor_id, piece), self._made[tensor_id.name].placed
+        self._visit(tensor_id, piece.tensor, values=values, stated=stated, fallback=like)
+
+    def _run_of(self, tensor_id: TensorId, piece: Piece) -> Placed | None:
+        """Where a run of a parameter's part lies; None for what is not a run."""
+        if piece.run is None:
+            return None
+        like = self._made[tensor_id.name].placed
+        return replace(like, region=replace(like.region, flat=(piece.run,)))
 
     def _visit(
         self,

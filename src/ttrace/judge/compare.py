@@ -20,13 +20,14 @@ from ttrace.judge.verdict import (
     NOT_FINITE,
     TOGETHER,
     UNSTABLE,
+    UNTRACED,
     ZERO,
     Comparison,
     Part,
     Tolerance,
     Verdict,
 )
-from ttrace.tensors.ids import ROOT, Kind, TensorId, scores_slot
+from ttrace.tensors.ids import Kind, TensorId, scores_slot
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
 
@@ -46,6 +47,8 @@ class Comparer:
         theirs = self.candidate.shards.get(tensor_id)
         if ours and not theirs and not tensor_id.kind.is_of_param and self.candidate.is_opaque(tensor_id.name):
             return Comparison(tensor_id, Verdict.UNJUDGED, COMPILED)
+        if ours and not theirs and tensor_id.kind in self.candidate.untraced:
+            return Comparison(tensor_id, Verdict.UNJUDGED, UNTRACED)
         if ours and not theirs and self._is_contribution_of_none(tensor_id):
             return Comparison(tensor_id, Verdict.UNJUDGED, TOGETHER)
         if not ours or not theirs:
@@ -114,9 +117,9 @@ class Comparer:
 
     def _absent(self, tensor_id: TensorId, b: Logical) -> list[int]:
         """Ranks that own the module and ran this microbatch, but recorded nothing here."""
-        if tensor_id.name == ROOT or tensor_id.kind is Kind.OPTIM:
-            # A sharded optimizer keeps its state where it likes.
-            return []  # every pipeline stage is called the model itself, but only the ends see what enters and leaves
+        is_kept_anywhere = tensor_id.kind is Kind.OPTIM or any(p.region.flat is not None for p in b.pieces)
+        if tensor_id.name in self.candidate.divided or is_kept_anywhere:
+            return []  # only the ends of a pipeline see what enters; a sharded optimizer has its runs where it likes
         present = {rank for piece in b.pieces for rank in piece.ranks}
         expected = self.candidate.owners(tensor_id.name)
         if tensor_id.microbatch is not None:

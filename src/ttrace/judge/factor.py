@@ -18,7 +18,7 @@ def factor_to_come(tensor_id: TensorId, reference: Trace, candidate: Trace) -> f
 def is_before_reduction(tensor_id: TensorId) -> bool:
     """Whether a factor is still to come; the loss that backward starts from carries what its gradients carry."""
     of_microbatch = tensor_id.kind is Kind.PARAM_GRAD and tensor_id.microbatch is not None
-    return tensor_id.kind.is_activation_grad or of_microbatch or tensor_id.kind is Kind.LOSS
+    return tensor_id.kind.is_activation_grad or of_microbatch or tensor_id.kind in (Kind.LOSS, Kind.MAIN_GRAD)
 
 
 def factor_note(reference: Trace, candidate: Trace) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from ttrace.judge.logical import Logical
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Trace
 
@@ -37,6 +37,12 @@ def lost_elements(
                 here.assign(mask, here.of(mask) | there.of(elements))
         masks[piece.region] = mask
     return masks
+
+
+def is_of_update(tensor_id: TensorId) -> bool:
+    """Whether this is a parameter after its step, the model's own or the optimizer's, or what the step did to it."""
+    is_main = tensor_id.kind is Kind.OPTIM and tensor_id.site.slot == MAIN_PARAM
+    return is_main or tensor_id.kind in (Kind.UPDATE, Kind.PARAM_AFTER)
 
 
 def swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> float:
@@ -88,6 +94,6 @@ def _is_used(region: Region, values: torch.Tensor, twins: Sequence[Logical]) -> 
 
 def _last_update(tensor_id: TensorId) -> int:
     """The last step whose update is in this tensor; -1 for none."""
-    if tensor_id.kind in (Kind.PARAM_AFTER, Kind.UPDATE):
+    if is_of_update(tensor_id):
         return tensor_id.step
     return tensor_id.step - 1 if tensor_id.kind is Kind.PARAM else -1

@@ -26,13 +26,13 @@ _NEEDS: dict[Kind, tuple[Kind, ...]] = {
     Kind.GRAD_OUTPUT: (Kind.LOSS, Kind.OUTPUT),
     Kind.GRAD_INPUT: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT),
     Kind.RECOMPUTE_OUTPUT: (Kind.RECOMPUTE_INPUT,),
-    Kind.PARAM_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT),
-    Kind.MAIN_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.PARAM_GRAD),
+    Kind.PARAM_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT, Kind.MAIN_GRAD),
+    Kind.MAIN_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT),
 }
 """What must be right at the same module for a wrong site to be an origin."""
 
 _FORWARD, _BACKWARD, _UPDATE = range(3)
-_MADE_INSIDE = frozenset({Kind.OUTPUT, Kind.RECOMPUTE_OUTPUT, Kind.GRAD_INPUT, Kind.PARAM_GRAD})
+_MADE_INSIDE = frozenset({Kind.OUTPUT, Kind.RECOMPUTE_OUTPUT, Kind.GRAD_INPUT, Kind.MAIN_GRAD, Kind.PARAM_GRAD})
 """What modules inside a module may have spoilt."""
 
 

@@ -23,8 +23,11 @@ from ttrace.values.stats import Stats
 
 MARGIN = 6.0
 """In units of noise, where the error's margin is 4: clean runs stay within 3.9."""
-FLOOR = 1 / 8
-"""The least noise, in units of the tensor's floor: where all elements are equal, one rounding makes the scale u off."""
+FLOOR = 1 / 3
+"""The least noise, in units of the tensor's floor, so that no tensor within 2 u of its scale is wrong.
+
+Where all elements are equal, one rounding makes the scale u off, and sums over many tokens are rounded more than once.
+"""
 POWER = 0.25
 """Noise falls with the number of elements, but slower than with its root: their errors are not independent."""
 MANY = 8

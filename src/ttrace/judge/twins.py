@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ttrace.judge import scale
 from ttrace.judge.logical import Logical, measured
-from ttrace.judge.lost import Masks, lost_elements, swayed_norm
+from ttrace.judge.lost import Masks, is_of_update, lost_elements, swayed_norm
 from ttrace.judge.scale import with_scale
 from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
 from ttrace.judge.verdict import Tolerance
@@ -56,7 +56,7 @@ class Twins:
         dtype = self.reference.shards[tensor_id][0].record.dtype
         if tensor_id.kind is Kind.PARAM_GRAD:
             self._noise[tensor_id] = self.margin * max([*errors, unit(dtype)])
-        floor = self._update_floor(tensor_id, logical) if tensor_id.kind in (Kind.UPDATE, Kind.PARAM_AFTER) else 0.0
+        floor = self._update_floor(tensor_id, logical) if is_of_update(tensor_id) else 0.0
         return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), floor)
 
     def _update_floor(self, tensor_id: TensorId, logical: Logical) -> float:

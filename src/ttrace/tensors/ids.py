@@ -14,6 +14,8 @@ from ttrace.errors import TTraceError
 
 ROOT = "."
 """The name of the model itself, whose own path is empty."""
+MAIN_PARAM = "main_param"
+"""The slot of a parameter as the optimizer keeps and updates it, in more precision than the model's own."""
 
 
 class Kind(StrEnum):

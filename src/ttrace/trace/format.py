@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ttrace.errors import TraceError, TTraceError
-from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Signed
@@ -82,6 +82,10 @@ class Manifest(BaseModel):
     aliases: dict[str, str] = {}
     opaque: tuple[str, ...] = ()
     """Compiled modules that were left as they are: nothing inside them was seen."""
+    divided: tuple[str, ...] = (ROOT,)
+    """Modules of which each pipeline stage has a part: only the ends see what enters and leaves them."""
+    untraced: tuple[Kind, ...] = ()
+    """Kinds that this run has, but not at a moment at which they could be recorded."""
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = {}
 

@@ -52,7 +52,12 @@ class UpdateShard(Shard):
     before: Record
 
     def tensor(self) -> torch.Tensor:
-        return self.rank.tensor(self.record).to(torch.float64) - self.rank.tensor(self.before).to(torch.float64)
+        before = self.rank.tensor(self.before)
+        if self.record.shape != self.before.shape:
+            assert self.record.region is not None
+            assert self.record.region.flat is not None, "only a run of a parameter differs in shape from it"
+            before = torch.cat([before.reshape(-1)[start:stop] for start, stop in self.record.region.flat])
+        return self.rank.tensor(self.record).to(torch.float64) - before.to(torch.float64)
 
 
 class RankTrace:
@@ -150,6 +155,16 @@ class Trace:
         outer = {module for rank in self.ranks for module in rank.manifest.opaque}
         return any(name != module and is_inside(name, module) for module in outer)
 
+    @cached_property
+    def divided(self) -> frozenset[str]:
+        """The modules of which pipeline stages have parts."""
+        return frozenset(name for rank in self.ranks for name in rank.manifest.divided)
+
+    @cached_property
+    def untraced(self) -> frozenset[Kind]:
+        """The kinds that could not be recorded, on any rank."""
+        return frozenset(kind for rank in self.ranks for kind in rank.manifest.untraced)
+
     @property
     def random(self) -> tuple[str, ...]:
         """The innermost modules that drew random numbers, on any rank."""
@@ -198,7 +213,8 @@ def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
     before = {record.id: record for record in rank.records if record.id.kind is Kind.PARAM}
     for record in rank.records:
         old = before.get(record.id.at(Kind.PARAM)) if record.id.kind is Kind.PARAM_AFTER else None
-        if old is not None and old.shape == record.shape:
+        is_run = record.region is not None and record.region.flat is not None
+        if old is not None and (old.shape == record.shape or is_run):
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)
 
 

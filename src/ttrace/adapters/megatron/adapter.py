@@ -1,0 +1,238 @@
+"""This module is the adapter for models built from Megatron-core."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece
+from ttrace.adapters.megatron import layouts, optimizers, ranks, schedules
+from ttrace.adapters.megatron.layouts import Module
+from ttrace.adapters.megatron.naming import TIED, Naming
+from ttrace.errors import CaptureError
+from ttrace.layouts.layout import Layout
+from ttrace.layouts.placed import Placed
+from ttrace.layouts.rules import Rule
+from ttrace.tensors.ids import Kind, Site
+from ttrace.tensors.mesh import Coord
+
+_SCALARS = frozenset({Kind.GRAD_NORM, Kind.CLIP})
+_DISTRIBUTING = ("pp", "dp", "edp", "ep")
+
+
+def is_megatron(chunks: Sequence[nn.Module]) -> bool:
+    """Whether these are chunks of a Megatron model; only a script that uses it has it loaded."""
+    if "megatron.core" not in sys.modules:
+        return False
+    modules = (module for chunk in chunks for module in chunk.modules())
+    return any(kind.__name__ == "MegatronModule" for module in modules for kind in type(module).__mro__)
+
+
+class Megatron:
+    """Everything that a Megatron model, its groups, schedules and optimizer say of themselves."""
+
+    def __init__(self, chunks: Sequence[nn.Module], optimizer: Optimizer | None) -> None:
+        self.chunks = chunks
+        self._optimizer = optimizer
+        self._config = _config(chunks)
+        self.mesh = ranks.mesh(has_experts=bool(getattr(self._config, "num_moe_experts", None)))
+        self.coord: Coord = self.mesh.coord(dist.get_rank() if dist.is_initialized() else 0)
+        self._naming = {chunk: Naming(chunk, self.coord.get("ep", 0)) for chunk in chunks}
+        self._modules = {name: at for chunk in chunks for name, at in self._found(chunk)}
+        self._rules: dict[tuple[Site, int], Rule | None] = {}
+        self._listener: Listener | None = None
+
+    @cached_property
+    def data_axes(self) -> tuple[str, ...]:
+        return ("dp",) if "dp" in self.mesh.sizes else ()
+
+    @cached_property
+    def distributing_axes(self) -> frozenset[str]:
+        return frozenset(_DISTRIBUTING) & set(self.mesh.sizes)
+
+    @cached_property
+    def grad_factor(self) -> float:
+        """Megatron's DDP averages over all ranks that have data, unless the loss is counted by token."""
+        if getattr(self._config, "calculate_per_token_loss", False):
+            return 1.0
+        return 1.0 / (self.mesh.sizes.get("dp", 1) * self.mesh.sizes.get("cp", 1))
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        notes = []
+        num_experts = sum(at.attribute == "experts" for at in self._modules.values())
+        if num_experts:
+            notes.append(f"the insides of {num_experts} experts modules are not traced: tokens are dispatched to them")
+        if self._reduces_early:
+            notes.append("main gradients before reduction are not traced: reduction overlaps with backward")
+        if self._gathers_late:
+            notes.append("of updated parameters each rank shows its own part: gathering overlaps with the next forward")
+        return tuple(notes)
+
+    def name(self, chunk: nn.Module, path: str) -> str:
+        return self._naming[chunk].name(path)
+
+    @cached_property
+    def divided(self) -> frozenset[str]:
+        return frozenset().union(*(naming.divided for naming in self._naming.values()))
+
+    @cached_property
+    def untraced(self) -> frozenset[Kind]:
+        return frozenset({Kind.MAIN_GRAD}) if self._reduces_early else frozenset()
+
+    def watches(self, name: str) -> bool:
+        at = self._modules[name]
+        return not (layouts.is_transparent(at) or at.is_in_expert)
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+        for chunk in self.chunks:
+            model: Any = _unwrapped(chunk)
+            is_first, is_last = getattr(model, "pre_process", True), getattr(model, "post_process", True)
+            schedules.listen(chunk, listener, is_first=is_first, is_last=is_last)
+            if hasattr(chunk, "finish_grad_sync") and not self._reduces_early:
+                _tell_before(chunk, "finish_grad_sync", partial(self._tell_main_gradients, chunk))
+
+    def placed(self, tensor: torch.Tensor) -> Placed | None:  # noqa: ARG002
+        return None
+
+    def rule(self, site: Site, num_dims: int) -> Rule | None:
+        key = (site, num_dims)
+        if key not in self._rules:
+            text = self._layout(site, num_dims)
+            self._rules[key] = None if text is None else Rule(str(site), Layout.parse(text), "megatron")
+        return self._rules[key]
+
+    def parameters_replaced(self, optimizer: Optimizer | None) -> None:
+        for part in optimizers.parts(optimizer):
+            part.reload_model_params()
+
+    def watch_steps(
+        self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+    ) -> Sequence[Handle]:
+        assert self._listener is not None, "listen comes first"
+        return [optimizers.Watch(optimizer, self._listener, before, after)]
+
+    def gradient(self, parameter: nn.Parameter) -> Piece | None:
+        gradient: torch.Tensor | None = getattr(parameter, "main_grad", parameter.grad)
+        run = optimizers.run_of(self._optimizer, parameter)
+        if gradient is None or not parameter.requires_grad or (run is not None and run[0] == run[1]):
+            return None
+        return Piece(gradient) if run is None else Piece(gradient.view(-1)[slice(*run)], run)
+
+    def updated(self, parameter: nn.Parameter) -> Piece | None:
+        run = optimizers.run_of(self._optimizer, parameter) if self._gathers_late else None
+        if run is None:
+            return Piece(parameter.detach())
+        return Piece(parameter.detach().view(-1)[slice(*run)], run) if run[0] < run[1] else None
+
+    def optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
+        return optimizers.state(optimizer, parameter)
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def local(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:  # noqa: ARG002
+        return tensor
+
+    def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        return local
+
+    def _layout(self, site: Site, num_dims: int) -> str | None:
+        if site.kind in _SCALARS:
+            return ""
+        if site.kind is Kind.LOSS:
+            return "+cp"
+        if site.kind is Kind.BUFFER:
+            return "..."
+        if site.kind.is_of_param:
+            return self._parameter_layout(site)
+        if site.kind is Kind.DECISION:
+            return layouts.decision(sequence_parallel=self._is_sequence_parallel)
+        at = self._modules.get(site.name)
+        if at is None:
+            return None
+        return layouts.activation(
+            at, site.kind.primal, site.slot, num_dims, sequence_parallel=self._is_sequence_parallel
+        )
+
+    def _parameter_layout(self, site: Site) -> str:
+        at, attribute = self._owners[site.name]
+        text = layouts.parameter(at, attribute, expert_tp="etp" if "etp" in self.mesh.sizes else "tp")
+        if site.kind is not Kind.MAIN_GRAD:
+            return text
+        is_tied = site.name == TIED[1] and self._is_tied and self.mesh.sizes.get("pp", 1) > 1
+        missing = layouts.pending(at, text, is_tied=is_tied, sequence_parallel=self._is_sequence_parallel)
+        return f"{text} {missing}"
+
+    @property
+    def _is_sequence_parallel(self) -> bool:
+        return bool(getattr(self._config, "sequence_parallel", False)) and self.mesh.sizes.get("tp", 1) > 1
+
+    @cached_property
+    def _is_tied(self) -> bool:
+        return bool(getattr(_unwrapped(self.chunks[0]), "share_embeddings_and_output_weights", False))
+
+    @cached_property
+    def _reduces_early(self) -> bool:
+        return self._ddp_has("overlap_grad_reduce")
+
+    @cached_property
+    def _gathers_late(self) -> bool:
+        """Whether other ranks' parts of a parameter only come with the next forward."""
+        return self._ddp_has("overlap_param_gather")
+
+    def _ddp_has(self, option: str) -> bool:
+        return any(getattr(getattr(chunk, "ddp_config", None), option, False) for chunk in self.chunks)
+
+    @cached_property
+    def _owners(self) -> dict[str, tuple[Module, str]]:
+        """By parameter, the module that holds it and the attribute under which it does."""
+        found = {}
+        for chunk in self.chunks:
+            for path, _ in chunk.named_parameters(remove_duplicate=False):
+                owner, _, attribute = path.rpartition(".")
+                found[self.name(chunk, path)] = self._modules[self.name(chunk, owner)], attribute
+        return found
+
+    def _found(self, chunk: nn.Module) -> Iterator[tuple[str, Module]]:
+        by_path = dict(chunk.named_modules())
+        for path, module in by_path.items():
+            owner, _, attribute = path.rpartition(".")
+            parts = path.split(".")
+            at = Module(module, attribute, by_path[owner], is_in_expert="experts" in parts)
+            yield self.name(chunk, path), at
+
+    def _tell_main_gradients(self, chunk: nn.Module) -> None:
+        assert self._listener is not None
+        gradients = ((p, getattr(p, "main_grad", None)) for p in chunk.parameters() if p.requires_grad)
+        self._listener.sees_main_gradients((p, gradient) for p, gradient in gradients if gradient is not None)
+
+
+def _tell_before(owner: Any, method: str, tell: Callable[[], None]) -> None:
+    own = getattr(owner, method)
+
+    def told(*args: Any, **kwargs: Any) -> Any:
+        tell()
+        return own(*args, **kwargs)
+
+    setattr(owner, method, told)
+
+
+def _unwrapped(chunk: nn.Module) -> nn.Module:
+    while isinstance(getattr(chunk, "module", None), nn.Module):
+        chunk = chunk.module  # type: ignore[assignment]
+    return chunk
+
+
+def _config(chunks: Sequence[nn.Module]) -> Any:
+    config = next((c for chunk in chunks for m in chunk.modules() if (c := getattr(m, "config", None))), None)
+    if config is None:
+        raise CaptureError("no module of this Megatron model has a config. Give attach the model itself.")
+    return config

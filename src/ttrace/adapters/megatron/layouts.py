@@ -1,0 +1,182 @@
+"""This module holds the layouts of Megatron's own modules: of parameters, and of what enters and leaves.
+
+They are stated from what each class is meant to do, never read from the marks that Megatron sets on parameters: a
+missing mark is a bug to be found. Sequences are cut over cp in its zigzag order, and under sequence parallelism further
+over tp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ttrace.tensors.ids import Kind
+
+_IDS, _MASK, _ROPE = "ids", "mask", "rope"
+_HIDDEN, _WHOLE_SEQ, _CUT, _HEADS, _SCORES, _TOKENS = "hidden", "whole", "cut", "heads", "scores", "tokens"
+_VECTOR = "vector"
+
+_BY_ARGUMENT = {
+    "input_ids": _IDS,
+    "position_ids": _IDS,
+    "labels": _IDS,
+    "loss_mask": _IDS,
+    "attention_mask": _MASK,
+    "rotary_pos_emb": _ROPE,
+    "rotary_pos_cos": _ROPE,
+    "rotary_pos_sin": _ROPE,
+}
+"""Arguments that mean the same wherever they are passed."""
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """What a class takes and gives: the usual, and by slot what is different."""
+
+    takes: str
+    gives: str
+    takes_at: Mapping[str, str] = field(default_factory=dict)
+    gives_at: Mapping[str, str] = field(default_factory=dict)
+
+    def word(self, kind: Kind, slot: str) -> str:
+        if kind is Kind.INPUT:
+            return self.takes_at.get(slot) or _BY_ARGUMENT.get(slot.partition(".")[0]) or self.takes
+        return self.gives_at.get(slot, self.gives)
+
+
+_BIAS = {"1": _VECTOR}
+"""Modules that leave adding their bias to others return it beside their output."""
+_SAME = _Passed(_HIDDEN, _HIDDEN, {"1": _MASK}, _BIAS)
+
+_BY_ATTRIBUTE = {
+    "core_attention": _Passed(_HEADS, _CUT, {"3": _MASK}),
+    "scale_mask_softmax": _Passed(_SCORES, _SCORES, {"1": _MASK}),
+    "attention_dropout": _Passed(_SCORES, _SCORES),
+    "position_embeddings": _Passed(_IDS, "batch {seq} hidden"),
+    "rotary_pos_emb": _Passed(_IDS, _ROPE),
+    "router": _Passed(_HIDDEN, _TOKENS),
+}
+"""What stands at these attributes, of whatever class."""
+
+_BY_CLASS = {
+    "GPTModel": _Passed(_IDS, _IDS, {"2": _MASK}),
+    "LanguageModelEmbedding": _Passed(_IDS, _HIDDEN),
+    "VocabParallelEmbedding": _Passed(_IDS, "batch {seq} hidden"),
+}
+
+_TEXTS = {
+    _IDS: "batch {seq}",
+    _MASK: "batch one {seq} keys",
+    _ROPE: "{seq} one one channels",
+    _HIDDEN: "{sp} batch hidden",
+    _WHOLE_SEQ: "{seq} batch hidden",
+    _CUT: "{seq} batch hidden/tp",
+    _HEADS: "{seq} batch heads/tp channels",
+    _SCORES: "batch heads/tp {seq} keys",
+    _TOKENS: "{sp} experts",
+    _VECTOR: "hidden",
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module, the name that it has in its parent, and that parent."""
+
+    module: Any
+    attribute: str
+    parent: Any
+    is_in_expert: bool = False
+
+
+def activation(at: Module, kind: Kind, slot: str, num_dims: int, *, sequence_parallel: bool) -> str | None:
+    """The layout of what enters or leaves a module; None if it is none of Megatron's."""
+    passed = _passed(at)
+    if passed is None:
+        return None
+    word = passed.word(kind, slot)
+    if passed is _BY_CLASS["GPTModel"] and kind is Kind.OUTPUT and num_dims == 3:
+        text = "batch {seq} vocab/tp"
+    elif word == _HIDDEN and _is_per_head(at):
+        text = _TEXTS[_HEADS]
+    else:
+        text = _TEXTS.get(word, word)
+    if "tp" in text and is_glu(at):
+        text = text.replace("/tp", "/tp:fused(2)") if kind is Kind.OUTPUT else text
+    seq = "seq/cp:zigzag"
+    return text.format(seq=seq, sp=f"{seq}/tp" if sequence_parallel else seq)
+
+
+def decision(*, sequence_parallel: bool) -> str:
+    """The layout of a router's scores and choices: one row for each token."""
+    return "tokens/cp:zigzag/tp experts" if sequence_parallel else "tokens/cp:zigzag experts"
+
+
+def parameter(at: Module, attribute: str, *, expert_tp: str) -> str:
+    """The layout of a parameter of this module."""
+    tp = expert_tp if at.is_in_expert else "tp"
+    if _is_a(at.module, "ColumnParallelLinear"):
+        cut = f"out/{tp}:fused(2)" if is_glu(at) else f"out/{tp}"
+        return f"{cut} in" if attribute == "weight" else cut
+    if _is_a(at.module, "RowParallelLinear"):
+        return f"out in/{tp}" if attribute == "weight" else "out"
+    if _is_a(at.module, "VocabParallelEmbedding"):
+        return f"vocab/{tp} hidden"
+    return "..."
+
+
+def pending(at: Module, layout: str, *, is_tied: bool, sequence_parallel: bool) -> str:
+    """The axes over which a parameter's main gradient is still to be added up."""
+    if at.is_in_expert:
+        return "+edp"
+    axes = ["+dp", "+cp"]
+    is_replicated = "/tp" not in layout and not _is_a(at.module, "Embedding")
+    if is_replicated and (sequence_parallel or _is_per_head(at)):
+        axes.append("+tp")  # each rank saw its own tokens, or its own heads
+    if is_tied:
+        axes.append("+pp")
+    return " ".join(axes)
+
+
+def is_glu(at: Module) -> bool:
+    """Whether this is the first layer of a gated unit, whose gates and values lie one after the other."""
+    config = getattr(at.parent, "config", None)
+    return at.attribute == "linear_fc1" and bool(getattr(config, "gated_linear_unit", False))
+
+
+def is_transparent(at: Module) -> bool:
+    """Whether a module only fills a place, or gives what the module around it gives, in another order of dims."""
+    is_inner = at.attribute == "word_embeddings" and not getattr(at.parent, "add_position_embedding", True)
+    return is_inner or _is_a(at.module, "IdentityOp") or _is_a(at.module, "IdentityFuncOp")
+
+
+def _passed(at: Module) -> _Passed | None:
+    if at.attribute in _BY_ATTRIBUTE:
+        return _BY_ATTRIBUTE[at.attribute]
+    module = at.module
+    if _is_a(module, "ColumnParallelLinear"):
+        return _Passed(_HIDDEN, _WHOLE_SEQ if getattr(module, "gather_output", False) else _CUT, {}, {"1": "out/tp"})
+    if _is_a(module, "RowParallelLinear"):
+        return _Passed(_CUT if module.input_is_parallel else _WHOLE_SEQ, _HIDDEN, {}, _BIAS)
+    for name, passed in _BY_CLASS.items():
+        if _is_a(module, name):
+            return passed
+    return _SAME if _is_megatrons(at) else None
+
+
+def _is_per_head(at: Module) -> bool:
+    """Norms of queries and keys see one head at a time, unless they norm what all heads share."""
+    return at.attribute in ("q_layernorm", "k_layernorm") and not _is_a(at.parent, "MultiLatentAttention")
+
+
+def _is_megatrons(at: Module) -> bool:
+    """Whether a class of Megatron's, or the part of one: they all pass hidden states."""
+    return any(kind.__module__.startswith("megatron.") for owner in (at.module, at.parent) for kind in _kinds(owner))
+
+
+def _is_a(module: Any, name: str) -> bool:
+    return any(kind.__name__ == name for kind in _kinds(module))
+
+
+def _kinds(module: Any) -> tuple[type, ...]:
+    return type(module).__mro__

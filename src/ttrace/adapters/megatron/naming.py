@@ -1,0 +1,65 @@
+"""This module names what lies in a chunk as the whole model would: by global layer and expert numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+from ttrace.adapters.wrappers import canonical
+from ttrace.tensors.ids import ROOT
+
+TIED = ("output_layer.weight", "embedding.word_embeddings.weight")
+"""The last stage's copy of a tied embedding, and what it is a copy of."""
+
+_GROUPED = re.compile(r"(?P<module>.*\.experts\.linear_fc[12]\.(?:weight|bias))(?P<number>\d+)")
+"""Weights of experts that one grouped module holds, each under a number of its own."""
+
+
+class Naming:
+    """The canonical names of one chunk."""
+
+    def __init__(self, chunk: nn.Module, expert_rank: int) -> None:
+        self._expert_rank = expert_rank
+        self._numbers = dict(_numbers(chunk, expert_rank))
+        self._num_local = {canonical(p): m.num_local_experts for p, m in chunk.named_modules() if _has_experts(m)}
+        self._copies_embedding = any(
+            canonical(path) == TIED[0] and getattr(parameter, "shared_embedding", False)
+            for path, parameter in chunk.named_parameters()
+        )
+        self.divided = frozenset(
+            {ROOT, *(canonical(path.rpartition(".layers.")[0]) for path in self._numbers if ".layers." in path)}
+        )
+        """The modules of which each stage has a part: those that hold the layers."""
+
+    def name(self, path: str) -> str:
+        parts = path.split(".")
+        for i in range(len(parts)):
+            parts[i] = self._numbers.get(".".join(path.split(".")[: i + 1]), parts[i])
+        name = canonical(".".join(parts))
+        if self._copies_embedding and name == TIED[0]:
+            return TIED[1]
+        match = _GROUPED.fullmatch(name)
+        if match:
+            experts = match["module"].rpartition(".experts.")[0] + ".experts"
+            return f"{match['module']}{int(match['number']) + self._expert_rank * self._num_local.get(experts, 0)}"
+        return name
+
+
+def _numbers(chunk: nn.Module, expert_rank: int) -> Iterator[tuple[str, str]]:
+    """By path of a layer or an expert in this chunk, its number in the whole model."""
+    for path, module in chunk.named_modules():
+        if isinstance(getattr(module, "layers", None), nn.ModuleList):
+            for i, layer in enumerate(module.layers):
+                number = getattr(layer, "layer_number", None)
+                if isinstance(number, int):
+                    yield f"{path}.layers.{i}", str(number - 1)
+        if isinstance(getattr(module, "local_experts", None), nn.ModuleList):
+            first = expert_rank * len(module.local_experts)
+            for i in range(len(module.local_experts)):
+                yield f"{path}.local_experts.{i}", str(first + i)
+
+
+def _has_experts(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "num_local_experts", None), int)
