@@ -14,7 +14,7 @@ from megatron.core.transformer import transformer_config as configs
 
 from tests.support.megatron_cpu import versions
 from tests.support.megatron_cpu.case import Case
-from tests.support.megatron_cpu.layers import ContextAttention, SequenceNorm
+from tests.support.megatron_cpu.layers import Attention, SequenceNorm
 
 UNFUSED: dict[str, Any] = {
     "gradient_accumulation_fusion": False,
@@ -47,9 +47,9 @@ def layer_spec(case: Case, config: Any, vp_stage: int | None) -> Any:
         asked |= {"multi_latent_attention": True, "qk_layernorm": True}
     spec = versions.call(gpt_layer_specs.get_gpt_layer_local_spec, **asked)
     attention = spec.submodules.self_attention.submodules
-    if case.cp > 1:
-        attention.core_attention = ContextAttention
-    if case.rmsnorm:
+    if case.cp > 1 or case.mla:
+        attention.core_attention = Attention
+    if config.normalization == "RMSNorm":  # MLA brings it by itself
         _normed(spec.submodules, "input_layernorm", "pre_mlp_layernorm")
         _normed(attention, *(("q_layernorm", "kv_layernorm") if case.mla else ()))
         return versions.block_spec(spec, config, vp_stage, SequenceNorm)
@@ -68,7 +68,7 @@ def _shape(case: Case) -> dict[str, Any]:
         "num_attention_heads": case.heads,
         "num_query_groups": case.groups or None,
         "ffn_hidden_size": case.ffn,
-        "add_bias_linear": case.bias,
+        "add_bias_linear": case.bias and not case.experts,  # 0.16.1 adds experts' biases only where tp cuts them
         "hidden_dropout": case.dropout,
         "attention_dropout": case.dropout,
     }

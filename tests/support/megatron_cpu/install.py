@@ -7,13 +7,16 @@ plain PyTorch.
 
 from __future__ import annotations
 
+import importlib
 import operator
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from tests.support.megatron_cpu import standins
 from tests.support.megatron_cpu.wheels import NEWEST, wheel
@@ -75,26 +78,46 @@ REPLACED: tuple[Replaced, ...] = (
     Wrapped("torch.distributed.all_to_all_single", standins.all_to_all_single, "sizes stay tensors on a CPU"),
     Wrapped("torch.distributed.all_gather", standins.all_gather, "gloo gathers only parts of one size"),
     Wrapped("torch.distributed.reduce_scatter", standins.reduce_scatter, "gloo scatters only parts of one size"),
+    Replaced("torch.compile", standins.uncompiled, "it takes longer than the step"),
     Wrapped("torch.histc", standins.counted, "the CPU counts no whole numbers", version="0.8.0"),
 )
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A package that is not there, of which Megatron imports this."""
+    """A module that is not there, of which wheels until this version import something without asking."""
 
     module: str
-    contents: dict[str, Any]
+    contents: Callable[[], dict[str, Any]]
     why: str
-    version: str = NEWEST
+    until: str = NEWEST
 
 
 ABSENT: tuple[Absent, ...] = (
     Absent(
         "apex.normalization.fused_layer_norm",
-        {"FusedLayerNormAffineFunction": standins.LayerNormKernel},
+        lambda: {"FusedLayerNormAffineFunction": standins.LayerNormKernel},
         "the norm that works with sequence parallelism needs this kernel",
     ),
+    Absent("grouped_gemm.ops", lambda: {"gmm": standins.grouped_product}, "experts in one weight need this kernel"),
+)
+
+
+@dataclass(frozen=True)
+class Unbound:
+    """A name that wheels use although it means something only where TransformerEngine is installed."""
+
+    module: str
+    name: str
+    by: Any
+    since: str
+
+
+_LATENT = "megatron.core.transformer.multi_latent_attention"
+UNBOUND: tuple[Unbound, ...] = (
+    Unbound("megatron.core.transformer.moe.moe_utils", "te_general_gemm", None, "0.13.0"),
+    Unbound(_LATENT, "TELinear", standins.Nobody, "0.12.0"),
+    Unbound(_LATENT, "TEColumnParallelLinear", standins.Nobody, "0.12.0"),
 )
 
 
@@ -107,12 +130,16 @@ def install(version: str = NEWEST) -> None:
     for replaced in REPLACED:
         _replace(replaced)
     for absent in ABSENT:
-        _supply(absent)
+        if Version(version) <= Version(absent.until):
+            _supply(absent)
+    for unbound in UNBOUND:
+        if Version(version) >= Version(unbound.since):
+            setattr(importlib.import_module(unbound.module), unbound.name, unbound.by)
 
 
 def _replace(replaced: Replaced) -> None:
-    path, _, name = replaced.name.rpartition(".")
-    owner = operator.attrgetter(path.removeprefix("torch."))(torch) if path != "torch" else torch
+    path, _, name = replaced.name.removeprefix("torch.").rpartition(".")
+    owner = operator.attrgetter(path)(torch) if path else torch
     new = replaced.by(getattr(owner, name)) if isinstance(replaced, Wrapped) else replaced.by
     setattr(owner, name, new)
 
@@ -123,4 +150,4 @@ def _supply(absent: Absent) -> None:
         name = ".".join(parts[:end])
         if name not in sys.modules:
             standins.module(name)
-    vars(sys.modules[absent.module]).update(absent.contents)
+    vars(sys.modules[absent.module]).update(absent.contents())

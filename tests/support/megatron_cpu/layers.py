@@ -6,6 +6,7 @@ Imported after `install`.
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -14,17 +15,24 @@ from megatron.core import parallel_state
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 
-class ContextAttention(DotProductAttention):  # type: ignore[misc]  # megatron is known only on the ranks
-    """Megatron's own attention, which knows no context parallelism, over keys and values gathered from all ranks."""
+class Attention(DotProductAttention):  # type: ignore[misc]  # megatron is known only on the ranks
+    """Megatron's own attention, over keys and values gathered from all context-parallel ranks.
 
-    def __init__(self, config: Any, *args: Any, cp_comm_type: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+    The original knows neither context parallelism nor values of another width than keys, which latent attention has.
+    """
+
+    def __init__(self, config: Any, *args: Any, v_channels: int | None = None, **kwargs: Any) -> None:
         config = copy.copy(config)
         config.context_parallel_size = 1
-        super().__init__(config, *args, **kwargs)
+        known = inspect.signature(DotProductAttention.__init__).parameters
+        super().__init__(config, *args, **{name: value for name, value in kwargs.items() if name in known})
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
     def forward(self, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
         num_ranks = parallel_state.get_context_parallel_world_size()
-        key, value = natural(gathered(key), num_ranks), natural(gathered(value), num_ranks)
+        if num_ranks > 1:
+            key, value = natural(gathered(key), num_ranks), natural(gathered(value), num_ranks)
         return super().forward(query, key, value, attention_mask, *args, **kwargs)
 
 

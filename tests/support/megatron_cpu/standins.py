@@ -56,6 +56,10 @@ class Generators:
         return torch.default_generator
 
 
+class Nobody:
+    """A class without instances."""
+
+
 def nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
@@ -91,6 +95,11 @@ def call_at_once(callback: Callable[[], None], **kwargs: Any) -> None:  # noqa: 
     callback()
 
 
+def uncompiled(function: Any = None, **kwargs: Any) -> Any:  # noqa: ARG001
+    """What `torch.compile` is, with a function or as a decorator with settings."""
+    return function or uncompiled
+
+
 def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The same factory, for which "cuda" is the CPU."""
 
@@ -98,6 +107,7 @@ def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def made(*args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("device") == "cuda":
             kwargs["device"] = CPU
+        kwargs.pop("pin_memory", None)  # memory that only a GPU reads
         return factory(*args, **kwargs)
 
     return made
@@ -192,6 +202,12 @@ class LayerNormKernel:
         memory_efficient: bool = False,  # noqa: ARG004
     ) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, tuple(shape), weight, bias, eps)
+
+
+def grouped_product(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, trans_b: bool = False) -> torch.Tensor:
+    """What grouped_gemm calls gmm: so many rows of `a` times each matrix of `b`."""
+    rows = a.split(sizes.tolist())
+    return torch.cat([part @ (matrix.T if trans_b else matrix) for part, matrix in zip(rows, b, strict=True)])
 
 
 def module(name: str, **contents: Any) -> types.ModuleType:
