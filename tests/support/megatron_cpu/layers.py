@@ -1,0 +1,75 @@
+"""This module holds stand-ins for layers that only TransformerEngine has; they come in through the layer spec.
+
+Imported after `install`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+
+class Attention(DotProductAttention):  # type: ignore[misc]  # megatron is known only on the ranks
+    """Megatron's own attention, over keys and values gathered from all context-parallel ranks.
+
+    The original knows neither context parallelism nor values of another width than keys, which latent attention has.
+    """
+
+    def __init__(self, config: Any, *args: Any, v_channels: int | None = None, **kwargs: Any) -> None:
+        config = copy.copy(config)
+        config.context_parallel_size = 1
+        known = inspect.signature(DotProductAttention.__init__).parameters
+        super().__init__(config, *args, **{name: value for name, value in kwargs.items() if name in known})
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    def forward(self, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        num_ranks = parallel_state.get_context_parallel_world_size()
+        if num_ranks > 1:
+            key, value = natural(gathered(key), num_ranks), natural(gathered(value), num_ranks)
+        return super().forward(query, key, value, attention_mask, *args, **kwargs)
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    """The sequences (dim 0) of all context-parallel ranks behind each other; their gradients are summed."""
+    whole: torch.Tensor = _Gathered.apply(x)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return whole
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        group = parallel_state.get_context_parallel_group()
+        whole = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
+        dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        group = parallel_state.get_context_parallel_group()
+        part = grad.new_empty(grad.shape[0] // group.size(), *grad.shape[1:])
+        dist.reduce_scatter_tensor(part, grad.contiguous(), group=group)
+        return part
+
+
+def natural(zigzag: torch.Tensor, num_ranks: int) -> torch.Tensor:
+    """Undo the zigzag, in which rank r has the r-th piece from the front and the r-th from the end."""
+    pieces = zigzag.chunk(2 * num_ranks)
+    return torch.cat([*pieces[::2], *reversed(pieces[1::2])])
+
+
+class SequenceNorm:
+    """A torch norm whose parameters say that they see a part of the sequence, as TransformerEngine's do."""
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:  # noqa: ARG004
+        kinds = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
+        norm = kinds[config.normalization](hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm

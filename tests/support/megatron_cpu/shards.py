@@ -1,0 +1,109 @@
+"""This module reads and writes logical parameters, however they are cut, through Megatron's own sharded checkpoints.
+
+Imported after `install`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+Tensors = dict[str, torch.Tensor]
+
+
+def filled(chunks: Sequence[Any]) -> None:
+    """Give parameters values that depend on their logical name and place only."""
+    with torch.no_grad():
+        for shard in shards(chunks):
+            whole = _values(shard.key, shard.global_shape)
+            shard.data.copy_(whole[_slices(shard)].view(shard.data.shape))
+
+
+def whole_parameters(chunks: Sequence[Any]) -> Tensors:
+    """Every logical parameter of the model, on every rank."""
+    return _merged((shard.key, shard.global_shape, _slices(shard), shard.data.float()) for shard in shards(chunks))
+
+
+def whole_grads(chunks: Sequence[Any]) -> Tensors:
+    """Every logical parameter's `main_grad`, on every rank; what the distributed optimizer scattered is gathered."""
+    for chunk in chunks:
+        if chunk.ddp_config.use_distributed_optimizer:
+            _gather_grads(chunk)
+    with _grads_as_parameters(chunks):
+        return whole_parameters(chunks)
+
+
+def shards(chunks: Sequence[Any]) -> Iterator[Any]:
+    """This rank's pieces of logical parameters; each has a key, a global shape and an offset."""
+    for chunk in chunks:
+        model = chunk
+        while hasattr(model, "module"):
+            model = model.module
+        yield from _tensors(model.sharded_state_dict())
+
+
+def _tensors(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, ShardedTensorFactory):
+        yield from _tensors(tree.build())
+    elif isinstance(tree, ShardedTensor):
+        if tree.data is not None:
+            yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors(branch)
+
+
+def _values(key: str, shape: Sequence[int]) -> torch.Tensor:
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4])
+    noise = torch.empty(tuple(shape)).normal_(generator=torch.Generator().manual_seed(seed))
+    is_norm = "norm" in key and key.endswith("weight")
+    return is_norm + 0.05 * noise
+
+
+def _slices(shard: Any) -> tuple[slice, ...]:
+    lengths = (1,) * shard.prepend_axis_num + tuple(shard.local_shape)
+    return tuple(slice(start, start + length) for start, length in zip(shard.global_offset, lengths, strict=True))
+
+
+def _merged(pieces: Iterable[tuple[str, Sequence[int], tuple[slice, ...], torch.Tensor]]) -> Tensors:
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(
+        everyones, [(key, tuple(shape), where, data.detach().clone()) for key, shape, where, data in pieces]
+    )
+    whole: Tensors = {}
+    for key, shape, where, data in (piece for rank in everyones for piece in rank):
+        target = whole.setdefault(key, torch.full(shape, torch.nan))[where]
+        data = data.view(target.shape)
+        same = torch.isnan(target) | torch.isclose(target, data, rtol=1e-3, atol=1e-6)
+        assert same.all(), f"{key}: replicas differ by {(target - data).abs().max():.1e}"
+        target.copy_(data)
+    holes = [key for key, tensor in whole.items() if tensor.isnan().any()]
+    assert not holes, f"no rank has all of {holes}"
+    return whole
+
+
+def _gather_grads(chunk: Any) -> None:
+    for buffer in chunk.buffers + chunk.expert_parallel_buffers:
+        group = buffer.data_parallel_group
+        for bucket in buffer.buckets:
+            mine = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+            dist.all_gather_into_tensor(bucket.grad_data, mine, group=group)
+
+
+@contextmanager
+def _grads_as_parameters(chunks: Sequence[Any]) -> Iterator[None]:
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    values = [parameter.data for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.data = parameter.main_grad
+        yield
+    finally:
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.data = value

@@ -1,0 +1,88 @@
+"""This module is where versions of megatron-core differ.
+
+Imported after `install`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, utils
+from megatron.core.package_info import __version__
+from megatron.core.transformer import transformer_block
+
+VERSION = tuple(int(part) for part in __version__.split(".")[:2])
+
+MAY_LACK = {
+    "vp_stage",  # before 0.12: a global says which chunk is being built
+    "ignore_virtual",  # 0.12 and later know the chunk by vp_stage
+    "disable_bucketing",
+    "check_for_nan_in_grad",
+    "async_tensor_model_parallel_allreduce",
+    "distributed_timeout_minutes",
+}
+"""Arguments that change nothing in the versions which do not know them."""
+
+
+def call(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call with the arguments that this version knows; one it must know is an error."""
+    known = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        return function(**arguments)
+    unknown = set(arguments) - set(known)
+    if unknown - MAY_LACK:
+        raise TypeError(f"megatron-core {__version__}: {function} takes no {', '.join(sorted(unknown - MAY_LACK))}")
+    return function(**{name: value for name, value in arguments.items() if name in known})
+
+
+def loss_takes_token_count() -> bool:
+    """From 0.12 on, the function that computes the loss returns sum and count; before, the mean x cp."""
+    return VERSION >= (0, 12)
+
+
+def reset_parallel_state(pristine: dict[str, Any]) -> None:
+    """Older versions leave ranks of the last layout behind."""
+    parallel_state.destroy_model_parallel()
+    vars(parallel_state).update(pristine)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a chunk lies in the pipeline."""
+
+    vp_stage: int | None
+    is_first: bool
+    is_last: bool
+
+
+def chunk_place(number: int, num_chunks: int) -> Place:
+    """Say which chunk of this stage comes next, and where it lies."""
+    if num_chunks == 1:
+        return Place(None, parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage())
+    parallel_state.set_virtual_pipeline_model_parallel_rank(number)
+    arguments = {"ignore_virtual": False, "vp_stage": number}
+    is_first = call(parallel_state.is_pipeline_first_stage, **arguments)
+    return Place(number, is_first, call(parallel_state.is_pipeline_last_stage, **arguments))
+
+
+def batch_on_this_cp_rank(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """This rank's two pieces of every sequence; before 0.12 the function was Megatron-LM's, not core's."""
+    if hasattr(utils, "get_batch_on_this_cp_rank"):
+        return dict(utils.get_batch_on_this_cp_rank(batch))
+    size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    mine = {}
+    for name, tensor in batch.items():
+        dim = 2 if name == "attention_mask" else 1
+        pieces = tensor.chunk(2 * size, dim)
+        mine[name] = torch.cat([pieces[rank], pieces[2 * size - rank - 1]], dim) if size > 1 else tensor
+    return mine
+
+
+def block_spec(spec: Any, config: Any, vp_stage: int | None, norm: type) -> Any:
+    """Layers that are all alike, and the norm behind the last."""
+    num_layers = call(transformer_block.get_num_layers_to_build, config=config, vp_stage=vp_stage)
+    return transformer_block.TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=norm)
