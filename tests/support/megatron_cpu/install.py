@@ -79,7 +79,7 @@ REPLACED: tuple[Replaced, ...] = (
     Wrapped("torch.distributed.all_gather", standins.all_gather, "gloo gathers only parts of one size"),
     Wrapped("torch.distributed.reduce_scatter", standins.reduce_scatter, "gloo scatters only parts of one size"),
     Replaced("torch.compile", standins.uncompiled, "it takes longer than the step"),
-    Wrapped("torch.histc", standins.counted, "the CPU counts no whole numbers", version="0.8.0"),
+    Wrapped("torch.histc", standins.counted, "the CPU counts no whole numbers", version="0.9.0"),
 )
 
 
@@ -113,11 +113,9 @@ class Unbound:
     since: str
 
 
-_LATENT = "megatron.core.transformer.multi_latent_attention"
 UNBOUND: tuple[Unbound, ...] = (
     Unbound("megatron.core.transformer.moe.moe_utils", "te_general_gemm", None, "0.13.0"),
-    Unbound(_LATENT, "TELinear", standins.Nobody, "0.12.0"),
-    Unbound(_LATENT, "TEColumnParallelLinear", standins.Nobody, "0.12.0"),
+    Unbound("megatron.core.transformer.multi_latent_attention", "TELinear", standins.Nobody, "0.14.0"),
 )
 
 
