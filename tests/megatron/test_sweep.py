@@ -1,0 +1,131 @@
+"""Unmodified megatron-core under all that it can combine: every tensor has a layout, and nothing is accused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.megatron_cpu.case import Case
+from tests.support.megatron_cpu.traced import outcomes
+from tests.support.results import Outcome
+from ttrace.judge.verdict import UNTRACED, Exit
+
+pytestmark = [pytest.mark.megatron, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def gpt(**settings: object) -> Case:
+    return Case(**settings)  # type: ignore[arg-type]
+
+
+def llama(**settings: object) -> Case:
+    return gpt(swiglu=True, groups=2, rope=True, rmsnorm=True, tied=False, bias=False, **settings)
+
+
+def moe(**settings: object) -> Case:
+    return gpt(experts=4, bias=False, **settings)
+
+
+def mla(**settings: object) -> Case:
+    return gpt(mla=True, rmsnorm=True, tied=False, bias=False, **settings)
+
+
+BF16, FP16 = "bfloat16", "float16"
+CASES: dict[int, list[Case]] = {
+    2: [
+        gpt(),
+        gpt(overlap_grads=True),
+        gpt(dtype=BF16),
+        gpt(dtype=FP16),
+        gpt(recompute="full"),
+        gpt(recompute="selective", dtype=BF16),
+        gpt(tp=2),
+        gpt(tp=2, dtype=BF16),
+        gpt(tp=2, recompute="full"),
+        gpt(tp=2, sp=True),
+        gpt(tp=2, sp=True, dtype=BF16),
+        gpt(tp=2, sp=True, dtype=FP16),
+        gpt(tp=2, sp=True, recompute="selective"),
+        gpt(tp=2, sp=True, recompute="full", dtype=BF16),
+        gpt(tp=2, sp=True, per_token=True, masked=True),
+        gpt(pp=2),
+        gpt(pp=2, dtype=BF16),
+        gpt(pp=2, tied=False, deallocate=True),
+        gpt(pp=2, vpp=2),
+        gpt(pp=2, vpp=2, deallocate=True, recompute="full"),
+        gpt(zero=True),
+        gpt(zero=True, dtype=BF16),
+        gpt(zero=True, overlap_grads=True, overlap_params=True),
+        gpt(zero=True, overlap_grads=True, overlap_params=True, dtype=BF16),
+        gpt(cp=2),
+        gpt(cp=2, dtype=BF16),
+        gpt(cp=2, per_token=True, masked=True),
+        llama(),
+        llama(tp=2),
+        llama(tp=2, sp=True),
+        llama(tp=2, sp=True, dtype=BF16),
+        llama(pp=2, deallocate=True),
+        llama(cp=2),
+        mla(),
+        mla(pp=2),
+        moe(),
+        moe(tp=2, sp=True),
+        moe(tp=2, sp=True, swiglu=True, shared_expert=True),
+        moe(tp=2, sp=True, ep=2, etp=1),
+        moe(ep=2),
+        moe(ep=2, dispatcher="allgather"),
+        moe(ep=2, dtype=BF16),
+        moe(ep=2, zero=True),
+        moe(ep=2, recompute="full"),
+        moe(pp=2),
+    ],
+    4: [
+        gpt(tp=2, pp=2),
+        gpt(tp=2, sp=True, pp=2, vpp=2),
+        gpt(tp=2, cp=2, sp=True),
+        gpt(tp=2, zero=True, dtype=BF16),
+        gpt(tp=4, sp=True, recompute="full", dtype=BF16),
+        gpt(pp=2, cp=2),
+        gpt(pp=4),
+        gpt(pp=2, zero=True, overlap_grads=True, overlap_params=True),
+        gpt(cp=2, zero=True),
+        llama(tp=2, sp=True, pp=2, zero=True, dtype=BF16),
+        llama(cp=2, pp=2, deallocate=True),
+        llama(tp=2, sp=True, recompute="selective"),
+        moe(ep=4),
+        moe(pp=2, ep=2),
+        moe(cp=2, ep=2),
+        moe(tp=2, sp=True, ep=2),
+        moe(tp=2, sp=True, ep=4, etp=1, shared_expert=True),
+        moe(ep=2, zero=True, dtype=BF16),
+        mla(pp=2, zero=True),
+    ],
+    8: [
+        gpt(tp=2, sp=True, pp=2, cp=2, zero=True),
+        llama(tp=2, sp=True, pp=2, vpp=2, dtype=BF16),
+        moe(tp=2, sp=True, pp=2, ep=2),
+        moe(cp=2, ep=4),
+    ],
+}
+"""By number of ranks. What they leave over is data parallel."""
+
+CELLS = [(num_ranks, i) for num_ranks, cases in CASES.items() for i in range(len(cases))]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Outcome]]:
+    return {n: outcomes(n, cases, tmp_path_factory.mktemp(f"ranks-{n}")) for n, cases in CASES.items()}
+
+
+@pytest.mark.parametrize(("num_ranks", "number"), CELLS, ids=[f"{n}-{CASES[n][i].name}" for n, i in CELLS])
+def test_a_clean_run_is_judged_in_full_and_passes(swept: dict[int, list[Outcome]], num_ranks: int, number: int) -> None:
+    outcome = swept[num_ranks][number]
+    assert outcome.exit is Exit.PASSED, outcome.trouble
+    assert not outcome.trouble
+    assert outcome.num_inferred == 0
+    assert outcome.num_tensors > 900
+    reduces_early = CASES[num_ranks][number].overlap_grads
+    assert set(outcome.unjudged) <= ({UNTRACED} if reduces_early else set())
+
+
+def test_the_sweep_is_wide() -> None:
+    assert len(CELLS) >= 60
+    assert all(len(set(cases)) == len(cases) for cases in CASES.values())
