@@ -27,6 +27,19 @@ class Piece:
     run: tuple[int, int] | None = None
 
 
+@dataclass(frozen=True)
+class Share:
+    """The rows of a tensor that belong to one microbatch, and where they lie in that microbatch's own tensor."""
+
+    microbatch: int
+    rows: torch.Tensor
+    placed: Placed
+
+
+Recall = Callable[[Site, int], "torch.Tensor | None"]
+"""What the reference had at a site and microbatch, in this step."""
+
+
 class Handle(Protocol):
     """Something that ends when it is removed."""
 
@@ -94,8 +107,8 @@ class Adapter(Protocol):
     def untraced(self) -> frozenset[Kind]:
         """The kinds that the reference may have, but this run cannot show."""
 
-    def watches(self, name: str) -> bool:
-        """Whether this module's calls are traced; its parameters always are."""
+    def watches(self, name: str, *, isolated: bool) -> bool:
+        """Whether this module's calls are traced, and may be isolated; its parameters always are."""
 
     def listen(self, listener: Listener) -> None:
         """Tell the listener what only the framework knows: microbatches of a pipeline, its loss."""
@@ -105,6 +118,12 @@ class Adapter(Protocol):
 
     def rule(self, site: Site, num_dims: int) -> Rule | None:
         """The layout that the framework's own plan states for a tensor of so many dims at a site, or None."""
+
+    def shares(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:
+        """By microbatch, the rows of a tensor that has rows of several; None for any other.
+
+        `number` is how many microbatches this rank has run before.
+        """
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
         """Parameters have other values now: whoever keeps copies must take them."""

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters import dtensor
-from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece
+from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall
 from ttrace.adapters.wrappers import canonical
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
@@ -82,7 +82,7 @@ class Native:
     divided = frozenset({ROOT})
     untraced: frozenset[Kind] = frozenset()
 
-    def watches(self, name: str) -> bool:
+    def watches(self, name: str, *, isolated: bool) -> bool:  # noqa: ARG002
         return self.models is None or self.models.watches(name)
 
     @cached_property
@@ -106,6 +106,9 @@ class Native:
 
     def rule(self, site: Site, num_dims: int) -> Rule | None:  # noqa: ARG002
         return self.models.rule(site, self.mesh) if self.models else None
+
+    def shares(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> None:
+        pass
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
         pass

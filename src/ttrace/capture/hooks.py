@@ -115,7 +115,7 @@ class Hooks:
     def _entered(self, name: str) -> Call | None:
         again = is_recompute()
         # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
-        if not (torch.is_grad_enabled() or again or self.innermost() is not None):
+        if not (torch.is_grad_enabled() or again or any(call is not None for _, call in self._calls)):
             return None
         return self._watcher.enters(name, again=again)
 

@@ -61,7 +61,7 @@ class Session:
         if plan.role != "reference" and plan.reference is None:
             raise CaptureError(f"a {plan.role} needs the reference's trace: `ttrace trace --reference DIR`.")
         chunks = [model] if isinstance(model, nn.Module) else list(model)
-        reference = Reference(plan.reference)
+        reference = self._reference = Reference(plan.reference)
         self._plan = plan
         self._adapter = adapter
         self._clock = Clock()
@@ -175,7 +175,9 @@ class Session:
     def enters(self, name: str, *, again: bool) -> Call | None:
         """A module is about to run, or to be recomputed."""
         clock = self._clock
-        if not clock.is_watched or not self._adapter.watches(name) or (again and not clock.is_repeat_clear(name)):
+        if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
+            return None
+        if not self._adapter.watches(name, isolated=self._plan.isolated):
             return None
         number = 0 if again else clock.forward(name, is_divided=name in self._adapter.divided)
         return Call(name, clock.step, clock.microbatch, number, again)
@@ -184,13 +186,33 @@ class Session:
         """A tensor of a call is there."""
         if call.name in self._adapter.divided and not self._is_models_own(kind):
             return None
-        tensor_id = self._id(Site(call.name, kind, slot), call.microbatch, step=call.step, call=call.number)
+        site = Site(call.name, kind, slot)
+        if self._see_shares(call, site, tensor):
+            return None
+        tensor_id = self._id(site, call.microbatch, step=call.step, call=call.number)
         is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
         if is_input:
             call.held = call.held or held_by(tensor)
         held = None if is_input else call.held
         values = self._isolate.distribution(tensor_id) if self._isolate else None
         return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind), values=values, held=held)
+
+    def _see_shares(self, call: Call, site: Site, tensor: torch.Tensor) -> bool:
+        """Record a tensor that has rows of several microbatches for each of them; whether it is such a one."""
+
+        def recall(other: Site, microbatch: int) -> torch.Tensor | None:
+            return self._reference.tensor(TensorId(call.step, microbatch, other))
+
+        try:
+            shares = self._adapter.shares(site, tensor, call.microbatch, recall)
+        except TTraceError as error:
+            self._recorder.keep(str(error))
+            return True
+        for share in shares or ():
+            tensor_id = TensorId(call.step, share.microbatch, site, call.number)
+            rows = tensor.detach()[share.rows.to(tensor.device)]
+            self._recorder.visit(Visit(tensor_id, rows, share.placed, call.microbatch))
+        return shares is not None
 
     # The adapter tells:
 
@@ -250,9 +272,9 @@ class Session:
             self._id(Site(call.name, Kind.DECISION, name), call.microbatch, step=call.step, call=call.number)
             for name in (slot, scores_slot(slot))
         )
-        if not call.again:
-            self._visit(reasons, scores, call.microbatch)
-            self._visit(choice, chosen, call.microbatch)
+        # Recomputed ones are recorded only if they are the first: auxiliary losses choose where there are gradients.
+        self._visit(reasons, scores, call.microbatch)
+        self._visit(choice, chosen, call.microbatch)
         if self._decisions is None or type(chosen) is not torch.Tensor:
             return None
         return self._decisions.replayed(choice, chosen, self._placed(choice, chosen, call.microbatch))

@@ -27,6 +27,7 @@ from ttrace.judge.verdict import (
     Tolerance,
     Verdict,
 )
+from ttrace.layouts.placed import DISPATCHED
 from ttrace.tensors.ids import Kind, TensorId, scores_slot
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
@@ -133,7 +134,8 @@ class Comparer:
         for tensor_id, shards in self.candidate.shards.items():
             if tensor_id.microbatch is not None:
                 ranks = found.setdefault((tensor_id.step, tensor_id.microbatch), set())
-                ranks.update(shard.coord.rank for shard in shards)
+                # Tokens are dispatched to experts on ranks that do not run their microbatch.
+                ranks.update(shard.coord.rank for shard in shards if shard.record.by != DISPATCHED)
         return {key: frozenset(ranks) for key, ranks in found.items()}
 
     def _judged(self, tensor_id: TensorId, a: Logical, b: Logical) -> Comparison:

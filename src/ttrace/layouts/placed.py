@@ -8,6 +8,8 @@ from ttrace.tensors.region import Region
 
 INFERRED = "inferred from shapes"
 """Who decided a layout that nobody stated."""
+DISPATCHED = "the reference's routing"
+"""Who decided where tokens lie that were dispatched to experts, whichever rank they came from."""
 
 
 @dataclass(frozen=True)

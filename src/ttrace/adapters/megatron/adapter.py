@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece
+from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall, Share
 from ttrace.adapters.megatron import layouts, optimizers, ranks, schedules
+from ttrace.adapters.megatron.experts import Dispatch, Place
 from ttrace.adapters.megatron.layouts import Module
 from ttrace.adapters.megatron.naming import TIED, Naming
 from ttrace.errors import CaptureError
@@ -66,9 +67,8 @@ class Megatron:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         notes = []
-        num_experts = sum(at.attribute == "experts" for at in self._modules.values())
-        if num_experts:
-            notes.append(f"the insides of {num_experts} experts modules are not traced: tokens are dispatched to them")
+        if any(map(_is_grouped, self._modules.values())):
+            notes.append("the insides of grouped experts are not traced, only what enters and leaves their layer")
         if self._reduces_early:
             notes.append("main gradients before reduction are not traced: reduction overlaps with backward")
         if self._gathers_late:
@@ -86,9 +86,11 @@ class Megatron:
     def untraced(self) -> frozenset[Kind]:
         return frozenset({Kind.MAIN_GRAD}) if self._reduces_early else frozenset()
 
-    def watches(self, name: str) -> bool:
+    def watches(self, name: str, *, isolated: bool) -> bool:
         at = self._modules[name]
-        return not (layouts.is_transparent(at) or at.is_in_expert)
+        # Which tokens lie in which rows is known of single experts, not of what holds them all.
+        is_known = Place.of(name) is not None and not isolated
+        return not layouts.is_transparent(at) and (is_known or not at.is_in_expert)
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener
@@ -108,6 +110,12 @@ class Megatron:
             text = self._layout(site, num_dims)
             self._rules[key] = None if text is None else Rule(str(site), Layout.parse(text), "megatron")
         return self._rules[key]
+
+    def shares(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:
+        place = Place.of(site.name)
+        if place is None or self.mesh.num_ranks == 1:
+            return None
+        return list(self._dispatch.shares(self._modules[site.name], place, site.kind, tensor, number, recall))
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
         for part in optimizers.parts(optimizer):
@@ -156,7 +164,7 @@ class Megatron:
         if site.kind is Kind.DECISION:
             return layouts.decision(sequence_parallel=self._is_sequence_parallel)
         at = self._modules.get(site.name)
-        if at is None:
+        if at is None or at.is_in_expert:
             return None
         return layouts.activation(
             at, site.kind.primal, site.slot, num_dims, sequence_parallel=self._is_sequence_parallel
@@ -209,10 +217,21 @@ class Megatron:
             at = Module(module, attribute, by_path[owner], is_in_expert="experts" in parts)
             yield self.name(chunk, path), at
 
+    @cached_property
+    def _dispatch(self) -> Dispatch:
+        gathers = getattr(self._config, "moe_token_dispatcher_type", "") == "allgather"
+        return Dispatch(self.mesh, self.coord, gathers=gathers, sequence_parallel=self._is_sequence_parallel)
+
     def _tell_main_gradients(self, chunk: nn.Module) -> None:
         assert self._listener is not None
         gradients = ((p, getattr(p, "main_grad", None)) for p in chunk.parameters() if p.requires_grad)
         self._listener.sees_main_gradients((p, gradient) for p, gradient in gradients if gradient is not None)
+
+
+def _is_grouped(at: Module) -> bool:
+    """Whether one module holds several experts in weights of its own."""
+    module = at.module
+    return at.attribute == "experts" and hasattr(module, "num_local_experts") and not hasattr(module, "local_experts")
 
 
 def _tell_before(owner: Any, method: str, tell: Callable[[], None]) -> None:

@@ -1,0 +1,113 @@
+"""This module knows which tokens an expert gets: those of several ranks, and so of several microbatches.
+
+Nothing is asked of other ranks. The reference's routing, which candidates repeat, says which tokens of which microbatch
+go to an expert, and the dispatcher's order of ranks says in which rows they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ttrace.adapters.adapter import Recall, Share
+from ttrace.adapters.megatron.layouts import Module, is_glu
+from ttrace.errors import LayoutError
+from ttrace.layouts.layout import Layout
+from ttrace.layouts.placed import DISPATCHED, Placed
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.ids import Kind, Site
+from ttrace.tensors.mesh import Coord, Mesh
+from ttrace.tensors.region import Region
+
+_LOCAL = ".experts.local_experts."
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module of an expert: the layer of experts that it belongs to, and the expert's number in it."""
+
+    layer: str
+    expert: int
+
+    @classmethod
+    def of(cls, name: str) -> Place | None:
+        layer, found, rest = name.partition(_LOCAL)
+        return cls(layer, int(rest.partition(".")[0])) if found else None
+
+    @property
+    def routing(self) -> Site:
+        """Where the router says which experts each token goes to."""
+        return Site(f"{self.layer}.router", Kind.OUTPUT, "1")
+
+
+class Dispatch:
+    """Which rows of an expert's input are which tokens."""
+
+    def __init__(self, mesh: Mesh, coord: Coord, *, gathers: bool, sequence_parallel: bool) -> None:
+        self._mesh, self._coord = mesh, coord
+        self._tp = "etp" if "etp" in mesh.sizes else "tp"
+        self._tokens = Layout.parse("tokens/cp:zigzag/tp" if sequence_parallel else "tokens/cp:zigzag")
+        # Gathered tokens come by rank; those sent to an expert by rank of its tensor parallelism first.
+        self._sources = sorted(self._found(), key=lambda at: (at["ep"], at[self._tp])[:: 1 if gathers else -1])
+
+    def shares(
+        self, at: Module, place: Place, kind: Kind, tensor: torch.Tensor, number: int, recall: Recall
+    ) -> Iterator[Share]:
+        """The rows of each microbatch: `number` is how many this rank has run before."""
+        rows: dict[int, list[torch.Tensor]] = {}
+        positions: dict[int, list[torch.Tensor]] = {}
+        sizes: dict[int, int] = {}
+        start = 0
+        for source in self._sources:
+            microbatch = number * self._mesh.sizes.get("dp", 1) + source.get("dp", 0)
+            chosen = self._chosen(place, microbatch, recall)
+            held = self._tokens.region(tuple(chosen.shape), self._mesh.sizes, source).take(chosen)
+            order = self._tokens.region(tuple(chosen.shape), self._mesh.sizes, source).take(chosen.cumsum(0) - 1)
+            there = order[held]
+            rows.setdefault(microbatch, []).append(torch.arange(start, start + there.numel()))
+            positions.setdefault(microbatch, []).append(there)
+            sizes[microbatch] = int(chosen.sum())
+            start += there.numel()
+        if start != tensor.shape[0]:
+            raise LayoutError(
+                f"expert {place.expert} of {place.layer} got {tensor.shape[0]} tokens, but by the reference's routing "
+                f"{start} are its own."
+            )
+        for microbatch, parts in rows.items():
+            where = self._region(at, kind, tensor, torch.cat(positions[microbatch]), sizes[microbatch])
+            yield Share(microbatch, torch.cat(parts), where)
+
+    def _found(self) -> Iterator[Coord]:
+        """The ranks that dispatch tokens to this one."""
+        for other in self._mesh.coords():
+            if all(other.get(axis) == self._coord.get(axis) for axis in ("pp", "edp")):
+                yield other
+
+    def _chosen(self, place: Place, microbatch: int, recall: Recall) -> torch.Tensor:
+        routing = recall(place.routing, microbatch)
+        if routing is None:
+            raise LayoutError(f"the reference has no {place.routing} of microbatch {microbatch}: trace routers too.")
+        return routing[:, place.expert].bool() if routing.dtype == torch.bool else (routing == place.expert).any(1)
+
+    def _region(self, at: Module, kind: Kind, tensor: torch.Tensor, positions: torch.Tensor, size: int) -> Placed:
+        cut, is_partial = _columns(at, kind.primal)
+        # A sum that is still to come is whole in the gradient, and what is whole has a gradient still to be summed.
+        is_pending = is_partial if kind.primal is kind else (not is_partial and "/" not in cut) or tensor.ndim == 1
+        columns = Layout.parse(cut.format(tp=self._tp) if tensor.ndim > 1 else "")
+        shape = columns.global_shape(tuple(tensor.shape[1:]), self._mesh.sizes)
+        dims = columns.region(shape, self._mesh.sizes, self._coord).dims
+        region = Region((size, *shape), (rg.from_indices(positions), *dims))
+        pending = (self._tp,) if is_pending else ()
+        text = " ".join(["rows", str(columns), *(f"+{axis}" for axis in pending)])
+        return Placed(region, pending, text, DISPATCHED)
+
+
+def _columns(at: Module, kind: Kind) -> tuple[str, bool]:
+    """How an expert's columns are cut, and whether they are summands of a sum that comes when tokens go back."""
+    if at.attribute == "linear_fc1" and kind is Kind.OUTPUT:
+        return ("ffn/{tp}:fused(2)" if is_glu(at) else "ffn/{tp}"), False
+    if at.attribute == "linear_fc2" and kind is Kind.INPUT:
+        return "ffn/{tp}", False
+    return "hidden", kind is Kind.OUTPUT
