@@ -133,10 +133,10 @@ class TensorId:
         return cls(int(match["step"]), microbatch, site, int(match["call"] or 0))
 
     def __str__(self) -> str:
-        microbatch = "-" if self.microbatch is None else self.microbatch
+        site, microbatch = self.site, "-" if self.microbatch is None else self.microbatch
         call = f"@{self.call}" if self.call else ""
-        slot = f".{self.site.slot}" if self.site.slot else ""
-        return f"{self.step}/{microbatch}/{self.name}{call}/{self.kind}{slot}"
+        slot = f".{site.slot}" if site.slot else ""
+        return f"{self.step}/{microbatch}/{site.name}{call}/{site.kind}{slot}"
 
     @property
     def name(self) -> str:
