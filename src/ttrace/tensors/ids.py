@@ -82,7 +82,6 @@ def scores_slot(slot: str) -> str:
 
 
 _NAME = re.compile(r"[^/@\s]+")
-_SLOT = re.compile(r"[^/@\s]*")
 _TEXT = re.compile(
     r"(?P<step>\d+)/(?P<mb>\d+|-)/(?P<name>[^/@\s]+)(?:@(?P<call>\d+))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
 )
@@ -97,7 +96,7 @@ class Site:
     slot: str = ""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or not _SLOT.fullmatch(self.slot):
+        if not _NAME.fullmatch(self.name) or (self.slot and not _NAME.fullmatch(self.slot)):
             raise TTraceError(
                 f"{self.name!r}/{self.kind}.{self.slot!r} is no site: names and slots are free of '/', '@' and "
                 f"white space, and the model itself is called {ROOT!r}."
