@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -68,3 +69,15 @@ def test_bytes_are_compared_as_far_back_as_the_arena_reaches(tmp_path: Path) -> 
         other[changed] ^= 1
         assert not stream.holds(memoryview(other), at)
     stream.close(b"")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_does_not_write_into_the_arena_of_its_parent() -> None:
+    memory = Arena(ALIGNED).buffers[0]
+    memory[0] = 1
+    if child := os.fork():
+        os.waitpid(child, 0)
+    else:
+        memory[0] = 2
+        os._exit(0)
+    assert memory[0] == 1

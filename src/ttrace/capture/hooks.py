@@ -22,6 +22,9 @@ from torch.utils.hooks import RemovableHandle
 from ttrace.tensors.holds import Held
 from ttrace.tensors.ids import ROOT, Kind
 
+Sources = tuple[tuple[Node | None, int], ...]
+"""Where a node sends gradients to, by position: a node and the number of its output."""
+
 
 class Watcher(Protocol):
     """Who is told of calls and tensors."""
@@ -185,8 +188,8 @@ def _watch_input_gradients(
     """Deliver this call's own gradient of each input: not what other consumers of the same tensor add to it."""
     edges = {slot: get_gradient_edge(tensor) for slot, tensor in call.inputs.items()}
     consumers: dict[str, list[tuple[Node, int]]] = {slot: [] for slot in edges}
-    for node in _nodes_of_call(call, outputs, {edge.node for edge in edges.values()}):
-        for position, (source, number) in enumerate(node.next_functions):
+    for node, sources in _nodes_of_call(call, outputs, {edge.node for edge in edges.values()}):
+        for position, (source, number) in enumerate(sources):
             for slot, edge in edges.items():
                 if source is edge.node and number == edge.output_nr:
                     consumers[slot].append((node, position))
@@ -195,8 +198,8 @@ def _watch_input_gradients(
             _sum_at(found, partial(deliver, slot))
 
 
-def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) -> Iterator[Node]:
-    """The autograd nodes that this call made, found backwards from its outputs."""
+def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) -> Iterator[tuple[Node, Sources]]:
+    """The autograd nodes that this call made with what they send gradients to, found backwards from its outputs."""
     start = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
     seen: set[Node] = set()
     while start:
@@ -204,8 +207,9 @@ def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) ->
         if node in seen or node in stops or node._sequence_nr() < call.first_node:
             continue
         seen.add(node)
-        yield node
-        start += [source for source, _ in node.next_functions if source is not None]
+        sources = node.next_functions  # made anew whenever asked for
+        yield node, sources
+        start += [source for source, _ in sources if source is not None]
 
 
 def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor], object]) -> None:

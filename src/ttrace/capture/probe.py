@@ -12,7 +12,7 @@ from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Visit:
     """One live tensor: its id, the tensor itself, where it lies, and what it was made from."""
 

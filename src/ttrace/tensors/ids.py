@@ -84,7 +84,6 @@ def scores_slot(slot: str) -> str:
 
 
 _NAME = re.compile(r"[^/@\s]+")
-_SLOT = re.compile(r"[^/@\s]*")
 _TEXT = re.compile(
     r"(?P<step>\d+)/(?P<mb>\d+|-)/(?P<name>[^/@\s]+)(?:@(?P<call>\d+))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
 )
@@ -99,7 +98,7 @@ class Site:
     slot: str = ""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or not _SLOT.fullmatch(self.slot):
+        if not _NAME.fullmatch(self.name) or (self.slot and not _NAME.fullmatch(self.slot)):
             raise TTraceError(
                 f"{self.name!r}/{self.kind}.{self.slot!r} is no site: names and slots are free of '/', '@' and "
                 f"white space, and the model itself is called {ROOT!r}."
@@ -135,10 +134,10 @@ class TensorId:
         return cls(int(match["step"]), microbatch, site, int(match["call"] or 0))
 
     def __str__(self) -> str:
-        microbatch = "-" if self.microbatch is None else self.microbatch
+        site, microbatch = self.site, "-" if self.microbatch is None else self.microbatch
         call = f"@{self.call}" if self.call else ""
-        slot = f".{self.site.slot}" if self.site.slot else ""
-        return f"{self.step}/{microbatch}/{self.name}{call}/{self.kind}{slot}"
+        slot = f".{site.slot}" if site.slot else ""
+        return f"{self.step}/{microbatch}/{site.name}{call}/{site.kind}{slot}"
 
     @property
     def name(self) -> str:

@@ -93,7 +93,10 @@ class Stream:
 
     def loss(self, begin: int, end: int) -> OSError | None:
         """Why one of these bytes, all of them settled, is not in the file."""
-        return next((error for start, stop, error in self._losses if begin < stop and start < end), None)
+        for start, stop, error in self._losses:
+            if begin < stop and start < end:
+                return error
+        return None
 
     def close(self, front: bytes) -> None:
         """Fill in the front of the file and put everything on disk. If that fails, it can be tried again."""
@@ -131,7 +134,8 @@ class Stream:
             pass  # not every file system can, and none after a write that ended between two blocks
         finally:
             _set_direct(self._file, wanted=False)
-        self._write(at + written, data[written:])
+        if written < len(data):
+            self._write(at + written, data[written:])
 
     def _write(self, at: int, data: memoryview) -> None:
         end = at + len(data)
@@ -144,8 +148,12 @@ class Stream:
 
 
 def _pages(num_bytes: int) -> memoryview:
-    """Anonymous pages: they begin aligned, and take memory once they are touched."""
-    memory = mmap.mmap(-1, num_bytes)
+    """Anonymous pages: they begin aligned, and take memory once they are touched.
+
+    Private, as few kernels make shared ones huge: a direct write pins every page, and for small ones that took half of
+    its CPU time.
+    """
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # of a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

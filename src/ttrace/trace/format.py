@@ -107,7 +107,7 @@ class End(BaseModel):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """One tensor as one rank held it: what it is, which region it holds, and where its bytes are."""
 

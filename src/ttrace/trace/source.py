@@ -51,7 +51,7 @@ def _parts(tensor: torch.Tensor, max_bytes: int) -> Iterator[torch.Tensor]:
 
 def _in_order(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if it lies in the host's memory as it is written, else one copy that does."""
-    return tensor if _is_in_order(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return tensor if _is_in_order(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 def _is_in_order(tensor: torch.Tensor) -> bool:

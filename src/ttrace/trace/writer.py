@@ -90,7 +90,7 @@ class Writer:
                 f"{record.id}: a trace holds no {tensor.dtype}. Leave this tensor out, or record its parts."
             )
         assert (record.shape, record.dtype) == (tensor.shape, tensor.dtype), "a record speaks of its tensor"
-        source = Source(tensor.detach(), self._max_bytes_copied)
+        source = Source(tensor, self._max_bytes_copied)
         name = quoted(str(record.id))
         chunk = self._chunk_for(name, source)
         begin = chunk.place_of(source)
@@ -200,7 +200,8 @@ class _Chunk:
     def append(self, name: str, source: Source) -> int:
         """Take over the bytes and return the place in the file where they begin."""
         stream = self.stream
-        stream.append(memoryview(bytes(-stream.end % 8)))
+        if unaligned := stream.end % 8:
+            stream.append(memoryview(bytes(8 - unaligned)))
         # safetensors allows no holes, so what aligns the next tensor is a tensor too, and so is half a tensor that
         # could not be copied in full.
         if padding := stream.end - HEADER_BYTES - self._size:
