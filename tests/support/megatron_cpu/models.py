@@ -13,9 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
@@ -66,7 +65,7 @@ class Training:
         self.case = case
         self.config = transformer_config(case)
         self.chunks = [self._wrapped(chunk, number) for number, chunk in enumerate(self._built())]
-        self.optimizer = get_megatron_optimizer(self._optimizer_config(), self.chunks)
+        self.optimizer = self._optimizer()
         self._tell_schedule()
 
     @property
@@ -77,7 +76,7 @@ class Training:
     def step(self, number: int = 0, batch: Change = dict) -> Step:
         """One optimizer update, as `train_step` of Megatron-LM; `batch` may change each microbatch."""
         for chunk in self.chunks:
-            chunk.zero_grad_buffer()
+            versions.zero_grads(chunk)
         self.optimizer.zero_grad()
         reports = self.forward_backward(number, batch)
         updated, grad_norm, _ = self.optimizer.step()
@@ -126,8 +125,10 @@ class Training:
 
     def _wrapped(self, chunk: Any, number: int) -> Any:
         case = self.case
-        ddp_config = versions.call(
-            DistributedDataParallelConfig,
+        return versions.data_parallel(
+            self.config,
+            chunk,
+            disable_bucketing=number > 0,
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=case.overlap_grads,
             overlap_param_gather=case.overlap_params,
@@ -135,18 +136,11 @@ class Training:
             check_for_nan_in_grad=False,
             bucket_size=SMALL_BUCKET if case.overlap_grads else None,
         )
-        return versions.call(
-            DistributedDataParallel,
-            config=self.config,
-            ddp_config=ddp_config,
-            module=chunk,
-            disable_bucketing=number > 0,
-        )
 
-    def _optimizer_config(self) -> Any:
+    def _optimizer(self) -> Any:
         case = self.case
-        return versions.call(
-            OptimizerConfig,
+        return versions.optimizer(
+            self.chunks,
             optimizer="adam",
             lr=1e-2,
             weight_decay=0.01,
@@ -157,7 +151,7 @@ class Training:
             use_distributed_optimizer=case.zero,
             initial_loss_scale=256.0,
             min_loss_scale=1.0,
-            **({"overlap_param_gather": True} if case.overlap_params else {}),
+            overlap_param_gather=case.overlap_params,
         )
 
     def _tell_schedule(self) -> None:

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
+from tests.support.megatron_cpu import versions
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -33,7 +35,7 @@ def whole_parameters(chunks: Sequence[Any]) -> Tensors:
 def whole_grads(chunks: Sequence[Any]) -> Tensors:
     """Every logical parameter's `main_grad`, on every rank; what the distributed optimizer scattered is gathered."""
     for chunk in chunks:
-        if chunk.ddp_config.use_distributed_optimizer:
+        if versions.is_zero(chunk):
             _gather_grads(chunk)
     with _grads_as_parameters(chunks):
         return whole_parameters(chunks)
@@ -89,7 +91,7 @@ def _merged(pieces: Iterable[tuple[str, Sequence[int], tuple[slice, ...], torch.
 
 
 def _gather_grads(chunk: Any) -> None:
-    for buffer in chunk.buffers + chunk.expert_parallel_buffers:
+    for buffer in versions.grad_buffers(chunk):
         group = buffer.data_parallel_group
         for bucket in buffer.buckets:
             mine = bucket.grad_data.chunk(group.size())[group.rank()].clone()
