@@ -117,7 +117,7 @@ ABSENT: tuple[Absent, ...] = (
         "apex.optimizers",
         lambda: {"FusedAdam": packages.FusedAdam, "FusedSGD": torch.optim.SGD},
         "its kernels are missing",
-        "0.7.0",
+        "0.8.0",
     ),
     Absent(
         "apex.multi_tensor_apply",

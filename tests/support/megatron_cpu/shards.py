@@ -91,11 +91,9 @@ def _merged(pieces: Iterable[tuple[str, Sequence[int], tuple[slice, ...], torch.
 
 
 def _gather_grads(chunk: Any) -> None:
-    for buffer in versions.grad_buffers(chunk):
-        group = buffer.data_parallel_group
-        for bucket in buffer.buckets:
-            mine = bucket.grad_data.chunk(group.size())[group.rank()].clone()
-            dist.all_gather_into_tensor(bucket.grad_data, mine, group=group)
+    for grads, group in versions.grad_buckets(chunk):
+        mine = grads.chunk(group.size())[group.rank()].clone()
+        dist.all_gather_into_tensor(grads, mine, group=group)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Imported after `install`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,8 +82,12 @@ def zero_grads(chunk: Any) -> None:
     call(chunk.zero_grad_buffer, **({"zero_buffer": True} if VERSION < (0, 6) else {}))
 
 
-def grad_buffers(chunk: Any) -> list[Any]:
-    return list(chunk.grad_buffers.values()) if VERSION < (0, 6) else chunk.buffers + chunk.expert_parallel_buffers
+def grad_buckets(chunk: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+    """The flat gradients that are reduced together, each with its group."""
+    old = VERSION < (0, 6)
+    for buffer in chunk.grad_buffers.values() if old else chunk.buffers + chunk.expert_parallel_buffers:
+        for bucket in buffer.buckets:
+            yield bucket.data if old else bucket.grad_data, buffer.data_parallel_group
 
 
 def is_zero(chunk: Any) -> bool:
