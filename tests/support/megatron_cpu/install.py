@@ -117,7 +117,7 @@ ABSENT: tuple[Absent, ...] = (
         "apex.optimizers",
         lambda: {"FusedAdam": packages.FusedAdam, "FusedSGD": torch.optim.SGD},
         "its kernels are missing",
-        "0.8.0",
+        "0.9.0",
     ),
     Absent(
         "apex.multi_tensor_apply",
@@ -136,17 +136,26 @@ ABSENT: tuple[Absent, ...] = (
 
 @dataclass(frozen=True)
 class Unbound:
-    """A name that wheels use although it means something only where TransformerEngine is installed."""
+    """A name that these wheels use although it means something only where TransformerEngine is installed."""
 
     module: str
     name: str
     by: Any
     since: str
+    until: str = NEWEST
+
+    def is_in(self, version: str) -> bool:
+        return Version(self.since) <= Version(version) <= Version(self.until)
 
 
+_SPECS = "megatron.core.models.gpt.gpt_layer_specs"
 UNBOUND: tuple[Unbound, ...] = (
     Unbound("megatron.core.transformer.moe.moe_utils", "te_general_gemm", None, "0.13.0"),
     Unbound("megatron.core.transformer.multi_latent_attention", "TELinear", standins.Nobody, "0.14.0"),
+    Unbound("megatron.core.fp8_utils", "_quantize_param_shard_impl", standins.no_float8, "0.12.0", "0.12.3"),
+    Unbound(_SPECS, "TEColumnParallelGroupedLinear", None, "0.10.0", "0.10.0"),
+    Unbound(_SPECS, "TEColumnParallelLinear", None, "0.10.0", "0.10.0"),  # as shared experts, which we then lack
+    Unbound(_SPECS, "TERowParallelLinear", None, "0.10.0", "0.10.0"),
 )
 
 
@@ -163,7 +172,7 @@ def install(version: str = NEWEST) -> None:
         if Version(version) <= Version(absent.until):
             _supply(absent)
     for unbound in UNBOUND:
-        if Version(version) >= Version(unbound.since):
+        if unbound.is_in(version):
             setattr(importlib.import_module(unbound.module), unbound.name, unbound.by)
 
 

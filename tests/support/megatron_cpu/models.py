@@ -62,6 +62,7 @@ class Training:
     """A case's model and optimizer, inside `parallel`."""
 
     def __init__(self, case: Case) -> None:
+        assert versions.counts_tokens() or not case.per_token
         self.case = case
         self.config = transformer_config(case)
         self.chunks = [self._wrapped(chunk, number) for number, chunk in enumerate(self._built())]
@@ -164,15 +165,13 @@ class Training:
 
 
 def _loss(loss_mask: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
-    """Megatron-LM's `loss_func`, by the contract of this version."""
+    """Megatron-LM's `loss_func`."""
     mask = loss_mask.view(-1)
     total = (output.view(-1).float() * mask).sum()
     count = mask.sum()
     report = torch.stack([total.detach(), count])
     dist.all_reduce(report, group=parallel_state.get_context_parallel_group())
-    if versions.loss_takes_token_count():
-        return total, count.int(), report
-    return total / report[1] * parallel_state.get_context_parallel_world_size(), report
+    return versions.loss_outputs(total, count, report)
 
 
 def _mean_loss(reports: list[torch.Tensor], *, together: bool) -> float:

@@ -34,7 +34,7 @@ class FusedAdam(torch.optim.AdamW):
 
 
 def transformer_engine() -> dict[str, Any]:
-    names = ("RMSNorm", "Linear", "LayerNormLinear", "DotProductAttention", "GroupedLinear")
+    names = ("RMSNorm", "Linear", "LayerNormLinear", "DotProductAttention")
     return {"LayerNorm": LayerNorm} | {name: type(name, (Refused,), {}) for name in names}
 
 

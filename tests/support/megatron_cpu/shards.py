@@ -22,9 +22,9 @@ Tensors = dict[str, torch.Tensor]
 def filled(chunks: Sequence[Any]) -> None:
     """Give parameters values that depend on their logical name and place only."""
     with torch.no_grad():
-        for shard in shards(chunks):
-            whole = _values(shard.key, shard.global_shape)
-            shard.data.copy_(whole[_slices(shard)].view(shard.data.shape))
+        for leaf in _leaves(chunks):
+            values = _filled(leaf.build() if isinstance(leaf, ShardedTensorFactory) else leaf)
+            leaf.data.copy_(leaf.merge_fn(values) if isinstance(leaf, ShardedTensorFactory) else values)
 
 
 def whole_parameters(chunks: Sequence[Any]) -> Tensors:
@@ -43,22 +43,33 @@ def whole_grads(chunks: Sequence[Any]) -> Tensors:
 
 def shards(chunks: Sequence[Any]) -> Iterator[Any]:
     """This rank's pieces of logical parameters; each has a key, a global shape and an offset."""
+    for leaf in _leaves(chunks):
+        yield from _flat(leaf.build()) if isinstance(leaf, ShardedTensorFactory) else [leaf]
+
+
+def _leaves(chunks: Sequence[Any]) -> Iterator[Any]:
+    """Parameters that are a piece each, and factories of those that consist of several, as a GLU's two halves."""
     for chunk in chunks:
         model = chunk
         while hasattr(model, "module"):
             model = model.module
-        yield from _tensors(model.sharded_state_dict())
+        yield from (leaf for leaf in _flat(model.sharded_state_dict()) if leaf.data is not None)
 
 
-def _tensors(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, ShardedTensorFactory):
-        yield from _tensors(tree.build())
-    elif isinstance(tree, ShardedTensor):
-        if tree.data is not None:
-            yield tree
+def _flat(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, ShardedTensor | ShardedTensorFactory):
+        yield tree
     elif isinstance(tree, dict | list | tuple):
         for branch in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(branch)
+            yield from _flat(branch)
+
+
+def _filled(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _filled(branch) for name, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_filled(branch) for branch in tree]
+    return _values(tree.key, tree.global_shape)[_slices(tree)].view(tree.local_shape)
 
 
 def _values(key: str, shape: Sequence[int]) -> torch.Tensor:

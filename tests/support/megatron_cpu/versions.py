@@ -36,8 +36,18 @@ def call(function: Callable[..., Any], **arguments: Any) -> Any:
     return function(**{name: value for name, value in arguments.items() if name in known})
 
 
-def loss_takes_token_count() -> bool:
-    """From 0.12 on, the function that computes the loss returns sum and count; before, the mean x cp."""
+def loss_outputs(total: torch.Tensor, count: torch.Tensor, everyones: torch.Tensor) -> tuple[Any, ...]:
+    """What the schedule wants to hear of a loss, given its sum and count here, and on all context-parallel ranks.
+
+    Before 0.12 the mean x cp; from then on sum and count, in 0.12 that of all context-parallel ranks.
+    """
+    if VERSION < (0, 12):
+        return total / everyones[1] * parallel_state.get_context_parallel_world_size(), everyones
+    return total, (everyones[1] if VERSION == (0, 12) else count).int(), everyones
+
+
+def counts_tokens() -> bool:
+    """Whether losses may be divided by the tokens of the whole batch; before, that was wrong with `cp`."""
     return VERSION >= (0, 12)
 
 
