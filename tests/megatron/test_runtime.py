@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
+import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_gradients_are_those_of_plain_pytorch(tmp_path: Path) -> None:
     assert worst_difference(saved["grads"], grads) < ROUNDING
 
 
-CASES = [
+LAYOUTS = [
     Case(),
     Case(tp=2),
     Case(tp=2, sp=True, groups=2, swiglu=True, rope=True, rmsnorm=True, tied=False, bias=False),
@@ -52,6 +53,7 @@ CASES = [
     Case(tp=2, sp=True, experts=4, dispatcher="allgather"),
     Case(tp=2, recompute="full"),
 ]
+CASES = [replace(case, clip=0.0) for case in LAYOUTS]  # clipping would hide a factor
 
 
 def test_every_layout_gives_the_gradients_of_one_process(tmp_path: Path) -> None:
@@ -63,9 +65,9 @@ def test_every_layout_gives_the_gradients_of_one_process(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("replaced", REPLACED, ids=lambda replaced: replaced.name)
 def test_a_replaced_name_is_used(replaced: Replaced) -> None:
-    assert operator.attrgetter(replaced.name.removeprefix("torch."))(torch) is not replaced.by
+    assert pkgutil.resolve_name(replaced.name) is not replaced.by
     assert replaced.why
-    assert replaced.spelling in source(replaced.version)
+    assert replaced.spelling in source(replaced.until)
 
 
 @pytest.mark.parametrize("absent", ABSENT, ids=lambda absent: absent.module)
@@ -76,7 +78,7 @@ def test_a_supplied_module_is_imported(absent: Absent) -> None:
 
 @pytest.mark.parametrize("unbound", UNBOUND, ids=lambda unbound: unbound.name)
 def test_an_unbound_name_is_used(unbound: Unbound) -> None:
-    path = wheel(unbound.since).joinpath(*unbound.module.split(".")).with_suffix(".py")
+    path = wheel(unbound.until).joinpath(*unbound.module.split(".")).with_suffix(".py")
     assert unbound.name in path.read_text()
 
 

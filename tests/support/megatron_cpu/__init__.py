@@ -2,7 +2,7 @@
 
     case.py      Case: one way to build and run a model; `case.reference` is the same in one process
     runtime.py   on_megatron: run a function on ranks where `import megatron.core` gives a version of our choice
-    install.py   what is replaced for that, each name with its reason
+    install.py   what is replaced for that, each name with its reason (standins.py, packages.py: by what)
     wheels.py    the wheels of several versions, unpacked next to each other
     data.py      batches by the global index of a sample: the same ones however they are cut
     models.py    parallel, Training: process groups, model chunks, optimizer, a training step

@@ -8,17 +8,18 @@ plain PyTorch.
 from __future__ import annotations
 
 import importlib
-import operator
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import packaging.version
 import torch
 from packaging.version import Version
 
-from tests.support.megatron_cpu import standins
+from tests.support.megatron_cpu import packages, standins
 from tests.support.megatron_cpu.wheels import NEWEST, wheel
 
 
@@ -31,8 +32,8 @@ class Replaced:
     why: str
     used: str = ""
     """How a wheel spells its use, where that is not the name."""
-    version: str = NEWEST
-    """A wheel which uses it."""
+    until: str = NEWEST
+    """The last wheel that uses it."""
 
     @property
     def spelling(self) -> str:
@@ -79,7 +80,14 @@ REPLACED: tuple[Replaced, ...] = (
     Wrapped("torch.distributed.all_gather", standins.all_gather, "gloo gathers only parts of one size"),
     Wrapped("torch.distributed.reduce_scatter", standins.reduce_scatter, "gloo scatters only parts of one size"),
     Replaced("torch.compile", standins.uncompiled, "it takes longer than the step"),
-    Wrapped("torch.histc", standins.counted, "the CPU counts no whole numbers", version="0.9.0"),
+    Wrapped("torch.histc", standins.counted, "the CPU counts no whole numbers", until="0.9.0"),
+    Wrapped(
+        "importlib.metadata.version",
+        packages.version,
+        "TransformerEngine is asked for its version",
+        until="0.7.0",
+        used='version("transformer-engine")',
+    ),
 )
 
 
@@ -100,22 +108,54 @@ ABSENT: tuple[Absent, ...] = (
         "the norm that works with sequence parallelism needs this kernel",
     ),
     Absent("grouped_gemm.ops", lambda: {"gmm": standins.grouped_product}, "experts in one weight need this kernel"),
+    Absent("pkg_resources", lambda: {"packaging": packaging}, "setuptools no longer brings it", "0.8.0"),
+    Absent("transformer_engine.pytorch", packages.transformer_engine, "layers are derived from its own", "0.7.0"),
+    Absent(
+        "transformer_engine.common.recipe", lambda: {"DelayedScaling": object}, "a recipe is derived from it", "0.7.0"
+    ),
+    Absent(
+        "apex.optimizers",
+        lambda: {"FusedAdam": packages.FusedAdam, "FusedSGD": torch.optim.SGD},
+        "its kernels are missing",
+        "0.9.0",
+    ),
+    Absent(
+        "apex.multi_tensor_apply",
+        lambda: {"multi_tensor_applier": packages.apply_to_all},
+        "its kernels are missing",
+        "0.7.0",
+    ),
+    Absent(
+        "amp_C",
+        lambda: {"multi_tensor_l2norm": packages.norm_of_all, "multi_tensor_scale": packages.scale_all},
+        "its kernels are missing",
+        "0.7.0",
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Unbound:
-    """A name that wheels use although it means something only where TransformerEngine is installed."""
+    """A name that these wheels use although it means something only where TransformerEngine is installed."""
 
     module: str
     name: str
     by: Any
     since: str
+    until: str = NEWEST
+
+    def is_in(self, version: str) -> bool:
+        return Version(self.since) <= Version(version) <= Version(self.until)
 
 
+_SPECS = "megatron.core.models.gpt.gpt_layer_specs"
 UNBOUND: tuple[Unbound, ...] = (
     Unbound("megatron.core.transformer.moe.moe_utils", "te_general_gemm", None, "0.13.0"),
     Unbound("megatron.core.transformer.multi_latent_attention", "TELinear", standins.Nobody, "0.14.0"),
+    Unbound("megatron.core.fp8_utils", "_quantize_param_shard_impl", standins.no_float8, "0.12.0", "0.12.3"),
+    Unbound(_SPECS, "TEColumnParallelGroupedLinear", None, "0.10.0", "0.10.0"),
+    Unbound(_SPECS, "TEColumnParallelLinear", None, "0.10.0", "0.10.0"),  # as shared experts, which we then lack
+    Unbound(_SPECS, "TERowParallelLinear", None, "0.10.0", "0.10.0"),
 )
 
 
@@ -126,18 +166,19 @@ def install(version: str = NEWEST) -> None:
     warnings.filterwarnings("ignore", module="megatron")  # most say that a kernel is missing
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # old names of collectives
     for replaced in REPLACED:
-        _replace(replaced)
+        if Version(version) <= Version(replaced.until):
+            _replace(replaced)
     for absent in ABSENT:
         if Version(version) <= Version(absent.until):
             _supply(absent)
     for unbound in UNBOUND:
-        if Version(version) >= Version(unbound.since):
+        if unbound.is_in(version):
             setattr(importlib.import_module(unbound.module), unbound.name, unbound.by)
 
 
 def _replace(replaced: Replaced) -> None:
-    path, _, name = replaced.name.removeprefix("torch.").rpartition(".")
-    owner = operator.attrgetter(path)(torch) if path else torch
+    path, _, name = replaced.name.rpartition(".")
+    owner = pkgutil.resolve_name(path)
     new = replaced.by(getattr(owner, name)) if isinstance(replaced, Wrapped) else replaced.by
     setattr(owner, name, new)
 

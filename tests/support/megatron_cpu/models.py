@@ -13,9 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
@@ -63,10 +62,11 @@ class Training:
     """A case's model and optimizer, inside `parallel`."""
 
     def __init__(self, case: Case) -> None:
+        assert versions.counts_tokens() or not case.per_token
         self.case = case
         self.config = transformer_config(case)
         self.chunks = [self._wrapped(chunk, number) for number, chunk in enumerate(self._built())]
-        self.optimizer = get_megatron_optimizer(self._optimizer_config(), self.chunks)
+        self.optimizer = self._optimizer()
         self._tell_schedule()
 
     @property
@@ -77,7 +77,7 @@ class Training:
     def step(self, number: int = 0, batch: Change = dict) -> Step:
         """One optimizer update, as `train_step` of Megatron-LM; `batch` may change each microbatch."""
         for chunk in self.chunks:
-            chunk.zero_grad_buffer()
+            versions.zero_grads(chunk)
         self.optimizer.zero_grad()
         reports = self.forward_backward(number, batch)
         updated, grad_norm, _ = self.optimizer.step()
@@ -126,8 +126,10 @@ class Training:
 
     def _wrapped(self, chunk: Any, number: int) -> Any:
         case = self.case
-        ddp_config = versions.call(
-            DistributedDataParallelConfig,
+        return versions.data_parallel(
+            self.config,
+            chunk,
+            disable_bucketing=number > 0,
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=case.overlap_grads,
             overlap_param_gather=case.overlap_params,
@@ -135,18 +137,11 @@ class Training:
             check_for_nan_in_grad=False,
             bucket_size=SMALL_BUCKET if case.overlap_grads else None,
         )
-        return versions.call(
-            DistributedDataParallel,
-            config=self.config,
-            ddp_config=ddp_config,
-            module=chunk,
-            disable_bucketing=number > 0,
-        )
 
-    def _optimizer_config(self) -> Any:
+    def _optimizer(self) -> Any:
         case = self.case
-        return versions.call(
-            OptimizerConfig,
+        return versions.optimizer(
+            self.chunks,
             optimizer="adam",
             lr=1e-2,
             weight_decay=0.01,
@@ -157,7 +152,7 @@ class Training:
             use_distributed_optimizer=case.zero,
             initial_loss_scale=256.0,
             min_loss_scale=1.0,
-            **({"overlap_param_gather": True} if case.overlap_params else {}),
+            overlap_param_gather=case.overlap_params,
         )
 
     def _tell_schedule(self) -> None:
@@ -170,15 +165,13 @@ class Training:
 
 
 def _loss(loss_mask: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
-    """Megatron-LM's `loss_func`, by the contract of this version."""
+    """Megatron-LM's `loss_func`."""
     mask = loss_mask.view(-1)
     total = (output.view(-1).float() * mask).sum()
     count = mask.sum()
     report = torch.stack([total.detach(), count])
     dist.all_reduce(report, group=parallel_state.get_context_parallel_group())
-    if versions.loss_takes_token_count():
-        return total, count.int(), report
-    return total / report[1] * parallel_state.get_context_parallel_world_size(), report
+    return versions.loss_outputs(total, count, report)
 
 
 def _mean_loss(reports: list[torch.Tensor], *, together: bool) -> float:

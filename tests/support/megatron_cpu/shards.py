@@ -14,15 +14,17 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
+from tests.support.megatron_cpu import versions
+
 Tensors = dict[str, torch.Tensor]
 
 
 def filled(chunks: Sequence[Any]) -> None:
     """Give parameters values that depend on their logical name and place only."""
     with torch.no_grad():
-        for shard in shards(chunks):
-            whole = _values(shard.key, shard.global_shape)
-            shard.data.copy_(whole[_slices(shard)].view(shard.data.shape))
+        for leaf in _leaves(chunks):
+            values = _filled(leaf.build() if isinstance(leaf, ShardedTensorFactory) else leaf)
+            leaf.data.copy_(leaf.merge_fn(values) if isinstance(leaf, ShardedTensorFactory) else values)
 
 
 def whole_parameters(chunks: Sequence[Any]) -> Tensors:
@@ -33,7 +35,7 @@ def whole_parameters(chunks: Sequence[Any]) -> Tensors:
 def whole_grads(chunks: Sequence[Any]) -> Tensors:
     """Every logical parameter's `main_grad`, on every rank; what the distributed optimizer scattered is gathered."""
     for chunk in chunks:
-        if chunk.ddp_config.use_distributed_optimizer:
+        if versions.is_zero(chunk):
             _gather_grads(chunk)
     with _grads_as_parameters(chunks):
         return whole_parameters(chunks)
@@ -41,22 +43,33 @@ def whole_grads(chunks: Sequence[Any]) -> Tensors:
 
 def shards(chunks: Sequence[Any]) -> Iterator[Any]:
     """This rank's pieces of logical parameters; each has a key, a global shape and an offset."""
+    for leaf in _leaves(chunks):
+        yield from _flat(leaf.build()) if isinstance(leaf, ShardedTensorFactory) else [leaf]
+
+
+def _leaves(chunks: Sequence[Any]) -> Iterator[Any]:
+    """Parameters that are a piece each, and factories of those that consist of several, as a GLU's two halves."""
     for chunk in chunks:
         model = chunk
         while hasattr(model, "module"):
             model = model.module
-        yield from _tensors(model.sharded_state_dict())
+        yield from (leaf for leaf in _flat(model.sharded_state_dict()) if leaf.data is not None)
 
 
-def _tensors(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, ShardedTensorFactory):
-        yield from _tensors(tree.build())
-    elif isinstance(tree, ShardedTensor):
-        if tree.data is not None:
-            yield tree
+def _flat(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, ShardedTensor | ShardedTensorFactory):
+        yield tree
     elif isinstance(tree, dict | list | tuple):
         for branch in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(branch)
+            yield from _flat(branch)
+
+
+def _filled(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _filled(branch) for name, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_filled(branch) for branch in tree]
+    return _values(tree.key, tree.global_shape)[_slices(tree)].view(tree.local_shape)
 
 
 def _values(key: str, shape: Sequence[int]) -> torch.Tensor:
@@ -89,11 +102,9 @@ def _merged(pieces: Iterable[tuple[str, Sequence[int], tuple[slice, ...], torch.
 
 
 def _gather_grads(chunk: Any) -> None:
-    for buffer in chunk.buffers + chunk.expert_parallel_buffers:
-        group = buffer.data_parallel_group
-        for bucket in buffer.buckets:
-            mine = bucket.grad_data.chunk(group.size())[group.rank()].clone()
-            dist.all_gather_into_tensor(bucket.grad_data, mine, group=group)
+    for grads, group in versions.grad_buckets(chunk):
+        mine = grads.chunk(group.size())[group.rank()].clone()
+        dist.all_gather_into_tensor(grads, mine, group=group)
 
 
 @contextmanager

@@ -6,12 +6,12 @@ Imported after `install`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core import parallel_state, utils
+from megatron.core import distributed, parallel_state, utils
 from megatron.core.package_info import __version__
 from megatron.core.transformer import transformer_block
 
@@ -19,29 +19,91 @@ VERSION = tuple(int(part) for part in __version__.split(".")[:2])
 
 MAY_LACK = {
     "vp_stage",  # before 0.12: a global says which chunk is being built
-    "ignore_virtual",  # 0.12 and later know the chunk by vp_stage
-    "disable_bucketing",
-    "check_for_nan_in_grad",
-    "async_tensor_model_parallel_allreduce",
+    "disable_bucketing",  # speed
     "distributed_timeout_minutes",
 }
-"""Arguments that change nothing in the versions which do not know them."""
+"""Arguments that change nothing in the versions which do not know them, as does one that is off."""
 
 
 def call(function: Callable[..., Any], **arguments: Any) -> Any:
-    """Call with the arguments that this version knows; one it must know is an error."""
+    """Call with the arguments that this version knows; lacking one that it must know is an error."""
     known = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         return function(**arguments)
-    unknown = set(arguments) - set(known)
-    if unknown - MAY_LACK:
-        raise TypeError(f"megatron-core {__version__}: {function} takes no {', '.join(sorted(unknown - MAY_LACK))}")
+    needed = {name for name, value in arguments.items() if value is not None and value is not False} - MAY_LACK
+    if not needed <= set(known):
+        raise TypeError(f"megatron-core {__version__}: {function} takes no {', '.join(sorted(needed - set(known)))}")
     return function(**{name: value for name, value in arguments.items() if name in known})
 
 
-def loss_takes_token_count() -> bool:
-    """From 0.12 on, the function that computes the loss returns sum and count; before, the mean x cp."""
+def loss_outputs(total: torch.Tensor, count: torch.Tensor, everyones: torch.Tensor) -> tuple[Any, ...]:
+    """What the schedule wants to hear of a loss, given its sum and count here, and on all context-parallel ranks.
+
+    Before 0.12 the mean x cp; from then on sum and count, in 0.12 that of all context-parallel ranks.
+    """
+    if VERSION < (0, 12):
+        return total / everyones[1] * parallel_state.get_context_parallel_world_size(), everyones
+    return total, (everyones[1] if VERSION == (0, 12) else count).int(), everyones
+
+
+def counts_tokens() -> bool:
+    """Whether losses may be divided by the tokens of the whole batch; before, that was wrong with `cp`."""
     return VERSION >= (0, 12)
+
+
+def data_parallel(config: Any, module: Any, *, disable_bucketing: bool, **settings: Any) -> Any:
+    """Megatron's wrapper; until 0.7 it was told its groups, until 0.6 its settings one by one."""
+    wrapper = distributed.DistributedDataParallel
+    arguments: dict[str, Any] = {"config": config, "module": module, "disable_bucketing": disable_bucketing}
+    if VERSION <= (0, 7):
+        arguments["data_parallel_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if (0, 6) <= VERSION <= (0, 7):
+        arguments["expert_data_parallel_group"] = parallel_state.get_data_modulo_expert_parallel_group()
+    if VERSION <= (0, 6):
+        settings["accumulate_allreduce_grads_in_fp32"] = settings.pop("grad_reduce_in_fp32")
+        assert not settings.pop("overlap_param_gather")
+        settings["bucket_size"] = settings["bucket_size"] or 40_000_000
+        return call(wrapper, **arguments, **settings)
+    return call(wrapper, **arguments, ddp_config=call(distributed.DistributedDataParallelConfig, **settings))
+
+
+class NoOptimizer:
+    """Where core has none (0.5) or none for float32 that can be made (0.6): the step ends with gradients."""
+
+    def zero_grad(self) -> None: ...
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+    def step(self) -> tuple[bool, None, None]:
+        return True, None, None
+
+
+def optimizer(chunks: list[Any], **settings: Any) -> Any:
+    is_mixed = settings["bf16"] or settings["fp16"] or settings["use_distributed_optimizer"]
+    if VERSION < (0, 6) or (VERSION == (0, 6) and not is_mixed):
+        return NoOptimizer()
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    return get_megatron_optimizer(call(OptimizerConfig, **settings), chunks)
+
+
+def zero_grads(chunk: Any) -> None:
+    call(chunk.zero_grad_buffer, **({"zero_buffer": True} if VERSION < (0, 6) else {}))
+
+
+def grad_buckets(chunk: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+    """The flat gradients that are reduced together, each with its group."""
+    old = VERSION < (0, 6)
+    for buffer in chunk.grad_buffers.values() if old else chunk.buffers + chunk.expert_parallel_buffers:
+        for bucket in buffer.buckets:
+            yield bucket.data if old else bucket.grad_data, buffer.data_parallel_group
+
+
+def is_zero(chunk: Any) -> bool:
+    """Whether the distributed optimizer has the gradients scattered."""
+    holder = chunk if VERSION <= (0, 6) else chunk.ddp_config
+    return bool(holder.use_distributed_optimizer)
 
 
 def reset_parallel_state(pristine: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 They are not installed: a version becomes current when its folder is put first on `sys.path`, so that one environment
 runs all of them. Requirements are not followed, since they would bring another torch; `numpy` and `packaging`, which
-our own tools need too, are all that the wheels use on the way we go.
+our own tools need too, are all that the wheels use on the way we go. `python -m tests.support.megatron_cpu.wheels`
+brings all of them, so that no test has to wait.
 """
 
 from __future__ import annotations
@@ -20,6 +21,22 @@ VARIABLE = "TTRACE_WHEELS"
 
 NEWEST = "0.16.1"
 """The last one for Python 3.11."""
+
+TESTED = (
+    "0.5.0",
+    "0.6.0",
+    "0.7.0",
+    "0.8.0",
+    "0.9.0",
+    "0.10.0",
+    "0.11.0",
+    "0.12.3",
+    "0.13.0",
+    "0.14.0",
+    "0.15.3",
+    NEWEST,
+)
+"""The ones that tests run or read."""
 
 
 def wheel(version: str = NEWEST) -> Path:
@@ -50,5 +67,5 @@ def _unpacked(version: str, work: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or [NEWEST]:
-        print(wheel(wanted))
+    for tested in TESTED:
+        print(wheel(tested))
