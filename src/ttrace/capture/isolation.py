@@ -85,7 +85,9 @@ class Isolate:
         full = self._reference.tensor(visit.id.first) if placed is not None and not placed.pending else None
         if placed is None or full is None or placed.region.local_shape != tuple(visit.tensor.shape):
             return None
-        return placed.region.take(full).to(visit.tensor.device, visit.tensor.dtype)
+        # In memory as the tensor itself is: a part of the whole could not be viewed in another shape. And with its
+        # graph: a module that hands its input on unchanged has no gradient of its own there.
+        return replaced(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placed.region.take(full)))
 
     def _values(self, tensor_id: TensorId, like: torch.Tensor, placed: Placed, source: Distribution) -> torch.Tensor:
         """This rank's local values; of a pending sum the first rank has all, and what is no part of it is zero."""

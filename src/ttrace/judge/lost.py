@@ -18,6 +18,9 @@ from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Trace
 
+_TAIL = 3.0
+"""How much more a single element may err than all do on average."""
+
 Masks = Mapping[Region, torch.Tensor]
 """By the reference's regions: which elements to leave out."""
 
@@ -60,7 +63,7 @@ def swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> float:
         for other in gradient.pieces:
             if other.region == piece.region and piece.region.numel:
                 sizes, moved = other.tensor().double().abs(), piece.tensor().double().abs()
-                share = (error * sizes.square().mean().sqrt() / sizes).nan_to_num(0.0, 0.0).clamp(max=1.0)
+                share = (_TAIL * error * sizes.square().mean().sqrt() / sizes).nan_to_num(0.0, 0.0).clamp(max=1.0)
                 follows = (1 - moved / moved.median()).nan_to_num(0.0).clamp(min=0.0)
                 total += float((moved * share * follows).square().sum())
     return math.sqrt(total)

@@ -54,10 +54,10 @@ def outcomes(
 def trace_references(cases: dict[Case, Path]) -> None:
     """On one rank: every reference and its twins."""
     for case, folder in cases.items():
-        _trace(case, Plan(out=folder / "reference", stop=False))
+        trace(case, Plan(out=folder / "reference", stop=False))
         for twin in range(1, NUM_TWINS + 1):
             known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
-            _trace(case, Plan(out=folder / f"twin-{twin}", stop=False).model_copy(update=known))
+            trace(case, Plan(out=folder / f"twin-{twin}", stop=False).model_copy(update=known))
 
 
 def trace_candidates(
@@ -66,12 +66,12 @@ def trace_candidates(
     """On every rank: all candidates, and then their judgements."""
     for i, (case, traced) in enumerate(cases):
         plan = Plan(out=traced.candidate, role="candidate", reference=traced.reference / "reference", stop=False)
-        _trace(case, plan, faults[i] if i < len(faults) else None)
+        trace(case, plan, faults[i] if i < len(faults) else None)
     dist.barrier()
     return judge_all([traced for _, traced in cases], keep)
 
 
-def _trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
+def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
     # These import megatron, which only the ranks have.
     from tests.support.megatron_cpu.models import Training, parallel
     from ttrace.adapters.megatron import Megatron
