@@ -9,6 +9,7 @@ import pytest
 from bench._models import CUTS, Bed, Model, bed
 from bench.calibration import Tally
 from bench.tolerances import FAULTS, FIXED, OURS, accusers, scaled
+from ttrace.judge.check import checked
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +19,7 @@ def small() -> Iterator[Bed]:
 
 
 def test_a_candidate_that_computes_in_parts_differs_by_rounding(small: Bed) -> None:
-    tally = Tally()
-    tally.add(small, "tp=2", CUTS["tp=2"])
+    tally = Tally.of(checked(small.twins, small.candidate(CUTS["tp=2"])))
     assert tally.accused == []
     assert 0.0 < max(tally.ratios) < 4.0
     assert len(tally.ratios) > 100
