@@ -205,7 +205,8 @@ def _noise(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats], us
 
 
 def _is_judged(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats]) -> bool:
-    is_right = all(math.isfinite(s.error) and s.aa > 0.0 for s in twins) and not is_zero((tolerance.twin_error,))
+    is_zero_like = bool(tolerance.size) or is_zero((tolerance.twin_error,))
+    is_right = all(math.isfinite(s.error) and s.aa > 0.0 for s in twins) and not is_zero_like
     return tensor_id.kind in _WORDS and tolerance.floor > 0.0 and is_right and bool(twins) and twins[0].count >= TINY
 
 
