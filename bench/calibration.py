@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -96,6 +96,12 @@ def tallied(found: Bed) -> Tally:
     return sum((Tally.of(checked(found.twins, found.candidate(cut))) for cut in cuts.values()), Tally())
 
 
+def told(name: str, tally: Tally) -> Tally:
+    """The same with the model's name in what was accused, after printing its row."""
+    print(tally.row(name), flush=True)
+    return replace(tally, accused=[f"{name}: {words}" for words in tally.accused])
+
+
 def curve(errors: Mapping[TensorId, float], kind: Kind, style: str = "-") -> Curve:
     """By layer, the error of its output or of the gradient of that, or the median over its parameters' gradients."""
     layers: dict[int, list[float]] = {}
@@ -148,9 +154,7 @@ def main(*options: str) -> int:
     print(f"observed / estimated error\n\n{HEAD}")
     for model in ALL if everything else SMALL:
         with bed(model) as found:
-            tally = tallied(found)
-            print(tally.row(model.name), flush=True)
-            total += tally
+            total += told(model.name, tallied(found))
             if everything and model in DEEPEST:
                 for kind in (Kind.OUTPUT, Kind.PARAM_GRAD):
                     depth[TITLES[kind]][model.name] = curve(estimates(found.twins.tolerances), kind)
@@ -158,8 +162,7 @@ def main(*options: str) -> int:
                 draw_faults(found)
     ranks = ALL_RANKS if everything else RANKS
     for case, tally in zip(ranks, judged_on_ranks(ranks, Tally.of), strict=True):
-        print(tally.row(case.name), flush=True)
-        total += tally
+        total += told(case.name, tally)
     print(total.row("all"), end="\n\n")
     if everything:
         print(*sampled(depth), sep="\n", end="\n\n")
