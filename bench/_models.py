@@ -163,9 +163,9 @@ class _Unreduced(_Product):
 
 
 def forget_reductions(model: nn.Module) -> None:
-    """No layer's attention sums the gradient of its queries' input, as tensor parallelism over two ranks must."""
+    """No layer's attention sums its input's gradient over the heads' two ranks, as tensor parallelism must."""
     for name, module in model.named_modules():
-        if name.endswith("wq") and isinstance(module, nn.Linear):
+        if name.endswith(("wq", "wk", "wv")) and isinstance(module, nn.Linear):
             module.forward = partial(_linear, module, Cut(inner=2), None, product=_Unreduced)  # type: ignore[method-assign]
 
 

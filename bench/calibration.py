@@ -122,8 +122,8 @@ def errors(judgement: Judgement) -> dict[TensorId, float]:
     return {comparison.id: comparison.error for comparison in judgement.comparisons}
 
 
-def draw_faults(found: Bed) -> None:
-    """What a fault does to each layer beside what rounding does."""
+def faults_by_layer(found: Bed) -> dict[str, dict[str, Curve]]:
+    """What a fault does to each layer beside what rounding does, by kind."""
     estimated = estimates(found.twins.tolerances)
     observed = errors(checked(found.twins, found.candidate(CUTS["tp=2 cp=2"])))
     panels = {}
@@ -134,12 +134,13 @@ def draw_faults(found: Bed) -> None:
             "rounding, observed": curve(observed, kind),
             "rounding, estimated": curve(estimated, kind, "--"),
         }
-    draw("faults", panels)
+    return panels
 
 
 def sampled(curves: Mapping[str, Mapping[str, Curve]]) -> Iterator[str]:
     """A table of curves at layers 1, 2, 4 and so on."""
-    places = [2**power for power in range(8)]
+    depth = max(len(one.errors) for by_model in curves.values() for one in by_model.values())
+    places = [2**power for power in range(depth.bit_length())]
     yield f"| in units of u, layer | {' | '.join(map(str, places))} |\n|---|{'---|' * len(places)}"
     for title, by_model in curves.items():
         for name, one in by_model.items():
@@ -150,6 +151,7 @@ def main(*options: str) -> int:
     torch.set_num_threads(1)
     everything = "--all" in options
     total = Tally()
+    faults: dict[str, dict[str, Curve]] = {}
     depth: dict[str, dict[str, Curve]] = {TITLES[kind]: {} for kind in (Kind.OUTPUT, Kind.PARAM_GRAD)}
     print(f"observed / estimated error\n\n{HEAD}")
     for model in ALL if everything else SMALL:
@@ -159,14 +161,15 @@ def main(*options: str) -> int:
                 for kind in (Kind.OUTPUT, Kind.PARAM_GRAD):
                     depth[TITLES[kind]][model.name] = curve(estimates(found.twins.tolerances), kind)
             if everything and model == FAULTY:
-                draw_faults(found)
+                faults = faults_by_layer(found)
     ranks = ALL_RANKS if everything else RANKS
     for case, tally in zip(ranks, judged_on_ranks(ranks, Tally.of), strict=True):
         total += told(case.name, tally)
     print(total.row("all"), end="\n\n")
     if everything:
-        print(*sampled(depth), sep="\n", end="\n\n")
-        draw("depth", depth)
+        for name, curves in (("depth", depth), ("faults", faults)):
+            print(*sampled(curves), sep="\n", end="\n\n")
+            draw(name, curves)
     print(*total.accused, sep="\n", end="\n" if total.accused else "")
     over = sum(ratio > MARGIN for ratio in total.ratios)
     print(
