@@ -1,6 +1,6 @@
 """This module runs one bench by name: `python -m bench layout`; without a name it lists them.
 
-What follows the name is the bench's own: `python -m bench calibration --quick`.
+Where a bench has more to show than fits into a minute or two, `--all` makes it: `python -m bench calibration --all`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print("\n".join(names()))
         return 0
-    if arguments[0] not in names() or any(option != "--quick" for option in arguments[1:]):
+    if arguments[0] not in names() or arguments[1:] not in ([], ["--all"]):
         print(f"{' '.join(arguments)!r} is no bench. Known: {', '.join(names())}.", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.{arguments[0].replace('-', '_')}")

@@ -8,6 +8,7 @@ makes a model compute so. Pipelining changes no sum at all.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,6 +54,8 @@ CUTS = {
     "cp=2": Cut(tokens=2, keys=2),
     "tp=2 cp=2": Cut(inner=2, tokens=2, keys=2),
 }
+FEW = {name: CUTS[name] for name in ("tp=2", "tp=4", "tp=2 cp=2")}
+"""Those that change most tensors, for where all would take too long; every sum is in parts in one of them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        return f"{self.family}-{self.precision}-{self.num_layers}"
+        return f"{self.family} {self.precision} {self.num_layers}"
 
     def build(self, cut: Cut | None = None) -> nn.Module:
         """The model, computing in parts if `cut` says so."""
@@ -85,11 +88,12 @@ class Model:
 
 Cast = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 Change = Callable[[nn.Module], None]
-"""Something done to a candidate between its last backward and its optimizer's step."""
+"""Something done to a candidate: before it trains, or between its last backward and its optimizer's step."""
 
 
 def cast_to_float8(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rounded as torchao does it, emulated: back in the dtype it came in."""
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # it tells of every CUDA library that is not there
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import LinearMMConfig
 
@@ -110,8 +114,10 @@ def divide(model: nn.Module, cut: Cut, cast: Cast | None = None) -> None:
             module.attend = partial(_ring, cut.keys)
 
 
-def _linear(module: nn.Linear, cut: Cut, cast: Cast | None, x: torch.Tensor) -> torch.Tensor:
-    y: torch.Tensor = _Product.apply(x, module.weight, cut, cast)  # type: ignore[no-untyped-call]
+def _linear(
+    module: nn.Linear, cut: Cut, cast: Cast | None, x: torch.Tensor, *, product: type[_Product] | None = None
+) -> torch.Tensor:
+    y: torch.Tensor = (product or _Product).apply(x, module.weight, cut, cast)  # type: ignore[no-untyped-call]
     return y if module.bias is None else y + module.bias
 
 
@@ -145,6 +151,33 @@ class _Product(torch.autograd.Function):
         dx = _added([a @ b for a, b in zip(dy.chunk(cut.inner, -1), w.chunk(cut.inner, 0), strict=True)])
         rows = zip(*(t.flatten(0, -2).chunk(cut.tokens) for t in (dy, x)), strict=True)
         return dx, _added([a.t() @ b for a, b in rows]), None, None
+
+
+class _Unreduced(_Product):
+    """The same, but backward forgets to sum what enters: the first rank's part is handed on."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        _, dw, *_ = _Product.backward(ctx, *grads)
+        return grads[0].chunk(2, -1)[0] @ ctx.saved_tensors[1].chunk(2, 0)[0], dw, None, None
+
+
+def forget_reductions(model: nn.Module) -> None:
+    """No layer's attention sums its input's gradient over the heads' two ranks, as tensor parallelism must."""
+    for name, module in model.named_modules():
+        if name.endswith(("wq", "wk", "wv")) and isinstance(module, nn.Linear):
+            module.forward = partial(_linear, module, Cut(inner=2), None, product=_Unreduced)  # type: ignore[method-assign]
+
+
+def shift_vocabulary(model: nn.Module) -> None:
+    """The second of two vocabulary shards looks its words up one row too early."""
+    table = next(module for module in model.modules() if isinstance(module, nn.Embedding))
+    first = table.num_embeddings // 2
+
+    def looked_up(ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(torch.where(ids > first, ids - 1, ids), table.weight)
+
+    table.forward = looked_up  # type: ignore[assignment, method-assign]
 
 
 def _added(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -206,12 +239,17 @@ class Bed:
     folder: Path
     twins: Twins
 
-    def candidate(self, cut: Cut | None, change: Change | None = None, *, backward: float = 1.0) -> Trace:
-        """The trace of a candidate that computes in parts; the rest makes it wrong, as in `train`."""
+    def candidate(
+        self, cut: Cut | None, change: Change | None = None, *, backward: float = 1.0, broken: Change | None = None
+    ) -> Trace:
+        """The trace of a candidate that computes in parts; the rest makes it wrong, as in `train` or before it."""
         out = self.folder / "candidate"
         shutil.rmtree(out, ignore_errors=True)
         plan = Plan(out=out, role="candidate", reference=self.folder / "reference", seed=self.model.seed, stop=False)
-        train(plan, self.model.build(cut), change, backward=backward)
+        model = self.model.build(cut)
+        if broken is not None:
+            broken(model)
+        train(plan, model, change, backward=backward)
         return Trace(out)
 
 

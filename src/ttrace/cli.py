@@ -28,7 +28,7 @@ from ttrace.report import power as power_report
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.launch import split_command
-from ttrace.workflow.run import Commands, Run, Strictness, isolated, run_all, traced
+from ttrace.workflow.run import Commands, Run, Strictness, isolated, repeated, run_all, traced
 from ttrace.workflow.space import Space
 
 app = typer.Typer(
@@ -87,6 +87,9 @@ def run(
     isolate: Annotated[
         bool, typer.Option(help="When something is wrong, run again with every module's inputs generated.")
     ] = True,
+    repeat: Annotated[
+        bool, typer.Option(help="When something is wrong, run the candidate again and measure its own noise.")
+    ] = True,
     compiled: OnCompiled = "eager",
     microbatch_grads: MicrobatchGrads = False,
     allow: Allow = None,
@@ -113,8 +116,11 @@ def run(
         run_all(folder, commands, settings, stage, say)
         stage("check")
         judgement = folder.judged(strictness)
+        if judgement.findings and repeat:
+            progress.update(task, total=twins + 4)
+            judgement = repeated(folder, commands, settings, stage, judgement, strictness)
         if judgement.findings and isolate:
-            progress.update(task, total=twins + 7)
+            progress.update(task, total=twins + 8)
             judgement = isolated(folder, commands, settings, stage, judgement, strictness)
     _tell(folder, judgement, json_output=json_output, fail_on=fail_on)
 

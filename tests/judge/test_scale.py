@@ -12,7 +12,9 @@ from bench._models import CUTS, Bed, Model, bed
 from tests.support.traces import Case, drawn, nudged
 from ttrace.judge import scale
 from ttrace.judge.check import checked
-from ttrace.judge.verdict import Exit, Judgement, Verdict
+from ttrace.judge.verdict import Exit, Judgement, Tolerance, Verdict
+from ttrace.tensors.ids import TensorId
+from ttrace.values.stats import Stats
 
 NOISE = 0.01
 
@@ -103,3 +105,18 @@ def test_a_backward_mis_scaled_by_half_a_percent_in_bf16_is_found(small: Bed) ->
     judgement = checked(small.twins, small.candidate(CUTS["tp=2"], backward=0.995))
     assert [finding.cause.name for finding in judgement.findings] == [scale.MIS_SCALED]
     assert judgement.findings[0].comparison.id.kind == "grad_output"
+
+
+def test_a_place_that_strays_is_known() -> None:
+    """A layer whose own twins happen to show nothing is told by the same module's twins in other layers."""
+    tolerances, twins = {}, {}
+    for layer in range(48):
+        for module, strays in (("a", False), ("b", layer % 16 == 1)):
+            tensor_id = TensorId.parse(f"0/0/layers.{layer}.{module}/output")
+            off = 4e-3 if strays else 1e-4
+            tolerances[tensor_id] = Tolerance(0.04, 0.01, 1e-7)
+            twins[tensor_id] = [Stats(count=1024, aa=1.0, bb=1.0, ab=1.0 + off, dd=1e-4)]
+    found = scale.with_scale(tolerances, twins)
+    calm, straying = (found[TensorId.parse(f"0/0/layers.0.{module}/output")].scale for module in "ab")
+    assert straying == pytest.approx(scale.MARGIN * 4e-3 / 3)
+    assert calm < straying / 1.5

@@ -68,15 +68,20 @@ class Traced:
 
 
 def trace_cell(
-    cell: Cell, folder: Path, shape: Shape, references: dict[Any, Path], fault: Fault | None = None
+    cell: Cell,
+    folder: Path,
+    shape: Shape,
+    references: dict[Any, Path],
+    fault: Fault | None = None,
+    *,
+    build: Build = Transformer,
 ) -> Traced:
     """On every rank: trace the candidate, and before it the reference unless an earlier cell had the same."""
-    build = LAYOUTS[cell.layout]
     torch.manual_seed(0)
     shape = shape_of(cell, shape)
-    candidate = build(shape, cell)
+    candidate = LAYOUTS[cell.layout](shape, cell)
     total = cell.num_microbatches * candidate.num_data_ranks
-    reference = reference_of(folder, replace(shape, recompute="none"), cell, total, references)
+    reference = reference_of(folder, replace(shape, recompute="none"), cell, total, references, build)
     out = folder / f"{cell.name}{'-fault' if fault else ''}"
     plan = Plan(out=out, role="candidate", reference=reference / "reference", stop=False)
     session = attached(candidate, plan.model_copy(update={"microbatch_grads": cell.microbatch_grads}))

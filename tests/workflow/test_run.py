@@ -187,3 +187,52 @@ def test_trace_then_show_and_programs_read_json(tmp_path: Path) -> None:
     one = ttrace("show", str(tmp_path / "trace"), "0/0/./output")
     assert "rank 0" in one.stdout
     assert "never reached" not in (tmp_path / "trace.log").read_text()
+
+
+NOISY = """
+import os, sys, torch, ttrace
+size = float(sys.argv[1])
+
+
+class Noisy(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        seed = int.from_bytes(os.urandom(4), "little")  # no generator of torch's: what atomics do is not seen either
+        return y * (1 + size * torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)))
+
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), Noisy(64, 64), torch.nn.Linear(64, 64))
+if len(sys.argv) > 2:
+    model[0].weight.register_hook(lambda grad: 2 * grad)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = ttrace.attach(model, optimizer)
+with session.step():
+    model(session.batch(torch.randn(32, 64))).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_noisy_candidate_is_run_again_before_it_is_accused(tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    command, out = f"{sys.executable} {tmp_path / 'noisy.py'}", tmp_path / "run"
+
+    def report(candidate: str) -> tuple[int, list[str], list[str]]:
+        words = ("run", "--reference", f"{command} 0", "--candidate", f"{command} {candidate}", "--out", str(out))
+        done = ttrace(*words, "--twins", "1", "--no-isolate", "--json")
+        found = json.loads(done.stdout)
+        return done.returncode, [finding["module"] for finding in found["findings"]], found["notes"]
+
+    code, _, notes = report("1e-6")
+    assert code == 0
+    assert notes[0].startswith("the candidate is not deterministic")
+    again = ttrace("check", str(out))
+    assert again.returncode == 0
+    assert "the candidate is not deterministic" in again.stdout
+    code, modules, notes = report("1e-6 wrong")
+    assert (code, modules) == (1, ["0"])
+    assert notes[0].startswith("the candidate is not deterministic")
+    code, _, notes = report("0 wrong")
+    assert code == 1
+    assert not any("deterministic" in note for note in notes)
+    assert not (out / "repeat").exists()

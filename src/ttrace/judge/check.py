@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ttrace.judge.census import absences, explained, with_reasons
 from ttrace.judge.compare import Comparer
+from ttrace.judge.depth import depth_notes
 from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
 from ttrace.judge.policy import STRICT, Policy
@@ -90,6 +91,7 @@ def checked(
                     *inferred,
                     *_excused_notes(comparisons),
                     *allowed,
+                    *([] if reference.manifest.isolated else depth_notes(comparisons)),
                     *([] if reference.manifest.isolated else power_notes(comparisons, candidate)),
                 ]
             )

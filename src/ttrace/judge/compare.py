@@ -141,7 +141,9 @@ class Comparer:
     def _judged(self, tensor_id: TensorId, a: Logical, b: Logical) -> Comparison:
         tolerance, lost = self.twins.tolerances[tensor_id], self.twins.lost(tensor_id)
         total, parts = measured(a, b, factor=factor_to_come(tensor_id, self.reference, self.candidate), lost=lost)
-        replica_error = max((_disagreement(x, y) for piece in b.pieces for x, y in piece.replica_pairs()), default=0.0)
+        replica_error = max(
+            (_disagreement(x, y, tolerance) for piece in b.pieces for x, y in piece.replica_pairs()), default=0.0
+        )
         verdict, reason = _verdict(tensor_id, total, replica_error, tolerance)
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
             verdict, reason = self._decided(tensor_id, a, b)
@@ -153,7 +155,7 @@ class Comparer:
             reason,
             total,
             tolerance,
-            tuple(Part(piece.ranks, part.error) for piece, part in parts),
+            tuple(Part(piece.ranks, tolerance.error(part)) for piece, part in parts),
             replica_error,
             b.layout,
             b.by,
@@ -186,7 +188,7 @@ def _verdict(tensor_id: TensorId, total: Stats, replica_error: float, tolerance:
         return Verdict.UNJUDGED, UNSTABLE if is_forward else ZERO
     if replica_error > replica_tolerance(tensor_id.kind, tolerance):
         return Verdict.CONFLICT, f"replicas differ by {replica_error:.1e}"
-    return (Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL), ""
+    return (Verdict.PASS if tolerance.error(total) <= tolerance.value else Verdict.FAIL), ""
 
 
 def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
@@ -195,9 +197,9 @@ def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
     return total.nan_a > 0 or (math.isinf(tolerance.twin_error) and is_nonzero)
 
 
-def _disagreement(a: Shard, b: Shard) -> float:
+def _disagreement(a: Shard, b: Shard, tolerance: Tolerance) -> float:
     x, y = a.tensor(), b.tensor()
-    return 0.0 if x.equal(y) else compared(x, y).error
+    return 0.0 if x.equal(y) else tolerance.error(compared(x, y))
 
 
 def _no_layout(shards: list[Shard], a: Logical) -> str:

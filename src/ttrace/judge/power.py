@@ -7,6 +7,7 @@ real thing, through layouts, replicas and tolerance, so what is said to be seen 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -51,8 +52,13 @@ class Power:
     @property
     def error(self) -> float | None:
         """Any change of at least this size, relative to the tensor, is revealed; None where nothing is."""
-        tolerance = self.comparison.tolerance
-        return tolerance.value + self.comparison.error if self.is_judged and tolerance else None
+        tolerance, stats = self.comparison.tolerance, self.comparison.stats
+        if not self.is_judged or tolerance is None:
+            return None
+        error = tolerance.value + self.comparison.error
+        if tolerance.size:  # of its siblings
+            return error * tolerance.size * math.sqrt(stats.count) / stats.norm if stats.norm else math.inf
+        return error
 
     @property
     def scale(self) -> float | None:

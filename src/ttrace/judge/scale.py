@@ -11,6 +11,7 @@ they share the errors of the loss and of the residual stream (docs/decisions/000
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -188,27 +189,41 @@ def _least(floor: float) -> float:
     return share * floor
 
 
-def _usual(tolerances: Mapping[TensorId, Tolerance], twins: TwinStats) -> dict[Kind, float]:
-    """Per kind, the rms of the twins' scales in units of their error at one element."""
-    found: dict[Kind, list[float]] = {}
+_Place = tuple[Kind, str]
+"""A kind, and a module or parameter whatever its layer."""
+
+
+def _usual(tolerances: Mapping[TensorId, Tolerance], twins: TwinStats) -> dict[_Place, float]:
+    """Per place, how far the twins' scales are off, in units of their error at one element.
+
+    That is the rms of its kind, or a third of the largest of all layers here: some products have few large elements,
+    so that their scales stray further than others' (tests/judge/test_scale.py::test_a_place_that_strays_is_known).
+    """
+    found: dict[_Place, list[float]] = {}
     for tensor_id, tolerance in tolerances.items():
         if _is_judged(tensor_id, tolerance, twins[tensor_id]):
             ratios = ((s.scale - 1) / s.error * math.pow(s.count, POWER) for s in twins[tensor_id] if s.error > 0.0)
-            found.setdefault(tensor_id.kind, []).extend(ratios)
-    return {kind: _rms(ratios) for kind, ratios in found.items()}
+            found.setdefault(_place(tensor_id), []).extend(ratios)
+    kinds = {kind: _rms(r for (k, _), ratios in found.items() if k is kind for r in ratios) for kind, _ in found}
+    return {place: max(kinds[place[0]], max(map(abs, ratios), default=0.0) / 3) for place, ratios in found.items()}
 
 
-def _noise(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats], usual: Mapping[Kind, float]) -> float:
+def _place(tensor_id: TensorId) -> _Place:
+    return tensor_id.kind, re.sub(r"\d+", "*", tensor_id.name)
+
+
+def _noise(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats], usual: Mapping[_Place, float]) -> float:
     """How far rounding moves the scale of this tensor; infinite where that is not known."""
     if not _is_judged(tensor_id, tolerance, twins):
         return math.inf
     own = max((abs(s.scale - 1) for s in twins), default=0.0)
-    expected = usual[tensor_id.kind] * tolerance.twin_error / math.pow(twins[0].count, POWER)
+    expected = usual[_place(tensor_id)] * tolerance.twin_error / math.pow(twins[0].count, POWER)
     return max(own, expected, FLOOR * tolerance.floor)
 
 
 def _is_judged(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats]) -> bool:
-    is_right = all(math.isfinite(s.error) and s.aa > 0.0 for s in twins) and not is_zero((tolerance.twin_error,))
+    is_zero_like = bool(tolerance.size) or is_zero((tolerance.twin_error,))
+    is_right = all(math.isfinite(s.error) and s.aa > 0.0 for s in twins) and not is_zero_like
     return tensor_id.kind in _WORDS and tolerance.floor > 0.0 and is_right and bool(twins) and twins[0].count >= TINY
 
 

@@ -10,6 +10,7 @@ from ttrace.judge import scale
 from ttrace.judge.logical import Logical, measured
 from ttrace.judge.lost import Masks, is_of_update, lost_elements, swayed_norm
 from ttrace.judge.scale import with_scale
+from ttrace.judge.siblings import with_siblings
 from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
 from ttrace.judge.verdict import Tolerance
 from ttrace.tensors.ids import Kind, TensorId
@@ -31,7 +32,8 @@ class Twins:
 
     def __post_init__(self) -> None:
         samples = [sample for tensor_id in self.reference.shards if (sample := self._sample(tensor_id)) is not None]
-        self.tolerances = with_scale(tolerances(samples, margin=self.margin), self.stats, margin=self.scale_margin)
+        found = with_siblings(tolerances(samples, margin=self.margin), self.stats, margin=self.margin)
+        self.tolerances = with_scale(found, self.stats, margin=self.scale_margin)
 
     @property
     def scale_margin(self) -> float:

@@ -42,10 +42,12 @@ def power_notes(comparisons: Sequence[Comparison], candidate: Trace) -> list[str
 
 
 def _has_power(comparison: Comparison) -> bool:
-    """Whether losing all of a tensor would be seen."""
+    """Whether losing all of a tensor would be seen; not where it is zero but for rounding."""
     is_judged = comparison.verdict is Verdict.PASS or comparison.verdict.is_wrong
     tolerance = comparison.tolerance
-    return is_judged and comparison.stats.aa > 0.0 and tolerance is not None and tolerance.value < 1.0
+    if tolerance is None or tolerance.size:
+        return False
+    return is_judged and comparison.stats.aa > 0.0 and tolerance.value < 1.0
 
 
 def _blind_spot(protected: AbstractSet[Kind]) -> str:

@@ -59,6 +59,14 @@ class Tolerance:
     floor: float
     scale: float = math.inf
     """How far <a, b> / <a, a> may be from 1; infinite where the scale is not judged."""
+    size: float = 0.0
+    """Errors are relative to elements of this size, where the tensor itself is zero but for rounding; else 0."""
+
+    def error(self, stats: Stats) -> float:
+        """How far off this is, relative to the tensor or to the size it is measured by."""
+        if not self.size or not (stats.finite_a and stats.finite_b and stats.count):
+            return stats.error
+        return math.sqrt(stats.dd / stats.count) / self.size
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        return self.stats.error
+        return self.stats.error if self.tolerance is None else self.tolerance.error(self.stats)
 
     @property
     def scale_error(self) -> float:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
-from ttrace.judge.check import Progress, check, checked
+from ttrace.judge.check import Progress, checked
 from ttrace.judge.isolated import combined
+from ttrace.judge.noise import Noise, is_repeated
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.power import SelfTest, selftest
 from ttrace.judge.tolerance import MARGIN
@@ -51,6 +52,11 @@ class Run:
     def candidate(self) -> Path:
         return self.folder / "candidate"
 
+    @property
+    def repeat(self) -> Path:
+        """The candidate a second time, kept where it differs from the first."""
+        return self.folder / "repeat"
+
     def twin(self, number: int) -> Path:
         return self.folder / f"twin-{number}"
 
@@ -63,16 +69,14 @@ class Run:
         return sorted(path for path in self.folder.glob("twin-*") if path.is_dir())
 
     def judged(self, strictness: Strictness = AS_USUAL, *, progress: Progress | None = None) -> Judgement:
-        """Check the candidate, and its isolated run if there is one; runs nothing again."""
-        twins = [Trace(path) for path in self.twins()]
-        found = check(
-            Trace(self.reference),
-            twins,
-            Trace(self.candidate),
-            margin=strictness.margin,
-            policy=strictness.policy,
-            progress=progress,
-        )
+        """Check the candidate, with its repeat and its isolated run where there are; runs nothing again."""
+        candidate, notes = Trace(self.candidate), list[str]()
+        rounding = Twins(Trace(self.reference), [Trace(path) for path in self.twins()], strictness.margin)
+        if self.repeat.is_dir():
+            noise = Noise.between(candidate, Trace(self.repeat), rounding)
+            notes, rounding = noise.notes(rounding), noise.added(rounding)
+        found = checked(rounding, candidate, policy=strictness.policy, progress=progress)
+        found = replace(found, notes=(*notes, *found.notes))
         if not found.findings or not self.isolated.candidate.is_dir():
             return found
         return combined(found, self.isolated.judged(strictness, progress=progress))
@@ -159,6 +163,32 @@ def isolated(
         return replace(found, notes=(*found.notes, f"the isolated run failed: {error}"))
 
 
+def repeated(
+    run: Run,
+    commands: Commands,
+    settings: Plan,
+    stage: Tell,
+    found: Judgement,
+    strictness: Strictness = AS_USUAL,
+) -> Judgement:
+    """What was found, judged again with the candidate's own noise if a second run of it differs from the first."""
+    try:
+        Space.after(run.reference, run.folder, 1).check()
+        stage("candidate again")
+        plan = _candidate_plan(settings, run, run.repeat)
+        again = traced(commands.candidate, plan, timeout=commands.timeout)
+        if not is_repeated(Trace(run.candidate), again):
+            return run.judged(strictness)
+    except TTraceError as error:
+        found = replace(found, notes=(*found.notes, f"the candidate could not be run a second time: {error}"))
+    shutil.rmtree(run.repeat, ignore_errors=True)
+    return found
+
+
+def _candidate_plan(settings: Plan, run: Run, out: Path) -> Plan:
+    return settings.model_copy(update={"reference": run.reference.resolve(), "out": out, "role": "candidate"})
+
+
 def _trace_reference(run: Run, commands: Commands, settings: Plan, stage: Tell) -> Space:
     """Trace the reference; the space that the rest will take, which there is."""
     stage("reference")
@@ -176,7 +206,7 @@ def _trace_others(run: Run, commands: Commands, settings: Plan, stage: Tell, *, 
         plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})
         traced(commands.reference, plan, timeout=commands.timeout)
     stage("candidate")
-    plan = known.model_copy(update={"out": run.candidate, "role": "candidate", "grad_factor": grad_factor})
+    plan = _candidate_plan(settings, run, run.candidate).model_copy(update={"grad_factor": grad_factor})
     traced(commands.candidate, plan, timeout=commands.timeout)
 
 
@@ -216,7 +246,7 @@ def _prepare(run: Run, commands: dict[str, tuple[str, ...]]) -> None:
     """Empty the folder of an earlier run; never one that is not ours."""
     if run.folder.is_dir() and any(run.folder.iterdir()) and not (run.folder / _MARK).exists():
         raise TTraceError(f"{run.folder} is not empty and holds no earlier run. Choose another --out.")
-    for old in (run.reference, run.candidate, *run.twins(), run.isolated.folder):
+    for old in (run.reference, run.candidate, *run.twins(), run.repeat, run.isolated.folder):
         shutil.rmtree(old, ignore_errors=True)
     try:
         run.folder.mkdir(parents=True, exist_ok=True)

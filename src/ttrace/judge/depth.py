@@ -1,0 +1,118 @@
+"""This module looks along the layers of a model, where rounding errors follow a pattern, and notes what breaks it.
+
+Independent roundings add up like the square root of the number of layers passed. A reference whose own error grows far
+beyond that is unstable, and its tolerances are wide for it. And a candidate that is clean errs as the twins do, in the
+first layers as in the last: one that falls behind more and more has something else in it, though every tensor passes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ttrace.judge.verdict import Comparison, Verdict
+from ttrace.tensors.ids import Kind
+
+FAR = 4.0
+"""How many times the square root of the layers passed is far beyond it; transformers reach 1.23."""
+FEW = 6
+"""Fewer layers than this show no pattern."""
+DEPARTED = 2.0
+"""How many times the twins' error, and the ratio in the layers passed first, is a departure: clean runs reach 1.15."""
+
+_WORDS = {
+    Kind.OUTPUT: "outputs",
+    Kind.GRAD_OUTPUT: "gradients of outputs",
+    Kind.PARAM_GRAD: "parameter gradients",
+}
+"""The kinds that are looked at."""
+
+
+def depth_notes(comparisons: Sequence[Comparison]) -> list[str]:
+    """What is odd along the layers of reference and candidate, in words; no failure."""
+    return [note for line in _lines(comparisons) for note in (*_unstable(line), *_departing(line))]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The comparisons of one kind in a stack of layers, in the order in which errors grow."""
+
+    stack: str
+    kind: Kind
+    layers: Mapping[int, Sequence[Comparison]]
+
+    def span(self, layers: Sequence[int]) -> str:
+        ends = f"{layers[0]} to {layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
+        return f"{self.stack}.{ends}" if self.stack else ends
+
+
+def _lines(comparisons: Sequence[Comparison]) -> Iterator[_Line]:
+    found: dict[tuple[str, Kind], dict[int, list[Comparison]]] = {}
+    for comparison in comparisons:
+        place = _place(comparison.id.name)
+        if comparison.id.kind in _WORDS and comparison.tolerance is not None and place is not None:
+            stack, layer = place
+            found.setdefault((stack, comparison.id.kind), {}).setdefault(layer, []).append(comparison)
+    for (stack, kind), layers in found.items():
+        if len(layers) >= FEW:
+            # Backward passes the last layer first.
+            yield _Line(stack, kind, {layer: layers[layer] for layer in sorted(layers, reverse=kind.is_backward)})
+
+
+def _place(name: str) -> tuple[str, int] | None:
+    """The stack of layers that a module or parameter is in, and in which of them: the first number in its name."""
+    parts = name.split(".")
+    at = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+    return None if at is None else (".".join(parts[:at]), int(parts[at]))
+
+
+def _unstable(line: _Line) -> Iterator[str]:
+    """Whether the reference's own error grows far beyond the square root; parameters' gradients follow the others."""
+    if line.kind is Kind.PARAM_GRAD:
+        return
+    errors = {
+        layer: _typical(c.tolerance.twin_error for c in found if c.tolerance) for layer, found in line.layers.items()
+    }
+    floor = max(c.tolerance.floor for found in line.layers.values() for c in found if c.tolerance)
+    layers = list(errors)
+    first = max(errors[layers[0]], floor)
+    excess = {layer: errors[layer] / (first * math.sqrt(passed)) for passed, layer in enumerate(layers, start=1)}
+    worst = max(layers, key=lambda layer: excess[layer])
+    if excess[worst] > FAR:
+        yield (
+            f"the reference's own error grows far beyond the square root of depth: {_WORDS[line.kind]} from "
+            f"{first:.1e} at {line.span(layers[:1])} to {errors[worst]:.1e} at {line.span([worst])}, "
+            f"{excess[worst]:.0f} x what rounding adds up to. Tolerances are as wide there, and hide as much"
+        )
+
+
+def _departing(line: _Line) -> Iterator[str]:
+    """Whether the candidate errs more and more beyond the twins, every tensor within its margin."""
+    ratios = {layer: _typical(r for c in found if (r := _ratio(c)) is not None) for layer, found in line.layers.items()}
+    layers = list(ratios)
+    third = len(layers) // 3
+    before, after = (
+        _typical(ratios[layer] for layer in layers[:third]),
+        _typical(ratios[layer] for layer in layers[-third:]),
+    )
+    if after > DEPARTED * max(1.0, before):
+        yield (
+            f"the candidate departs from the twins' pattern along depth: {_WORDS[line.kind]} err {before:.1f} x the "
+            f"estimate at {line.span(layers[:third])}, {after:.1f} x at {line.span(layers[-third:])}. Each is "
+            "within its margin, but rounding alone keeps the ratio"
+        )
+
+
+def _ratio(comparison: Comparison) -> float | None:
+    """Observed over estimated error of a tensor that passed."""
+    tolerance = comparison.tolerance
+    if comparison.verdict is not Verdict.PASS or tolerance is None:
+        return None
+    estimate = max(tolerance.twin_error, tolerance.floor)
+    return comparison.error / estimate if estimate > 0.0 else None
+
+
+def _typical(values: Iterable[float]) -> float:
+    return statistics.median(list(values) or [0.0])
