@@ -14,6 +14,7 @@ from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
 from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
+from ttrace.tensors.region import Region
 
 Optimizer = Any
 """An optimizer of torch, or what a framework has in its place."""
@@ -124,6 +125,9 @@ class Adapter(Protocol):
 
         `number` is how many microbatches this rank has run before.
         """
+
+    def disagreements(self, regions: Mapping[str, Region]) -> Iterable[str]:
+        """In words, where the framework itself says of a parameter that it lies elsewhere."""
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
         """Parameters have other values now: whoever keeps copies must take them."""

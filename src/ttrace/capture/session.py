@@ -95,6 +95,8 @@ class Session:
         )
         writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
         self._recorder = Recorder(writer, plan, adapter.local)
+        for problem in adapter.disagreements({name: made.placed.region for name, made in self._made.items()}):
+            self._recorder.keep(problem)
         replays = plan.decisions == "replayed" and plan.role != "reference"
         self._decisions = Decisions(self._placing, reference) if replays else None
         self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall, Share
-from ttrace.adapters.megatron import layouts, optimizers, ranks, schedules
+from ttrace.adapters.megatron import checkpoints, layouts, optimizers, ranks, schedules
 from ttrace.adapters.megatron.experts import Dispatch, Place
 from ttrace.adapters.megatron.layouts import Module
 from ttrace.adapters.megatron.naming import TIED, Naming
@@ -22,6 +22,7 @@ from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
 from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord
+from ttrace.tensors.region import Region
 
 _SCALARS = frozenset({Kind.GRAD_NORM, Kind.CLIP})
 _DISTRIBUTING = ("pp", "dp", "edp", "ep")
@@ -48,6 +49,8 @@ class Megatron:
         self._modules = {name: at for chunk in chunks for name, at in self._found(chunk)}
         self._rules: dict[tuple[Site, int], Rule | None] = {}
         self._listener: Listener | None = None
+        self._unreadable = ""
+        self._checkpoints = {chunk: self._checkpoint(chunk) for chunk in chunks}
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
@@ -73,6 +76,8 @@ class Megatron:
             notes.append("main gradients before reduction are not traced: reduction overlaps with backward")
         if self._gathers_late:
             notes.append("of updated parameters each rank shows its own part: gathering overlaps with the next forward")
+        if self._unreadable:
+            notes.append(f"parameters' layouts were not held against sharded_state_dict: {self._unreadable}")
         return tuple(notes)
 
     def name(self, chunk: nn.Module, path: str) -> str:
@@ -116,6 +121,14 @@ class Megatron:
         if place is None or self.mesh.num_ranks == 1:
             return None
         return list(self._dispatch.shares(self._modules[site.name], place, site.kind, tensor, number, recall))
+
+    def disagreements(self, regions: Mapping[str, Region]) -> Iterator[str]:
+        for chunk in self.chunks:
+            model = _unwrapped(chunk)
+            depth = next(path for path, module in chunk.named_modules() if module is model)
+            names = {path: self.name(chunk, f"{depth}.{path}") for path, _ in model.named_parameters()}
+            known = {path: regions[name] for path, name in names.items() if not _is_grouped_parameter(name)}
+            yield from checkpoints.disagreements(model, self._checkpoints[chunk], known)
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
         for part in optimizers.parts(optimizer):
@@ -217,6 +230,13 @@ class Megatron:
             at = Module(module, attribute, by_path[owner], is_in_expert="experts" in parts)
             yield self.name(chunk, path), at
 
+    def _checkpoint(self, chunk: nn.Module) -> Mapping[str, Any]:
+        try:
+            return checkpoints.saved(_unwrapped(chunk))
+        except Exception as error:  # the candidate's own code, for which nothing may fail here
+            self._unreadable = f"{type(error).__name__}: {error}"
+            return {}
+
     @cached_property
     def _dispatch(self) -> Dispatch:
         gathers = getattr(self._config, "moe_token_dispatcher_type", "") == "allgather"
@@ -232,6 +252,10 @@ def _is_grouped(at: Module) -> bool:
     """Whether one module holds several experts in weights of its own."""
     module = at.module
     return at.attribute == "experts" and hasattr(module, "num_local_experts") and not hasattr(module, "local_experts")
+
+
+def _is_grouped_parameter(name: str) -> bool:
+    return ".experts." in name and Place.of(name) is None
 
 
 def _tell_before(owner: Any, method: str, tell: Callable[[], None]) -> None:

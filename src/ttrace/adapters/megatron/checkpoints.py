@@ -1,0 +1,73 @@
+"""This module holds our layouts of parameters against what Megatron's own checkpoints say of them.
+
+`sharded_state_dict` is the candidate's own code, so layouts are not taken from it. But where it says something else,
+one of the two is wrong, and that must be known before anything is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.ranges import Ranges
+from ttrace.tensors.region import Region, Shape
+
+
+def saved(model: Any) -> dict[str, Any]:
+    """What a checkpoint of this chunk would hold, by path; old versions may have none."""
+    if not hasattr(model, "sharded_state_dict"):
+        return {}
+    # Otherwise all layers are one tensor with a dim in front.
+    found: dict[str, Any] = model.sharded_state_dict(metadata={"non_homogeneous_layers": True})
+    return found
+
+
+def disagreements(model: Any, checkpoint: Mapping[str, Any], regions: Mapping[str, Region]) -> Iterator[str]:
+    """In words, each parameter of a chunk that its checkpoint lays out otherwise; `regions` by path in the chunk."""
+    parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+    for path, entry in checkpoint.items():
+        parameter, region = parameters.get(path), regions.get(path)
+        if parameter is None or region is None:
+            continue
+        for shard in _built(entry):
+            theirs = _box(shard)
+            ours = _ours(region, parameter, shard)
+            shape = tuple(shard.global_shape[shard.prepend_axis_num :])
+            if (ours, region.shape) != (theirs, shape):
+                yield (
+                    f"{path}: sharded_state_dict says that this rank holds {_text(theirs)} of {shape}, the layout "
+                    f"says {_text(ours)} of {region.shape}. One of them is wrong."
+                )
+                break
+
+
+def _built(entry: Any) -> list[Any]:
+    """The shards of one entry: what is not contiguous in the whole is saved as several."""
+    built = entry.build() if hasattr(entry, "build") else entry
+    parts = built.values() if isinstance(built, dict) else built if isinstance(built, list) else [built]
+    return [part for part in parts if isinstance(getattr(part, "data", None), torch.Tensor)]
+
+
+def _box(shard: Any) -> tuple[Ranges, ...]:
+    offsets = shard.global_offset[shard.prepend_axis_num :]
+    return tuple(((at, at + size),) for at, size in zip(offsets, shard.local_shape, strict=True))
+
+
+def _ours(region: Region, parameter: nn.Parameter, shard: Any) -> tuple[Ranges, ...]:
+    """Where the rows of a shard lie by our layout; a shard is a run of rows of the parameter."""
+    row = max(parameter[0].numel(), 1)
+    first = (shard.data.storage_offset() - parameter.storage_offset()) // row
+    rows = rg.select(region.dims[0], ((first, first + shard.local_shape[0]),))
+    return (rg.merged(rows), *(rg.merged(ranges) for ranges in region.dims[1:]))
+
+
+def _text(box: tuple[Ranges, ...]) -> str:
+    return str(Region(_ends(box), box))
+
+
+def _ends(box: tuple[Ranges, ...]) -> Shape:
+    return tuple(max((stop for _, stop in ranges), default=0) for ranges in box)

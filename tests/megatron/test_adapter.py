@@ -1,0 +1,111 @@
+"""What the adapter reads of Megatron beyond layouts: parameters that optimizers copy, checkpoints, the door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.megatron.test_sweep import BF16, gpt
+from tests.support.megatron_cpu.case import Case
+from tests.support.megatron_cpu.runtime import on_megatron
+from ttrace.attach import PLAN_VARIABLE
+from ttrace.capture.plan import Plan
+from ttrace.tensors.ids import Kind
+from ttrace.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from tests.support.megatron_cpu.models import Training
+
+pytestmark = [pytest.mark.megatron, pytest.mark.slow]
+
+WEIGHT = "decoder.layers.1.mlp.linear_fc1.weight"
+
+
+def traced(case: Case, folder: Path, seeds: list[int]) -> None:
+    """Through the door, as a script goes: once for each seed of generated parameters."""
+    import ttrace
+    from tests.support.megatron_cpu.models import Training, parallel
+
+    for seed in seeds:
+        with parallel(case), pytest.MonkeyPatch.context() as environment:
+            training = Training(case)
+            plan = folder / f"plan-{seed}.json"
+            Plan(out=folder / str(seed), seed=seed, stop=False).save(plan)
+            environment.setenv(PLAN_VARIABLE, str(plan))
+            session = ttrace.attach(training.chunks, training.optimizer)
+            with session.step():
+                training.step()
+            session.close()
+
+
+@pytest.mark.parametrize("case", [gpt(), gpt(dtype=BF16), gpt(zero=True, dtype=BF16)], ids=lambda case: case.name)
+def test_the_updated_parameter_depends_on_the_generated_one(case: Case, tmp_path: Path) -> None:
+    on_megatron(1, traced, case, tmp_path, [1, 2])
+    kept = {}
+    for seed in (1, 2):
+        found = Trace(tmp_path / str(seed)).shards
+        before, after = (
+            next(s.tensor() for t, [s] in found.items() if t.name == WEIGHT and t.kind is kind)
+            for kind in (Kind.PARAM, Kind.PARAM_AFTER)
+        )
+        # One step of Adam is about lr, 0.01: with another main copy the parameter would be somewhere else altogether.
+        assert (after.float() - before.float()).abs().max() < 0.02
+        assert not torch.equal(before, after)
+        kept[seed] = before
+    assert not torch.equal(kept[1], kept[2])
+
+
+def disagreements(case: Case) -> dict[str, list[str]]:
+    """On every rank: what the adapter says of a right model, and of one whose checkpoint is wrong."""
+    from tests.support.megatron_cpu.models import Training, parallel
+    from ttrace.adapters.megatron import Megatron
+
+    with parallel(case):
+        training = Training(case)
+        right = _said(Megatron(training.chunks, training.optimizer))
+        _spoil(training)
+        return {"right": right, "wrong": _said(Megatron(training.chunks, training.optimizer))}
+
+
+def _said(adapter: Any) -> list[str]:
+    from ttrace.capture.names import Names
+    from ttrace.capture.placing import Placing, Reference
+    from ttrace.layouts.rules import Rules
+    from ttrace.tensors.ids import TensorId
+
+    placing = Placing(adapter, Rules(), Reference(None), 1)
+    parameters, _ = Names(adapter.chunks, adapter.name).parameters()
+    regions = {}
+    for name, parameter in parameters.items():
+        placed = placing.placed(TensorId.of(0, None, name, Kind.PARAM), parameter)
+        assert placed is not None
+        regions[name] = placed.region
+    return list(adapter.disagreements(regions))
+
+
+def _spoil(training: Training) -> None:
+    """The checkpoint of one weight says that the other rank's rows are here."""
+    layer = training.chunks[0].module.decoder.layers[1].mlp.linear_fc2
+    own = layer.sharded_state_dict
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        saved = own(*args, **kwargs)
+        for key, shard in saved.items():
+            if key.endswith("weight"):
+                rows, columns = shard.global_offset
+                shard.global_offset = (rows, shard.local_shape[1] - columns)
+        return saved
+
+    layer.sharded_state_dict = wrong
+
+
+def test_a_checkpoint_that_lays_a_parameter_out_otherwise_is_told() -> None:
+    for said in on_megatron(2, disagreements, gpt(tp=2, sp=True, swiglu=True)):
+        assert said["right"] == []
+        [problem] = said["wrong"]
+        assert problem.startswith(
+            "decoder.layers.1.mlp.linear_fc2.weight: sharded_state_dict says that this rank holds"
+        )
