@@ -1,8 +1,4 @@
-"""A GPT built from megatron.core and trained as Megatron-LM does it. Three lines are for TTrace.
-
-    ttrace run --reference "torchrun --nproc-per-node 1 examples/megatron_gpt.py" \
-        --candidate "torchrun --nproc-per-node 4 examples/megatron_gpt.py --tp 2 --sp --pp 2"
-"""
+"""A GPT built from megatron.core and trained as Megatron-LM does it. The three lines for TTrace are numbered."""
 
 import argparse
 from functools import partial
@@ -18,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-import ttrace
+import ttrace  # 1
 
 VOCAB, LENGTH, SAMPLES, MICRO = 64, 16, 8, 2
 """SAMPLES are those of a step, whatever the layout; MICRO those of a microbatch."""
@@ -32,9 +28,9 @@ def main() -> None:
     parallel_state.initialize_model_parallel(args.tp, args.pp)
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     model, optimizer = build(args)
-    session = ttrace.attach(model, optimizer)
+    session = ttrace.attach(model, optimizer)  # 2
     for step in range(10):
-        with session.step():
+        with session.step():  # 3
             loss = train_step(model, optimizer, step)
         if parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0:
             print(f"step {step}: loss {loss:.4f}")
