@@ -50,7 +50,7 @@ CASES: dict[int, list[Case]] = {
         gpt(pp=2, dtype=BF16),
         gpt(pp=2, tied=False, deallocate=True),
         gpt(pp=2, vpp=2),
-        gpt(pp=2, vpp=2, deallocate=True, recompute="full"),
+        gpt(pp=2, vpp=2, recompute="full"),
         gpt(zero=True),
         gpt(zero=True, dtype=BF16),
         gpt(zero=True, overlap_grads=True, overlap_params=True),

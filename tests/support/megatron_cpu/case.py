@@ -27,7 +27,7 @@ class Case:
     batched_p2p: bool = False
     """Batch sends and receives also where stages have several chunks, which Megatron-LM does not do."""
     deallocate: bool = False
-    """Free what a stage has sent (`deallocate_pipeline_outputs`)."""
+    """Free what a stage has sent (`deallocate_pipeline_outputs`). Not with `vpp`: gloo may send it only afterwards."""
     recompute: Literal["none", "full", "selective"] = "none"
 
     layers: int = 4

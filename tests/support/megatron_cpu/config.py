@@ -81,6 +81,7 @@ def _shape(case: Case) -> dict[str, Any]:
 
 def _layout(case: Case) -> dict[str, Any]:
     batched = case.batched_p2p or case.vpp == 1
+    assert batched or not case.deallocate, "on a CPU nothing keeps memory until an overlapped send has read it"
     layout = {
         "tensor_model_parallel_size": case.tp,
         "sequence_parallel": case.sp,
