@@ -259,3 +259,24 @@ def test_order_is_the_references(tmp_path: Path) -> None:
         case.candidate.spread(name, drawn(4, 8), "a b/tp")
     judgement = check(reference.close(), [], case.candidate.close())
     assert [c.id.name for c in judgement.comparisons] == ["b", "a", "extra"]
+
+
+def test_twins_that_nothing_moved_are_not_trusted(tmp_path: Path) -> None:
+    case = Case(tmp_path, noise=0.0)
+    case.right("0/0/fc/output")
+    judgement = case.judged()
+    assert judgement.exit is Exit.UNJUDGED
+    assert any("the twins are the reference, bit for bit" in problem for problem in judgement.problems)
+
+
+@pytest.mark.parametrize(("holders", "verdict"), [((0, 3), Verdict.PASS), ((0,), Verdict.GAP)])
+def test_a_tied_weight_is_summed_over_the_stages_that_own_it(
+    tmp_path: Path, holders: tuple[int, ...], verdict: Verdict
+) -> None:
+    name, full = "0/-/embedding.weight/main_grad", drawn(4, 8)
+    case = Case(tmp_path, "pp=4", owns={0: ["embedding.weight"], 3: ["embedding.weight"]})
+    case.both("0/0/fc/output", drawn(4, 8), "a b")
+    case.trusted(name, full)
+    for rank in holders:
+        case.candidate.record(rank, name, full / len(holders), "a b +pp")
+    assert verdict_of(case.judged(), name).verdict is verdict

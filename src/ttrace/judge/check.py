@@ -77,6 +77,7 @@ def checked(
             *problems,
             *random_problems(reference, candidate),
             *_nothing_recorded(reference, candidate),
+            *_still_twins(rounding),
             *_other_data(comparisons),
             *map(str, lacking),
             *_idle(candidate, comparisons),
@@ -106,6 +107,16 @@ def _nothing_recorded(reference: Trace, candidate: Trace) -> Iterator[str]:
                 f"the {side} recorded no module's output. Does the model run inside `with session.step():`, and is it "
                 "the model that was given to ttrace.attach?"
             )
+
+
+def _still_twins(rounding: Twins) -> Iterator[str]:
+    """Twins that nothing has moved say that rounding explains nothing, which is never so."""
+    found = [stats for stats in rounding.stats.values() if stats]
+    if found and all(s.dd == 0.0 and s.finite_b for stats in found for s in stats):
+        yield (
+            "the twins are the reference, bit for bit: no floating-point number was nudged, so tolerances are too "
+            "narrow. Attach the module through which numbers enter, an embedding for instance."
+        )
 
 
 def _other_data(comparisons: list[Comparison]) -> Iterator[str]:

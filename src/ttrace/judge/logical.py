@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -99,11 +98,6 @@ class Logical:
         for region, part in parts:
             region.put(part, full)
         return full
-
-    def lacks_summands(self, sizes: Sizes) -> bool:
-        """Whether a pending sum is short of a summand."""
-        expected = math.prod(sizes.get(axis, 1) for axis in self.pending)
-        return any(len(piece.summands) != expected for piece in self.pieces)
 
 
 def measured(

@@ -145,9 +145,17 @@ def is_glu(at: Module) -> bool:
 
 
 def is_transparent(at: Module) -> bool:
-    """Whether a module only fills a place, or gives what the module around it gives, in another order of dims."""
+    """Whether a module only fills a place, or gives what the module around it gives, in another order of dims.
+
+    With the embedding's dropout, which is switched off, the embedding would not be where numbers enter the model.
+    """
     is_inner = at.attribute == "word_embeddings" and not getattr(at.parent, "add_position_embedding", True)
-    return is_inner or _is_a(at.module, "IdentityOp") or _is_a(at.module, "IdentityFuncOp")
+    return (
+        is_inner
+        or at.attribute == "embedding_dropout"
+        or _is_a(at.module, "IdentityOp")
+        or _is_a(at.module, "IdentityFuncOp")
+    )
 
 
 def _passed(at: Module) -> _Passed | None:
