@@ -17,7 +17,7 @@ EXPERTS = Case(layers=2, experts=4, bias=False)
 
 
 def of(case: Case, **settings: object) -> Case:
-    return Case(**{**vars(case), **settings})  # type: ignore[arg-type]
+    return Case(**{**vars(case), **settings})
 
 
 CASES = [

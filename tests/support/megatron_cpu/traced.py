@@ -73,6 +73,7 @@ def trace_candidates(
 
 def _trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
     # These import megatron, which only the ranks have.
+    from tests.support.megatron_cpu.layers import MIXER_RULES
     from tests.support.megatron_cpu.models import Training, parallel
     from tests.support.megatron_cpu.versions import NoOptimizer
     from ttrace.adapters.megatron import Megatron
@@ -83,7 +84,7 @@ def _trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
         training = Training(case)
         adapter = Megatron(training.chunks, training.optimizer)
         stepped = None if isinstance(training.optimizer, NoOptimizer) else training.optimizer
-        session = Session(plan, training.chunks, stepped, adapter, Rules())
+        session = Session(plan, training.chunks, stepped, adapter, Rules.of(MIXER_RULES if case.custom else {}))
         with fault(training) if fault else nullcontext():
             for step in range(plan.num_steps):
                 with session.step():
