@@ -59,6 +59,9 @@ class Listener(Protocol):
     def sees_loss(self, loss: torch.Tensor) -> None:
         """The loss that a backward starts from."""
 
+    def sees_auxiliary_loss(self, loss: torch.Tensor) -> None:
+        """A loss that the module which runs now adds to its own gradient."""
+
     def will_divide(self, divisor: int) -> None:
         """After the last microbatch, gradients will be divided by this."""
 

@@ -231,6 +231,19 @@ class Session:
         number = self._clock.microbatch
         self._visit(self._id(Site(ROOT, Kind.LOSS), number), loss, number)
 
+    def sees_auxiliary_loss(self, loss: torch.Tensor) -> None:
+        """A module has a loss of its own; what it weighs is known when its gradient comes."""
+        call = self._hooks.innermost()
+        if call is None or not loss.requires_grad:
+            return
+        site = Site(call.name, Kind.LOSS, str(call.number_of(Kind.LOSS)))
+        tensor_id = self._id(site, call.microbatch, step=call.step, call=call.number)
+
+        def weighed(gradient: torch.Tensor) -> None:
+            self._visit(tensor_id, loss.detach() * gradient, call.microbatch)
+
+        loss.register_hook(weighed)
+
     def will_divide(self, divisor: int) -> None:
         """Gradients of all microbatches together will be divided."""
         self._divisor = divisor

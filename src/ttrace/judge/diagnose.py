@@ -248,6 +248,7 @@ _TESTS = (
     _some_ranks,
     updates.tied_copies,
     _replicas_differ,
+    patterns.other_message,
 )
 
 

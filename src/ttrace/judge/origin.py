@@ -13,21 +13,23 @@ them is at fault.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ttrace.judge.diagnose import cause
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
 
+_MADE_FROM = (Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT)
 _NEEDS: dict[Kind, tuple[Kind, ...]] = {
     Kind.OUTPUT: (Kind.INPUT, Kind.PARAM),
     Kind.DECISION: (Kind.INPUT, Kind.PARAM),
     Kind.LOSS: (Kind.OUTPUT, Kind.PARAM),
     Kind.GRAD_OUTPUT: (Kind.LOSS, Kind.OUTPUT),
-    Kind.GRAD_INPUT: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT),
+    Kind.GRAD_INPUT: (Kind.GRAD_OUTPUT, *_MADE_FROM, Kind.LOSS),
     Kind.RECOMPUTE_OUTPUT: (Kind.RECOMPUTE_INPUT,),
-    Kind.PARAM_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT, Kind.MAIN_GRAD),
-    Kind.MAIN_GRAD: (Kind.GRAD_OUTPUT, Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT),
+    Kind.PARAM_GRAD: (Kind.GRAD_OUTPUT, *_MADE_FROM, Kind.LOSS, Kind.MAIN_GRAD),
+    Kind.MAIN_GRAD: (Kind.GRAD_OUTPUT, *_MADE_FROM, Kind.LOSS),
 }
 """What must be right at the same module for a wrong site to be an origin."""
 
@@ -68,9 +70,35 @@ def _missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
 def _cause(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause:
-    """What the values tell or, where they tell nothing, that modules inside this one never ran."""
+    """What the values tell or, where they tell nothing, what the module's own code did to those inside it."""
     found = cause(start, reference, candidate)
-    return (_skipped(module, comparisons, candidate) or found) if found.name == UNEXPLAINED else found
+    if found.name != UNEXPLAINED:
+        return found
+    arrived = _arrived(start, module, comparisons)
+    return (
+        _skipped(module, comparisons, candidate)
+        or (_told_inside(arrived, cause(arrived, reference, candidate)) if arrived else None)
+        or found
+    )
+
+
+def _arrived(start: Comparison, module: str, comparisons: Sequence[Comparison]) -> Comparison | None:
+    """The first wrong tensor that the module passed on to one inside it, in the same direction."""
+    kind = Kind.GRAD_OUTPUT if start.id.kind.is_backward else Kind.INPUT
+    return next(
+        (
+            c
+            for c in comparisons
+            if c.verdict.is_wrong and c.id.kind is kind and c.id.name != module and is_inside(c.id.name, module)
+        ),
+        None,
+    )
+
+
+def _told_inside(arrived: Comparison, found: Cause) -> Cause | None:
+    if found.name == UNEXPLAINED:
+        return None
+    return replace(found, sentence=f"what its code passes on is wrong first at {arrived.id}: {found.sentence}")
 
 
 def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:
@@ -197,7 +225,9 @@ class _WrongSites:
 def _phase(t: TensorId) -> int:
     if t.kind in (Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
         return _UPDATE
-    return _BACKWARD if t.kind.is_backward else _FORWARD
+    # A module's own loss is known when its gradient comes.
+    is_auxiliary = t.kind is Kind.LOSS and t.name != ROOT
+    return _BACKWARD if t.kind.is_backward or is_auxiliary else _FORWARD
 
 
 def _source(module: str, candidate: Trace) -> str:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from ttrace.judge.evidence import FAR, NEAR, Evidence
+from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, Piece, measured
 from ttrace.judge.tolerance import unit
 from ttrace.judge.verdict import Cause, Verdict
@@ -61,6 +62,29 @@ def _relatives(e: Evidence) -> Iterator[tuple[TensorId, str]]:
                 yield other, f"call {other.call}"
         elif _is_neighbour(other.site, own.site) and (other.step, other.microbatch) == (own.step, own.microbatch):
             yield other, f"{other.name}"
+
+
+def other_message(e: Evidence) -> Cause | None:
+    """What another layer gave, where an input or an incoming gradient should be: a message meant for elsewhere."""
+    own = e.comparison.id
+    if own.kind not in (Kind.INPUT, Kind.GRAD_OUTPUT) or e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
+        return None
+    for other_id in e.reference_trace.shards:
+        is_sent = other_id.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) and other_id.step == own.step
+        if not is_sent or not _is_neighbour(other_id.site, own.site):
+            continue
+        other = Logical.found(e.reference_trace, other_id)
+        if other is None or other.shape != e.reference.shape:
+            continue
+        factor = factor_to_come(other_id, e.reference_trace, e.candidate_trace)
+        error = measured(other, e.wrong_pieces(), factor=factor)[0].error
+        if error <= min(NEAR * e.tolerance, FAR * e.stats.error):
+            return Cause(
+                "another's values",
+                f"what arrived is {other_id} of the reference: a message that was meant for another layer",
+                evidence=(f"against it the error is {error:.1e}",),
+            )
+    return None
 
 
 def _is_neighbour(a: Site, b: Site) -> bool:

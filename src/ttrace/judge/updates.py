@@ -70,10 +70,10 @@ def _error_of_two_steps(e: Evidence) -> float:
 
 
 def tied_copies(e: Evidence) -> Cause | None:
-    """Replicas differ that are copies of one tied weight under its two names."""
+    """Replicas differ that are copies of one tied weight under several names."""
     name = e.comparison.id.name
     others = [alias for alias, first in e.reference_trace.aliases.items() if first == name]
-    if e.comparison.verdict is not Verdict.CONFLICT or not others:
+    if e.comparison.verdict is not Verdict.CONFLICT or not e.comparison.id.kind.is_of_param:
         return None
     copies: dict[str, list[Shard]] = {}
     for piece in e.candidate.pieces:
@@ -90,9 +90,11 @@ def tied_copies(e: Evidence) -> Cause | None:
 
 
 def _called_there(shard: Shard, names: list[str], candidate: Trace) -> str:
-    """Under which of a tied weight's names a rank has it; empty where it has it under several, or none."""
+    """Under which of a tied weight's names a rank has it; empty where it has it under several."""
     modules = next(r.manifest.modules for r in candidate.ranks if r.manifest.rank == shard.coord.rank)
     found = [name for name in names if name.rpartition(".")[0] in modules]
+    if not found:
+        return "a copy in another module"
     return found[0] if len(found) == 1 else ""
 
 

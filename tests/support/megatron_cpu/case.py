@@ -51,6 +51,8 @@ class Case:
     shared_expert: bool = False
     dispatcher: Literal["alltoall", "allgather"] = "alltoall"
     aux_loss: float = 1e-2
+    custom: Literal["", "contiguous", "transposed"] = ""
+    """A layer of our own in place of MLPs, and what it has Megatron reduce."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     dropout: float = 0.0

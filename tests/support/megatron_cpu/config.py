@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.transformer import transformer_config as configs
+from megatron.core.transformer.spec_utils import ModuleSpec
 
 from tests.support.megatron_cpu import versions
 from tests.support.megatron_cpu.case import Case
-from tests.support.megatron_cpu.layers import Attention, SequenceNorm
+from tests.support.megatron_cpu.layers import Attention, Mixer, SequenceNorm
 
 UNFUSED: dict[str, Any] = {
     "gradient_accumulation_fusion": False,
@@ -49,6 +50,8 @@ def layer_spec(case: Case, config: Any, vp_stage: int | None) -> Any:
     attention = spec.submodules.self_attention.submodules
     if case.cp > 1 or case.mla:
         attention.core_attention = Attention
+    if case.custom:
+        spec.submodules.mlp = ModuleSpec(module=Mixer, params={"transposed": case.custom == "transposed"})
     if config.normalization == "RMSNorm":  # MLA brings it by itself
         _normed(spec.submodules, "input_layernorm", "pre_mlp_layernorm")
         _normed(attention, *(("q_layernorm", "kv_layernorm") if case.mla else ()))

@@ -1,4 +1,5 @@
-"""This module holds stand-ins for layers that only TransformerEngine has; they come in through the layer spec.
+"""This module holds layers that come in through the layer spec: stand-ins for those that only TransformerEngine has,
+and one of our own.
 
 Imported after `install`.
 """
@@ -11,8 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.module import MegatronModule
 
 
 class Attention(DotProductAttention):  # type: ignore[misc]  # megatron is known only on the ranks
@@ -73,3 +75,25 @@ class SequenceNorm:
         for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel
         return norm
+
+
+class Mixer(MegatronModule):  # type: ignore[misc]  # megatron is known only on the ranks
+    """A layer as users write them: each rank multiplies its channels, and Megatron sums over ranks."""
+
+    def __init__(self, config: Any, *, transposed: bool, **kwargs: Any) -> None:  # noqa: ARG002
+        super().__init__(config)
+        self._num_ranks = parallel_state.get_tensor_model_parallel_world_size()
+        self._transposed = transposed
+        self.weight = torch.nn.Parameter(torch.zeros(config.hidden_size, config.hidden_size // self._num_ranks))
+        tensor_parallel.set_tensor_model_parallel_attributes(self.weight, True, 1, 1)
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:  # noqa: ARG002
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        mine = tensor_parallel.copy_to_tensor_model_parallel_region(x).chunk(self._num_ranks, -1)[rank]
+        part = (mine.transpose(0, 1) @ self.weight.T).transpose(0, 1)
+        part = part if self._transposed else part.contiguous()
+        return tensor_parallel.reduce_from_tensor_model_parallel_region(part), None
+
+
+MIXER_RULES = {"decoder.layers.*.mlp.weight": "out in/tp"}
+"""All that must be said of it."""

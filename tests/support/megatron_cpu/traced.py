@@ -73,7 +73,9 @@ def trace_candidates(
 
 def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
     # These import megatron, which only the ranks have.
+    from tests.support.megatron_cpu.layers import MIXER_RULES
     from tests.support.megatron_cpu.models import Training, parallel
+    from tests.support.megatron_cpu.versions import NoOptimizer
     from ttrace.adapters.megatron import Megatron
     from ttrace.capture.session import Session
     from ttrace.layouts.rules import Rules
@@ -81,7 +83,8 @@ def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
     with parallel(case):
         training = Training(case)
         adapter = Megatron(training.chunks, training.optimizer)
-        session = Session(plan, training.chunks, training.optimizer, adapter, Rules())
+        stepped = None if isinstance(training.optimizer, NoOptimizer) else training.optimizer
+        session = Session(plan, training.chunks, stepped, adapter, Rules.of(MIXER_RULES if case.custom else {}))
         with fault(training) if fault else nullcontext():
             for step in range(plan.num_steps):
                 with session.step():

@@ -68,7 +68,18 @@ def data_parallel(config: Any, module: Any, *, disable_bucketing: bool, **settin
 
 
 class NoOptimizer:
-    """Where core has none (0.5) or none for float32 that can be made (0.6): the step ends with gradients."""
+    """Where core has none (0.5) or none for float32 that can be made (0.6): the step ends with gradients.
+
+    Of reduced and scattered ones it says which part is this rank's, in the words of Megatron's own optimizer.
+    """
+
+    def __init__(self, chunks: list[Any]) -> None:
+        self._owned = {parameter: run for chunk in chunks if is_zero(chunk) for parameter, run in _owned(chunk)}
+        if self._owned:
+            self.model_param_gbuf_map = self._owned
+
+    def _get_model_param_range_map(self, parameter: Any) -> dict[str, Any]:
+        return {"param": self._owned[parameter]}
 
     def zero_grad(self) -> None: ...
 
@@ -82,7 +93,7 @@ class NoOptimizer:
 def optimizer(chunks: list[Any], **settings: Any) -> Any:
     is_mixed = settings["bf16"] or settings["fp16"] or settings["use_distributed_optimizer"]
     if VERSION < (0, 6) or (VERSION == (0, 6) and not is_mixed):
-        return NoOptimizer()
+        return NoOptimizer(chunks)
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     return get_megatron_optimizer(call(OptimizerConfig, **settings), chunks)
@@ -104,6 +115,24 @@ def is_zero(chunk: Any) -> bool:
     """Whether the distributed optimizer has the gradients scattered."""
     holder = chunk if VERSION <= (0, 6) else chunk.ddp_config
     return bool(holder.use_distributed_optimizer)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a parameter's values."""
+
+    start: int
+    end: int
+
+
+def _owned(chunk: Any) -> Iterator[tuple[Any, Run]]:
+    """By parameter, the run that reducing and scattering leaves on this rank (0.5)."""
+    for buffer in chunk.grad_buffers.values():
+        for parameter, (start, end, number) in buffer.param_index_map.items():
+            bucket = buffer.buckets[number]
+            share = bucket.data.numel() // bucket.data_parallel_world_size
+            first = bucket.offset + share * bucket.data_parallel_rank - start
+            yield parameter, Run(*(min(max(at, 0), end - start) for at in (first, first + share)))
 
 
 def reset_parallel_state(pristine: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall, Share
-from ttrace.adapters.megatron import checkpoints, layouts, optimizers, ranks, schedules
+from ttrace.adapters.megatron import auxiliary, checkpoints, layouts, optimizers, ranks, schedules
 from ttrace.adapters.megatron.experts import Dispatch, Place
 from ttrace.adapters.megatron.layouts import Module
 from ttrace.adapters.megatron.naming import TIED, Naming
@@ -20,7 +20,7 @@ from ttrace.errors import CaptureError
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
-from ttrace.tensors.ids import Kind, Site
+from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.mesh import Coord
 from ttrace.tensors.region import Region
 
@@ -99,6 +99,8 @@ class Megatron:
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener
+        if getattr(self._config, "num_moe_experts", None):
+            auxiliary.listen(listener)
         for chunk in self.chunks:
             model: Any = _unwrapped(chunk)
             is_first, is_last = getattr(model, "pre_process", True), getattr(model, "post_process", True)
@@ -169,19 +171,22 @@ class Megatron:
         if site.kind in _SCALARS:
             return ""
         if site.kind is Kind.LOSS:
-            return "+cp"
+            return "+cp" if site.name == ROOT else layouts.auxiliary(sequence_parallel=self._is_sequence_parallel)
         if site.kind is Kind.BUFFER:
             return "..."
         if site.kind.is_of_param:
             return self._parameter_layout(site)
         if site.kind is Kind.DECISION:
-            return layouts.decision(sequence_parallel=self._is_sequence_parallel)
+            return layouts.decision(sequence_parallel=self._is_routing_cut)
         at = self._modules.get(site.name)
         if at is None or at.is_in_expert:
             return None
-        return layouts.activation(
-            at, site.kind.primal, site.slot, num_dims, sequence_parallel=self._is_sequence_parallel
-        )
+        is_routing = at.attribute == "router" and site.kind.primal is Kind.OUTPUT
+        is_cut = self._is_routing_cut if is_routing else self._is_sequence_parallel
+        text = layouts.activation(at, site.kind.primal, site.slot, num_dims, sequence_parallel=is_cut)
+        # Where all ranks of tp route all tokens, each has the gradient of its own columns of them.
+        is_summand = is_routing and self._is_sequence_parallel and not is_cut and site.kind is Kind.GRAD_OUTPUT
+        return f"{text} +tp" if is_summand else text
 
     def _parameter_layout(self, site: Site) -> str:
         at, attribute = self._owners[site.name]
@@ -195,6 +200,10 @@ class Megatron:
     @property
     def _is_sequence_parallel(self) -> bool:
         return bool(getattr(self._config, "sequence_parallel", False)) and self.mesh.sizes.get("tp", 1) > 1
+
+    @property
+    def _is_routing_cut(self) -> bool:
+        return self._is_sequence_parallel and not layouts.routes_whole(self._config)
 
     @cached_property
     def _is_tied(self) -> bool:

@@ -107,9 +107,23 @@ def activation(at: Module, kind: Kind, slot: str, num_dims: int, *, sequence_par
     return text.format(seq=seq, sp=f"{seq}/tp" if sequence_parallel else seq)
 
 
+def routes_whole(config: Any) -> bool:
+    """Whether sequences are put together before they are routed.
+
+    So it is for `alltoall_seq`, which was the only alltoall until tokens could be dropped (0.7).
+    """
+    kind = getattr(config, "moe_token_dispatcher_type", "")
+    return kind == "alltoall_seq" or (kind == "alltoall" and not hasattr(config, "moe_expert_capacity_factor"))
+
+
 def decision(*, sequence_parallel: bool) -> str:
     """The layout of a router's scores and choices: one row for each token."""
     return "tokens/cp:zigzag/tp experts" if sequence_parallel else "tokens/cp:zigzag experts"
+
+
+def auxiliary(*, sequence_parallel: bool) -> str:
+    """The layout of a router's own loss: ranks that see parts of a sequence have summands of it."""
+    return "+cp +tp" if sequence_parallel else "+cp"
 
 
 def parameter(at: Module, attribute: str, *, expert_tp: str) -> str:

@@ -24,10 +24,7 @@ class Naming:
         self._expert_rank = expert_rank
         self._numbers = dict(_numbers(chunk, expert_rank))
         self._num_local = {canonical(p): m.num_local_experts for p, m in chunk.named_modules() if _has_experts(m)}
-        self._copies_embedding = any(
-            canonical(path) == TIED[0] and getattr(parameter, "shared_embedding", False)
-            for path, parameter in chunk.named_parameters()
-        )
+        self._copies_embedding = any(map(_copies_embedding, chunk.modules()))
         self.divided = frozenset(
             {ROOT, *(canonical(path.rpartition(".layers.")[0]) for path in self._numbers if ".layers." in path)}
         )
@@ -59,6 +56,12 @@ def _numbers(chunk: nn.Module, expert_rank: int) -> Iterator[tuple[str, str]]:
             first = expert_rank * len(module.local_experts)
             for i in range(len(module.local_experts)):
                 yield f"{path}.local_experts.{i}", str(first + i)
+
+
+def _copies_embedding(module: nn.Module) -> bool:
+    """Whether this is the last part of a model whose first part has the embedding that it uses too."""
+    is_tied = getattr(module, "share_embeddings_and_output_weights", False)
+    return bool(is_tied and getattr(module, "post_process", False) and not getattr(module, "pre_process", True))
 
 
 def _has_experts(module: nn.Module) -> bool:

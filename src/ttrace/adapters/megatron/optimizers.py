@@ -89,10 +89,20 @@ def state(optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
                 main = part.optimizer.param_groups[group]["params"][order]
                 return _pieces(part, parameter, main, run_of(part, parameter))
         else:
-            main = getattr(parameter, "main_param", parameter)
+            main = _main_copy(part, parameter)
             if main in part.optimizer.state:
                 return _pieces(part, parameter, main, None)
     return {}
+
+
+def _main_copy(part: Any, parameter: nn.Parameter) -> torch.Tensor:
+    """What the optimizer steps in place of a parameter; until 0.9 the parameter itself did not say."""
+    main: torch.Tensor = getattr(parameter, "main_param", parameter)
+    if main is parameter:
+        groups = zip(getattr(part, "float16_groups", ()), getattr(part, "fp32_from_float16_groups", ()), strict=True)
+        copies = (copy for own, copied in groups for model, copy in zip(own, copied, strict=True) if model is parameter)
+        main = next(copies, main)
+    return main
 
 
 def _pieces(part: Any, parameter: nn.Parameter, main: torch.Tensor, run: tuple[int, int] | None) -> dict[str, Piece]:
