@@ -6,7 +6,6 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +13,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from ttrace.adapters.adapter import Adapter, Handle, Optimizer, Piece
+from ttrace.adapters.adapter import Adapter, Handle, Optimizer
 from ttrace.adapters.context import cut_of
 from ttrace.capture.calls import Calls
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
 from ttrace.capture.compiled import Compiled
-from ttrace.capture.contributions import Contributions
 from ttrace.capture.decisions import Decisions
 from ttrace.capture.generator import Generator
 from ttrace.capture.hooks import Call, Hooks, slot_of
@@ -29,19 +27,18 @@ from ttrace.capture.names import Names
 from ttrace.capture.overheard import overheard
 from ttrace.capture.placing import Placing, Reference
 from ttrace.capture.plan import Plan
-from ttrace.capture.probe import Probe, Visit, passed_down
+from ttrace.capture.probe import Probe, Visit
 from ttrace.capture.randomness import Draws
 from ttrace.capture.recorder import Recorder
 from ttrace.capture.rewriter import Perturb
+from ttrace.capture.state import Holdings, State
+from ttrace.capture.visits import Visits
 from ttrace.errors import CaptureError, TTraceError
-from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.holds import Held, held_by
+from ttrace.tensors.holds import held_by
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
-from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Manifest
 from ttrace.trace.writer import Writer
-from ttrace.values.generate import Distribution
 
 
 class Session:
@@ -70,9 +67,8 @@ class Session:
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         self._generator = Generator(plan, adapter, self._placing, reference)
         names = Names(chunks, adapter.name)
-        self._parameters, aliases = names.parameters(reference.aliases)
-        self._buffers = names.buffers()
-        self._made = {name: self._generator.fill_parameter(name, p) for name, p in self._parameters.items()}
+        parameters, aliases = names.parameters(reference.aliases)
+        made = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
         adapter.parameters_replaced(optimizer)
         # Reference and twins must be seen in full: that is where tolerances come from.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
@@ -85,7 +81,7 @@ class Session:
             num_microbatches=num_microbatches,
             isolated=plan.isolated,
             modules=census(names),
-            parameters={name: parameter.requires_grad for name, parameter in self._parameters.items()},
+            parameters={name: parameter.requires_grad for name, parameter in parameters.items()},
             aliases=aliases,
             opaque=self._compiled.opaque,
             divided=tuple(adapter.divided),
@@ -95,7 +91,7 @@ class Session:
         )
         writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
         self._recorder = Recorder(writer, plan, adapter.local)
-        for problem in adapter.disagreements({name: made.placed.region for name, made in self._made.items()}):
+        for problem in adapter.disagreements({name: one.placed.region for name, one in made.items()}):
             self._recorder.keep(problem)
         replays = plan.decisions == "replayed" and plan.role != "reference"
         self._decisions = Decisions(self._placing, reference) if replays else None
@@ -103,19 +99,19 @@ class Session:
         nudge = Perturb(plan.twin, plan.seed, isolated=plan.isolated) if plan.role == "twin" else None
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
-        self._probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
+        probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
+        self._visits = Visits(adapter, self._clock, self._placing, self._recorder, probes)
         self._closed = False
-        self._silent: list[str] = []
         self._hooks = Hooks(self._compiled.watched, self)
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
-        added_to = self._parameters if plan.microbatch_grads else {}
-        self._contributions = Contributions(added_to, self._watched_microbatch, self._see_contribution)
+        held = Holdings(parameters, names.buffers(), made)
+        self._state = State(plan, adapter, optimizer, held, self._visits, self._clock, self._isolate)
         adapter.listen(self)
         self._optimizer = optimizer
         self._handles: Sequence[Handle] = ()
         if optimizer is not None:
-            self._handles = adapter.watch_steps(optimizer, self._see_gradients, self._see_updated)
+            self._handles = adapter.watch_steps(optimizer, self._state.see_gradients, self._state.see_updated)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -125,11 +121,10 @@ class Session:
             return
         try:
             with self._clock.running(), overheard(self), self._calls or nullcontext(), self._compiled.running():
-                self._see_parameters()
-                self._see_buffers()
+                self._state.see_start()
                 yield
                 if self._optimizer is None:
-                    self._see_gradients()
+                    self._state.see_gradients()
         finally:
             self._recorder.flush()
         if self._clock.step == self._plan.num_steps:
@@ -147,9 +142,9 @@ class Session:
         leaves = []
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
-                tensor_id = self._id(Site(ROOT, Kind.BATCH, slot_of(path)), number)
+                tensor_id = self._visits.id_of(Site(ROOT, Kind.BATCH, slot_of(path)), number)
                 leaf, made = self._generator.batch_leaf(tensor_id, leaf, number)
-                self._visit(tensor_id, leaf, number, values=made.distribution, fallback=made.placed)
+                self._visits.visit(tensor_id, leaf, number, values=made.distribution, fallback=made.placed)
             leaves.append(leaf)
         return pytree.tree_unflatten(leaves, structure)
 
@@ -162,13 +157,14 @@ class Session:
                 handle.remove()
             self._draws.remove()
             self._compiled.remove()
-            self._contributions.remove()
+            self._state.remove()
+            isolated = self._isolate.notes() if self._isolate else ()
             end = End(
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,
                 splits={axis: str(split) for axis, split in self._placing.splits.items()},
                 random=tuple(self._draws.modules),
-                notes=(*self._placing.unused_rules(), *self._silent, *(self._isolate.notes() if self._isolate else ())),
+                notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
             )
             self._recorder.close(end)
 
@@ -191,13 +187,14 @@ class Session:
         site = Site(call.name, kind, slot)
         if self._see_shares(call, site, tensor):
             return None
-        tensor_id = self._id(site, call.microbatch, step=call.step, call=call.number)
+        tensor_id = self._id_in(call, site)
         is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
         if is_input:
             call.held = call.held or held_by(tensor)
         held = None if is_input else call.held
         values = self._isolate.distribution(tensor_id) if self._isolate else None
-        return self._visit(tensor_id, tensor, call.microbatch, entry=call.is_entry(kind), values=values, held=held)
+        entry = call.is_entry(kind)
+        return self._visits.visit(tensor_id, tensor, call.microbatch, entry=entry, values=values, held=held)
 
     def _see_shares(self, call: Call, site: Site, tensor: torch.Tensor) -> bool:
         """Record a tensor that has rows of several microbatches for each of them; whether it is such a one."""
@@ -229,7 +226,7 @@ class Session:
     def sees_loss(self, loss: torch.Tensor) -> None:
         """Backward starts from here."""
         number = self._clock.microbatch
-        self._visit(self._id(Site(ROOT, Kind.LOSS), number), loss, number)
+        self._visits.visit(self._visits.id_of(Site(ROOT, Kind.LOSS), number), loss, number)
 
     def sees_auxiliary_loss(self, loss: torch.Tensor) -> None:
         """A module has a loss of its own; what it weighs is known when its gradient comes."""
@@ -237,10 +234,10 @@ class Session:
         if call is None or not loss.requires_grad:
             return
         site = Site(call.name, Kind.LOSS, str(call.number_of(Kind.LOSS)))
-        tensor_id = self._id(site, call.microbatch, step=call.step, call=call.number)
+        tensor_id = self._id_in(call, site)
 
         def weighed(gradient: torch.Tensor) -> None:
-            self._visit(tensor_id, loss.detach() * gradient, call.microbatch)
+            self._visits.visit(tensor_id, loss.detach() * gradient, call.microbatch)
 
         loss.register_hook(weighed)
 
@@ -250,13 +247,7 @@ class Session:
 
     def sees_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
         """What this rank's microbatches add up to, before any reduction."""
-        if not self._clock.is_running:
-            return
-        names = {parameter: name for name, parameter in self._parameters.items()}
-        for parameter, gradient in gradients:
-            name = names[parameter]
-            tensor_id = TensorId.of(self._clock.step, None, name, Kind.MAIN_GRAD)
-            self._visit(tensor_id, gradient, fallback=self._made[name].placed)
+        self._state.see_main_gradients(gradients)
 
     # What is overheard:
 
@@ -267,15 +258,15 @@ class Session:
 
     def hears_gradients(self) -> None:
         """Gradients are final, and not yet clipped: one wrong gradient would rescale them all."""
-        self._see_gradients()
+        self._state.see_gradients()
 
     def hears_norm(self, norm: torch.Tensor) -> None:
         """The norm is there; nothing is clipped yet."""
-        self._visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.whole(norm))
+        self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.whole(norm))
 
     def hears_clip(self, factor: torch.Tensor) -> None:
         """Gradients are about to be clipped."""
-        self._visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.whole(factor))
+        self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.whole(factor))
 
     def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
         """Numbers decide inside a module: record what this run chose and why, and choose as the reference did."""
@@ -284,15 +275,14 @@ class Session:
             return None
         slot = str(call.number_of(Kind.DECISION))
         choice, reasons = (
-            self._id(Site(call.name, Kind.DECISION, name), call.microbatch, step=call.step, call=call.number)
-            for name in (slot, scores_slot(slot))
+            self._id_in(call, Site(call.name, Kind.DECISION, name)) for name in (slot, scores_slot(slot))
         )
         # Recomputed ones are recorded only if they are the first: auxiliary losses choose where there are gradients.
-        self._visit(reasons, scores, call.microbatch)
-        self._visit(choice, chosen, call.microbatch)
+        self._visits.visit(reasons, scores, call.microbatch)
+        self._visits.visit(choice, chosen, call.microbatch)
         if self._decisions is None or type(chosen) is not torch.Tensor:
             return None
-        return self._decisions.replayed(choice, chosen, self._placed(choice, chosen, call.microbatch))
+        return self._decisions.replayed(choice, chosen, self._visits.placed(choice, chosen, call.microbatch))
 
     def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """context_parallel deals out a sequence."""
@@ -308,115 +298,9 @@ class Session:
             return True
         return chunk.is_first if kind.primal is Kind.INPUT else chunk.is_last
 
-    def _see_parameters(self) -> None:
-        if self._clock.is_running:
-            for name, parameter in self._parameters.items():
-                made = self._made[name]
-                tensor_id = TensorId.of(self._clock.step, None, name, Kind.PARAM)
-                self._visit(tensor_id, parameter.detach(), values=made.distribution, fallback=made.placed)
-
-    def _see_updated(self) -> None:
-        if not self._clock.is_running or self._optimizer is None:
-            return
-        for name, parameter in self._parameters.items():
-            updated = self._adapter.updated(parameter)
-            if updated is not None:
-                self._visit_piece(TensorId.of(self._clock.step, None, name, Kind.PARAM_AFTER), updated)
-            for key, piece in self._adapter.optimizer_state(self._optimizer, parameter).items():
-                tensor_id = TensorId.of(self._clock.step, None, name, Kind.OPTIM, slot=key)
-                if piece.run is not None or piece.tensor.shape == parameter.shape:
-                    self._visit_piece(tensor_id, piece)
-                else:  # a step counter for instance is not cut like the parameter
-                    self._visit(tensor_id, piece.tensor, stated=Placed(Region.whole(tuple(piece.tensor.shape))))
-
-    def _see_buffers(self) -> None:
-        for name, buffer in self._buffers.items():
-            self._visit(TensorId.of(self._clock.step, None, name, Kind.BUFFER), buffer)
-
     def _see_call(self, call: Call, slot: str, tensor: torch.Tensor) -> None:
         site = Site(call.name, Kind.CALL, slot)
-        self._visit(self._id(site, call.microbatch, step=call.step, call=call.number), tensor, call.microbatch)
+        self._visits.visit(self._id_in(call, site), tensor, call.microbatch)
 
-    def _watched_microbatch(self) -> int | None:
-        return self._clock.microbatch if self._clock.is_watched else None
-
-    def _see_contribution(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
-        tensor_id = self._id(Site(name, Kind.PARAM_GRAD), microbatch)
-        self._visit(tensor_id, gradient, microbatch, fallback=self._made[name].placed)
-
-    def _see_gradients(self) -> None:
-        """Once a step, as soon as they are final: by the time the optimizer steps they may have been clipped."""
-        if not self._clock.is_running or self._clock.has_final_gradients:
-            return
-        self._clock.has_final_gradients = True
-        self._contributions.flush()
-        self._silent = self._contributions.notes()
-        for name, parameter in self._parameters.items():
-            piece = self._adapter.gradient(parameter)
-            if piece is not None:
-                self._see_gradient(TensorId.of(self._clock.step, None, name, Kind.PARAM_GRAD), piece)
-
-    def _see_gradient(self, tensor_id: TensorId, piece: Piece) -> None:
-        source = self._isolate.distribution(tensor_id) if self._isolate else None
-        self._visit_piece(tensor_id, piece, source)
-        if self._isolate is not None and source is not None:
-            like = self._made[tensor_id.name].placed
-            placed = self._run_of(tensor_id, piece) or self._placed(tensor_id, piece.tensor, fallback=like)
-            if placed is not None:
-                self._isolate.replace_gradient(tensor_id, piece.tensor, placed, source)
-
-    def _visit_piece(self, tensor_id: TensorId, piece: Piece, values: Distribution | None = None) -> None:
-        """What is shaped like a parameter, or a run of it."""
-        stated, like = self._run_of(tensor_id, piece), self._made[tensor_id.name].placed
-        self._visit(tensor_id, piece.tensor, values=values, stated=stated, fallback=like)
-
-    def _run_of(self, tensor_id: TensorId, piece: Piece) -> Placed | None:
-        """Where a run of a parameter's part lies; None for what is not a run."""
-        if piece.run is None:
-            return None
-        like = self._made[tensor_id.name].placed
-        return replace(like, region=replace(like.region, flat=(piece.run,)))
-
-    def _visit(
-        self,
-        tensor_id: TensorId,
-        tensor: torch.Tensor,
-        microbatch: int = 0,
-        *,
-        entry: bool = False,
-        values: Distribution | None = None,
-        stated: Placed | None = None,
-        fallback: Placed | None = None,
-        held: Held | None = None,
-    ) -> torch.Tensor | None:
-        if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
-            tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
-        placed = stated or self._placed(tensor_id, tensor, microbatch, held, fallback)
-        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values))
-
-    def _placed(
-        self,
-        tensor_id: TensorId,
-        tensor: torch.Tensor,
-        microbatch: int = 0,
-        held: Held | None = None,
-        fallback: Placed | None = None,
-    ) -> Placed | None:
-        """Where a tensor lies, if somebody says; a rule that does not fit is kept for the end of the trace."""
-        try:
-            return self._placing.placed(tensor_id, tensor, microbatch, held) or fallback
-        except TTraceError as error:
-            self._recorder.keep(str(error))
-            return None
-
-    def _id(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
-        """The id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
-        microbatch = None if self._placing.runs_together(site) else self._global_microbatch(number)
-        return TensorId(self._clock.step if step is None else step, microbatch, site, call)
-
-    def _global_microbatch(self, number: int) -> int:
-        """Accumulation index x ranks that run microbatches of their own + which of them this is."""
-        for axis in self._adapter.data_axes:
-            if not self._placing.cuts(axis):
-                number = number * self._adapter.mesh.sizes[axis] + self._adapter.coord[axis]
-        return number
+    def _id_in(self, call: Call, site: Site) -> TensorId:
+        return self._visits.id_of(site, call.microbatch, step=call.step, call=call.number)

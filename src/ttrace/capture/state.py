@@ -1,0 +1,135 @@
+"""This module sees what a model keeps from step to step: parameters, buffers, gradients, and the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ttrace.adapters.adapter import Adapter, Optimizer, Piece
+from ttrace.capture.clock import Clock
+from ttrace.capture.contributions import Contributions
+from ttrace.capture.generator import Made
+from ttrace.capture.isolation import Isolate
+from ttrace.capture.plan import Plan
+from ttrace.capture.visits import Visits
+from ttrace.layouts.placed import Placed
+from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.region import Region
+from ttrace.values.generate import Distribution
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this rank holds, by name, and where each parameter lies and what it was made from."""
+
+    parameters: Mapping[str, nn.Parameter]
+    buffers: Mapping[str, torch.Tensor]
+    made: Mapping[str, Made]
+
+
+class State:
+    """Shows parameters and buffers before a step, gradients as soon as they are final, and what the step left."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        adapter: Adapter,
+        optimizer: Optimizer | None,
+        held: Holdings,
+        visits: Visits,
+        clock: Clock,
+        isolate: Isolate | None,
+    ) -> None:
+        self._adapter = adapter
+        self._optimizer = optimizer
+        self._held = held
+        self._visits = visits
+        self._clock = clock
+        self._isolate = isolate
+        self.notes: list[str] = []
+        """What was not seen."""
+        added_to = held.parameters if plan.microbatch_grads else {}
+        self._contributions = Contributions(added_to, self._microbatch, self._see_contribution)
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        self._contributions.remove()
+
+    def see_start(self) -> None:
+        """A step begins."""
+        for name, parameter in self._held.parameters.items():
+            made = self._held.made[name]
+            tensor_id = self._id(name, Kind.PARAM)
+            self._visits.visit(tensor_id, parameter.detach(), values=made.distribution, fallback=made.placed)
+        for name, buffer in self._held.buffers.items():
+            self._visits.visit(self._id(name, Kind.BUFFER), buffer)
+
+    def see_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        """All microbatches of this rank are added up, and no other rank's yet."""
+        if not self._clock.is_running:
+            return
+        names = {parameter: name for name, parameter in self._held.parameters.items()}
+        for parameter, gradient in gradients:
+            self._visit(self._id(names[parameter], Kind.MAIN_GRAD), Piece(gradient))
+
+    def see_gradients(self) -> None:
+        """Once a step, as soon as they are final: by the time the optimizer steps they may have been clipped."""
+        if not self._clock.is_running or self._clock.has_final_gradients:
+            return
+        self._clock.has_final_gradients = True
+        self._contributions.flush()
+        self.notes = self._contributions.notes()
+        for name, parameter in self._held.parameters.items():
+            piece = self._adapter.gradient(parameter)
+            if piece is not None:
+                self._see_gradient(self._id(name, Kind.PARAM_GRAD), piece)
+
+    def see_updated(self) -> None:
+        """The optimizer has made its step."""
+        if not self._clock.is_running or self._optimizer is None:
+            return
+        for name, parameter in self._held.parameters.items():
+            updated = self._adapter.updated(parameter)
+            if updated is not None:
+                self._visit(self._id(name, Kind.PARAM_AFTER), updated)
+            for key, piece in self._adapter.optimizer_state(self._optimizer, parameter).items():
+                tensor_id = self._id(name, Kind.OPTIM, key)
+                if piece.run is not None or piece.tensor.shape == parameter.shape:
+                    self._visit(tensor_id, piece)
+                else:  # a step counter for instance is not cut like the parameter
+                    whole = Placed(Region.whole(tuple(piece.tensor.shape)))
+                    self._visits.visit(tensor_id, piece.tensor, stated=whole)
+
+    def _see_gradient(self, tensor_id: TensorId, piece: Piece) -> None:
+        source = self._isolate.distribution(tensor_id) if self._isolate else None
+        self._visit(tensor_id, piece, source)
+        if self._isolate is not None and source is not None:
+            like = self._held.made[tensor_id.name].placed
+            placed = self._run_of(tensor_id, piece) or self._visits.placed(tensor_id, piece.tensor, fallback=like)
+            if placed is not None:
+                self._isolate.replace_gradient(tensor_id, piece.tensor, placed, source)
+
+    def _microbatch(self) -> int | None:
+        return self._clock.microbatch if self._clock.is_watched else None
+
+    def _see_contribution(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
+        tensor_id = self._visits.id_of(Site(name, Kind.PARAM_GRAD), microbatch)
+        self._visits.visit(tensor_id, gradient, microbatch, fallback=self._held.made[name].placed)
+
+    def _visit(self, tensor_id: TensorId, piece: Piece, values: Distribution | None = None) -> None:
+        """What is shaped like a parameter, or a run of it."""
+        stated, like = self._run_of(tensor_id, piece), self._held.made[tensor_id.name].placed
+        self._visits.visit(tensor_id, piece.tensor, values=values, stated=stated, fallback=like)
+
+    def _run_of(self, tensor_id: TensorId, piece: Piece) -> Placed | None:
+        """Where a run of a parameter's part lies; None for what is not a run."""
+        if piece.run is None:
+            return None
+        like = self._held.made[tensor_id.name].placed
+        return replace(like, region=replace(like.region, flat=(piece.run,)))
+
+    def _id(self, name: str, kind: Kind, slot: str = "") -> TensorId:
+        return TensorId.of(self._clock.step, None, name, kind, slot=slot)

@@ -1,0 +1,74 @@
+"""This module makes a live tensor a visit: under which id, where it lies, and down the chain of probes."""
+
+from __future__ import annotations
+
+import torch
+
+from ttrace.adapters.adapter import Adapter
+from ttrace.capture.clock import Clock
+from ttrace.capture.placing import Placing
+from ttrace.capture.probe import Probe, Visit, passed_down
+from ttrace.capture.recorder import Recorder
+from ttrace.errors import TTraceError
+from ttrace.layouts.placed import Placed
+from ttrace.tensors.holds import Held
+from ttrace.tensors.ids import Site, TensorId
+from ttrace.values.generate import Distribution
+
+
+class Visits:
+    """All tensors of the traced steps come through here."""
+
+    def __init__(
+        self, adapter: Adapter, clock: Clock, placing: Placing, recorder: Recorder, probes: tuple[Probe, ...]
+    ) -> None:
+        self._adapter = adapter
+        self._clock = clock
+        self._placing = placing
+        self._recorder = recorder
+        self._probes = probes
+
+    def visit(
+        self,
+        tensor_id: TensorId,
+        tensor: torch.Tensor,
+        microbatch: int = 0,
+        *,
+        entry: bool = False,
+        values: Distribution | None = None,
+        stated: Placed | None = None,
+        fallback: Placed | None = None,
+        held: Held | None = None,
+    ) -> torch.Tensor | None:
+        """Show a tensor to the probes; what to use in its place, if anything."""
+        if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
+            tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
+        placed = stated or self.placed(tensor_id, tensor, microbatch, held, fallback)
+        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values))
+
+    def placed(
+        self,
+        tensor_id: TensorId,
+        tensor: torch.Tensor,
+        microbatch: int = 0,
+        held: Held | None = None,
+        fallback: Placed | None = None,
+    ) -> Placed | None:
+        """Where a tensor lies, if somebody says; a rule that does not fit is kept for the end of the trace."""
+        try:
+            return self._placing.placed(tensor_id, tensor, microbatch, held) or fallback
+        except TTraceError as error:
+            self._recorder.keep(str(error))
+            return None
+
+    def id_of(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
+        """The id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
+        microbatch = None if self._placing.runs_together(site) else self._global_microbatch(number)
+        return TensorId(self._clock.step if step is None else step, microbatch, site, call)
+
+    def _global_microbatch(self, number: int) -> int:
+        """Accumulation index x ranks that run microbatches of their own + which of them this is."""
+        for axis in self._adapter.data_axes:
+            if not self._placing.cuts(axis):
+                number = number * self._adapter.mesh.sizes[axis] + self._adapter.coord[axis]
+        return number
