@@ -13,9 +13,16 @@ from typing import Any
 
 from ttrace.tensors.ids import Kind
 
-_IDS, _MASK, _ROPE = "ids", "mask", "rope"
-_HIDDEN, _WHOLE_SEQ, _CUT, _HEADS, _SCORES, _TOKENS = "hidden", "whole", "cut", "heads", "scores", "tokens"
-_VECTOR = "vector"
+_IDS = "batch {seq}"
+_MASK = "batch one {seq} keys"
+_ROPE = "{seq} one one channels"
+_HIDDEN = "{sp} batch hidden"
+_WHOLE = "{seq} batch hidden"
+_CUT = "{seq} batch hidden/tp"
+_HEADS = "{seq} batch heads/tp channels"
+_SCORES = "batch heads/tp {seq} keys"
+_TOKENS = "{sp} experts"
+"""`{seq}` is a sequence as context parallelism cuts it, `{sp}` the same as sequence parallelism may cut it further."""
 
 _BY_ARGUMENT = {
     "input_ids": _IDS,
@@ -32,28 +39,25 @@ _BY_ARGUMENT = {
 
 @dataclass(frozen=True)
 class _Passed:
-    """What a class takes and gives: the usual, and by slot what is different."""
+    """What a class takes and gives, and what it takes at other slots."""
 
     takes: str
     gives: str
     takes_at: Mapping[str, str] = field(default_factory=dict)
-    gives_at: Mapping[str, str] = field(default_factory=dict)
 
-    def word(self, kind: Kind, slot: str) -> str:
-        if kind is Kind.INPUT:
-            return self.takes_at.get(slot) or _BY_ARGUMENT.get(slot.partition(".")[0]) or self.takes
-        return self.gives_at.get(slot, self.gives)
+    def layout(self, kind: Kind, slot: str) -> str:
+        if kind is Kind.OUTPUT:
+            return self.gives
+        return self.takes_at.get(slot) or _BY_ARGUMENT.get(slot.partition(".")[0]) or self.takes
 
 
-_BIAS = {"1": _VECTOR}
-"""Modules that leave adding their bias to others return it beside their output."""
-_SAME = _Passed(_HIDDEN, _HIDDEN, {"1": _MASK}, _BIAS)
+_SAME = _Passed(_HIDDEN, _HIDDEN, {"1": _MASK})
 
 _BY_ATTRIBUTE = {
     "core_attention": _Passed(_HEADS, _CUT, {"3": _MASK}),
     "scale_mask_softmax": _Passed(_SCORES, _SCORES, {"1": _MASK}),
     "attention_dropout": _Passed(_SCORES, _SCORES),
-    "position_embeddings": _Passed(_IDS, "batch {seq} hidden"),
+    "position_embeddings": _Passed(_IDS, f"{_IDS} hidden"),
     "rotary_pos_emb": _Passed(_IDS, _ROPE),
     "router": _Passed(_HIDDEN, _TOKENS),
 }
@@ -62,20 +66,7 @@ _BY_ATTRIBUTE = {
 _BY_CLASS = {
     "GPTModel": _Passed(_IDS, _IDS, {"2": _MASK}),
     "LanguageModelEmbedding": _Passed(_IDS, _HIDDEN),
-    "VocabParallelEmbedding": _Passed(_IDS, "batch {seq} hidden"),
-}
-
-_TEXTS = {
-    _IDS: "batch {seq}",
-    _MASK: "batch one {seq} keys",
-    _ROPE: "{seq} one one channels",
-    _HIDDEN: "{sp} batch hidden",
-    _WHOLE_SEQ: "{seq} batch hidden",
-    _CUT: "{seq} batch hidden/tp",
-    _HEADS: "{seq} batch heads/tp channels",
-    _SCORES: "batch heads/tp {seq} keys",
-    _TOKENS: "{sp} experts",
-    _VECTOR: "hidden",
+    "VocabParallelEmbedding": _Passed(_IDS, f"{_IDS} hidden"),
 }
 
 
@@ -94,15 +85,13 @@ def activation(at: Module, kind: Kind, slot: str, num_dims: int, *, sequence_par
     passed = _passed(at)
     if passed is None:
         return None
-    word = passed.word(kind, slot)
+    text = passed.layout(kind, slot)
     if passed is _BY_CLASS["GPTModel"] and kind is Kind.OUTPUT and num_dims == 3:
-        text = "batch {seq} vocab/tp"
-    elif word == _HIDDEN and _is_per_head(at):
-        text = _TEXTS[_HEADS]
-    else:
-        text = _TEXTS.get(word, word)
-    if "tp" in text and is_glu(at):
-        text = text.replace("/tp", "/tp:fused(2)") if kind is Kind.OUTPUT else text
+        text = "batch {seq} vocab/tp"  # logits instead of losses
+    elif text == _HIDDEN and _is_per_head(at):
+        text = _HEADS
+    elif text == _CUT and is_glu(at):
+        text = f"{_CUT}:fused(2)"
     seq = "seq/cp:zigzag"
     return text.format(seq=seq, sp=f"{seq}/tp" if sequence_parallel else seq)
 
@@ -177,9 +166,9 @@ def _passed(at: Module) -> _Passed | None:
         return _BY_ATTRIBUTE[at.attribute]
     module = at.module
     if _is_a(module, "ColumnParallelLinear"):
-        return _Passed(_HIDDEN, _WHOLE_SEQ if getattr(module, "gather_output", False) else _CUT, {}, {"1": "out/tp"})
+        return _Passed(_HIDDEN, _WHOLE if getattr(module, "gather_output", False) else _CUT)
     if _is_a(module, "RowParallelLinear"):
-        return _Passed(_CUT if module.input_is_parallel else _WHOLE_SEQ, _HIDDEN, {}, _BIAS)
+        return _Passed(_CUT if module.input_is_parallel else _WHOLE, _HIDDEN)
     for name, passed in _BY_CLASS.items():
         if _is_a(module, name):
             return passed
