@@ -24,7 +24,9 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-if not getattr(multi_latent_attention, "TELinear", None):  # stand-in: without TransformerEngine it is no class
+if not isinstance(
+    getattr(multi_latent_attention, "TELinear", None), type
+):  # stand-in: without TransformerEngine it is no class
     multi_latent_attention.TELinear = type("TELinear", (), {})
 
 HIDDEN, HEADS, RANK, ROPE, LENGTH = 32, 4, 16, 4, 6
