@@ -17,14 +17,16 @@ if not torch.cuda.is_available():  # stand-ins: tensors lie on the CPU, and have
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
 
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-if not hasattr(multi_latent_attention, "TELinear"):  # stand-in: without TransformerEngine the name is not bound
+if not isinstance(
+    getattr(multi_latent_attention, "TELinear", None), type
+):  # stand-in: without TransformerEngine it is no class
     multi_latent_attention.TELinear = type("TELinear", (), {})
 
 HIDDEN, HEADS, RANK, ROPE, LENGTH = 32, 4, 16, 4, 6
@@ -44,7 +46,6 @@ class Attention(torch.nn.Module):
 def gradient(tp: int) -> tuple[torch.Tensor, torch.Tensor]:
     """This layer's output, and the whole gradient of linear_kv_down_proj.weight, with tp ranks."""
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
-    tensor_parallel.model_parallel_cuda_manual_seed(0)
     config = MLATransformerConfig(
         num_layers=1,
         hidden_size=HIDDEN,

@@ -82,6 +82,34 @@ def test_a_parents_own_backward_is_an_origin(tmp_path: Path) -> None:
     ) == ["0/0/attention/grad_input"]
 
 
+def test_a_modules_own_code_is_told_by_what_it_passes_on(tmp_path: Path) -> None:
+    case, values = Case(tmp_path), drawn(8, 12, seed=3)
+    case.right("0/0/attention/grad_output")
+    spoilt = values.clone()
+    spoilt[:, 10:] = drawn(8, 2, seed=4)
+    case.both("0/0/attention.q/grad_output", values, change=lambda _: spoilt)
+    case.wrong("0/0/attention/grad_input")
+    [finding] = case.judged().findings
+    assert (finding.module, finding.cause.name) == ("attention", "some rows")
+    assert finding.cause.sentence == (
+        "what its code passes on is wrong first at 0/0/attention.q/grad_output: "
+        "only 2 of 12 indices of dim 1 are wrong: 10-11"
+    )
+
+
+def test_a_modules_own_loss_explains_the_gradients_of_it_and_around_it(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path,
+        "0/0/mlp/grad_output",
+        "0/0/mlp.router/grad_output",
+        "!0/0/mlp.router/loss.0",
+        "!0/0/mlp.router/grad_input",
+        "!0/0/mlp/grad_input",
+        "!0/-/mlp.router.weight/main_grad",
+        "!0/-/mlp.router.weight/param_grad",
+    ) == ["0/0/mlp.router/loss.0"]
+
+
 def test_a_wrong_input_gradient_of_a_right_output_gradient_is_an_origin(tmp_path: Path) -> None:
     assert origins(
         tmp_path,

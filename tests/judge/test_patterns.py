@@ -44,6 +44,15 @@ def test_the_values_of_a_relative_are_named(tmp_path: Path, other: str, words: s
     assert found.evidence[0].startswith(f"against {other} the error is ")
 
 
+def test_a_message_that_was_meant_for_another_layer_is_named(tmp_path: Path) -> None:
+    case, sent = Case(tmp_path), drawn(8, 12, seed=3)
+    case.both("0/2/layers.0/output", sent)
+    case.both("0/0/layers.1/grad_output", FULL, change=lambda _: sent)
+    [finding] = case.judged().findings
+    assert finding.cause.name == "another's values"
+    assert finding.cause.sentence.startswith("what arrived is 0/2/layers.0/output of the reference")
+
+
 def test_the_values_of_a_relative_on_one_rank_are_named(tmp_path: Path) -> None:
     case, values = Case(tmp_path), drawn(8, 12, seed=3)
     case.both("0/0/layers.1.fc/output", values, "a b/tp")

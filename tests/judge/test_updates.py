@@ -91,3 +91,10 @@ def test_tied_copies_that_diverged_are_named(tmp_path: Path) -> None:
 
 def test_copies_that_ranks_hold_under_both_names_are_plain_replicas(tmp_path: Path) -> None:
     assert tied(Case(tmp_path, "pp=2"), {"fc": [0, 1], "head": [0, 1]}).name == "replicas differ"
+
+
+def test_a_copy_that_goes_by_the_first_name_is_named_too(tmp_path: Path) -> None:
+    found = tied(Case(tmp_path, "pp=2"), {"fc": [0], "other": [1]})
+    assert (
+        found.sentence == "tied copies of one weight diverged: fc.weight (rank 0) and a copy in another module (rank 1)"
+    )
