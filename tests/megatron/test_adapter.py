@@ -78,12 +78,12 @@ def _said(adapter: Any) -> list[str]:
 
     placing = Placing(adapter, Rules(), Reference(None), 1)
     parameters, _ = Names(adapter.chunks, adapter.name).parameters()
-    regions = {}
+    found = {}
     for name, parameter in parameters.items():
         placed = placing.placed(TensorId.of(0, None, name, Kind.PARAM), parameter)
         assert placed is not None
-        regions[name] = placed.region
-    return list(adapter.disagreements(regions))
+        found[name] = placed
+    return list(adapter.disagreements(found))
 
 
 def _spoil(training: Training) -> None:

@@ -14,7 +14,6 @@ from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
 from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
-from ttrace.tensors.region import Region
 
 Optimizer = Any
 """An optimizer of torch, or what a framework has in its place."""
@@ -129,7 +128,7 @@ class Adapter(Protocol):
         `number` is how many microbatches this rank has run before.
         """
 
-    def disagreements(self, regions: Mapping[str, Region]) -> Iterable[str]:
+    def disagreements(self, parameters: Mapping[str, Placed]) -> Iterable[str]:
         """In words, where the framework itself says of a parameter that it lies elsewhere."""
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:

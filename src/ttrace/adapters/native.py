@@ -29,7 +29,6 @@ from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
 from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
-from ttrace.tensors.region import Region
 
 if TYPE_CHECKING:
     from ttrace.adapters.transformers import Models
@@ -111,7 +110,7 @@ class Native:
     def shares(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> None:
         pass
 
-    def disagreements(self, regions: Mapping[str, Region]) -> Sequence[str]:  # noqa: ARG002
+    def disagreements(self, parameters: Mapping[str, Placed]) -> Sequence[str]:  # noqa: ARG002
         return ()
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:

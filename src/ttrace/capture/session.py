@@ -91,7 +91,7 @@ class Session:
         )
         writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
         self._recorder = Recorder(writer, plan, adapter.local)
-        for problem in adapter.disagreements({name: one.placed.region for name, one in made.items()}):
+        for problem in adapter.disagreements({name: one.placed for name, one in made.items()}):
             self._recorder.keep(problem)
         replays = plan.decisions == "replayed" and plan.role != "reference"
         self._decisions = Decisions(self._placing, reference) if replays else None

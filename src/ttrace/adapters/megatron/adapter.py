@@ -22,8 +22,9 @@ from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
 from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.mesh import Coord
-from ttrace.tensors.region import Region
 
+_ORIGIN = "megatron"
+"""Who states the layouts that come from here."""
 _SCALARS = frozenset({Kind.GRAD_NORM, Kind.CLIP})
 _DISTRIBUTING = ("pp", "dp", "edp", "ep")
 
@@ -70,7 +71,7 @@ class Megatron:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         notes = []
-        if any(map(_is_grouped, self._modules.values())):
+        if any(map(_groups_experts, self._modules.values())):
             notes.append("the insides of grouped experts are not traced, only what enters and leaves their layer")
         if self._reduces_early:
             notes.append("main gradients before reduction are not traced: reduction overlaps with backward")
@@ -115,7 +116,7 @@ class Megatron:
         key = (site, num_dims)
         if key not in self._rules:
             text = self._layout(site, num_dims)
-            self._rules[key] = None if text is None else Rule(str(site), Layout.parse(text), "megatron")
+            self._rules[key] = None if text is None else Rule(str(site), Layout.parse(text), _ORIGIN)
         return self._rules[key]
 
     def shares(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:
@@ -124,12 +125,14 @@ class Megatron:
             return None
         return list(self._dispatch.shares(self._modules[site.name], place, site.kind, tensor, number, recall))
 
-    def disagreements(self, regions: Mapping[str, Region]) -> Iterator[str]:
+    def disagreements(self, parameters: Mapping[str, Placed]) -> Iterator[str]:
+        # Who gives a rule for a layer of their own may not have written its part of the checkpoint.
+        ours = {name: placed.region for name, placed in parameters.items() if placed.by.endswith(f"({_ORIGIN})")}
         for chunk in self.chunks:
             model = _unwrapped(chunk)
             depth = next(path for path, module in chunk.named_modules() if module is model)
             names = {path: self.name(chunk, f"{depth}.{path}") for path, _ in model.named_parameters()}
-            known = {path: regions[name] for path, name in names.items() if not _is_grouped_parameter(name)}
+            known = {path: ours[name] for path, name in names.items() if name in ours and not _is_grouped(name)}
             yield from checkpoints.disagreements(model, self._checkpoints[chunk], known)
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
@@ -257,13 +260,14 @@ class Megatron:
         self._listener.sees_main_gradients((p, gradient) for p, gradient in gradients if gradient is not None)
 
 
-def _is_grouped(at: Module) -> bool:
+def _groups_experts(at: Module) -> bool:
     """Whether one module holds several experts in weights of its own."""
     module = at.module
     return at.attribute == "experts" and hasattr(module, "num_local_experts") and not hasattr(module, "local_experts")
 
 
-def _is_grouped_parameter(name: str) -> bool:
+def _is_grouped(name: str) -> bool:
+    """Whether a parameter may hold several experts."""
     return ".experts." in name and Place.of(name) is None
 
 
