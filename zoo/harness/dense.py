@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.candidate import Candidate, Cell, simple
-from tests.support.transformer import Shape, Transformer
+from zoo.harness.candidate import Candidate, Cell, simple
+from zoo.harness.transformer import Shape, Transformer
 
 
 def tensor_parallel(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from tests.support.candidate import Candidate, Cell
+from zoo.harness.candidate import Candidate, Cell
 
 Wrong = Callable[[Any], Any]
 """What a module's output becomes."""
@@ -49,7 +49,7 @@ def inject(fault: str, name: str, candidate: Candidate) -> None:
         return
     if fault == "unaveraged":
         for parameter in module.parameters():
-            parameter.is_left_out = True  # type: ignore[attr-defined]  # a mark for tests.support.context.average
+            parameter.is_left_out = True  # type: ignore[attr-defined]  # a mark for zoo.harness.context.average
     elif fault == "misrouted":
         experts: Any = module
         experts.run = _then(experts.run, lambda rows: rows.roll(1, 0))

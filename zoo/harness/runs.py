@@ -12,7 +12,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from tests.support.gpt import LENGTH, RULES, VOCAB, Gpt
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
@@ -22,6 +21,7 @@ from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
+from zoo.harness.gpt import LENGTH, RULES, VOCAB, Gpt
 
 NUM_TWINS = 3
 Change = Callable[[nn.Module, int], None]

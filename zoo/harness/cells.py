@@ -16,19 +16,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.candidate import Candidate, Cell, accumulated
-from tests.support.context import ring, whole_attention
-from tests.support.dense import ddp, fsdp, fsdp_tp, hsdp, tp
-from tests.support.experts import expert_parallel
-from tests.support.pipeline import INNER, SCHEDULES, pipeline
-from tests.support.results import Outcome
-from tests.support.runs import NUM_TWINS, SimulatedRank, judged
-from tests.support.transformer import Shape, Transformer
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
+from zoo.harness.candidate import Candidate, Cell, accumulated
+from zoo.harness.context import ring, whole_attention
+from zoo.harness.dense import ddp, fsdp, fsdp_tp, hsdp, tp
+from zoo.harness.experts import expert_parallel
+from zoo.harness.pipeline import INNER, SCHEDULES, pipeline
+from zoo.harness.results import Outcome
+from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged
+from zoo.harness.transformer import Shape, Transformer
 
 LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
     "tp": tp,
@@ -79,7 +79,7 @@ def trace_cell(
     reference = reference_of(folder, replace(shape, recompute="none"), cell, total, references)
     out = folder / f"{cell.name}{'-fault' if fault else ''}"
     plan = Plan(out=out, role="candidate", reference=reference / "reference", stop=False)
-    session = attached(candidate, plan.model_copy(update={"microbatch_grads": cell.microbatch_grads}))
+    session = attached(candidate, plan.model_copy(update=cell.settings))
     if fault is not None:
         fault(candidate)
     candidate.step(session)
@@ -89,8 +89,13 @@ def trace_cell(
 
 def judge_all(traced: Sequence[Traced], keep: Callable[[Judgement], Any] = Outcome.of) -> list[Any]:
     """On every rank: judge a share of the traces, and tell all ranks. One rank judges all that share a reference."""
+    return shared_out(traced, lambda one: keep(judged(one.reference, one.candidate)))
+
+
+def shared_out(traced: Sequence[Traced], work: Callable[[Traced], Any]) -> list[Any]:
+    """On every rank: do something with a share of the traces, and tell all ranks."""
     dist.barrier()  # all traces are complete
-    mine = [(i, keep(judged(traced[i].reference, traced[i].candidate))) for i in _share(traced)]
+    mine = [(i, work(traced[i])) for i in _share(traced)]
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return [outcome for _, outcome in sorted((pair for share in everyones for pair in share), key=itemgetter(0))]
@@ -123,7 +128,8 @@ def reference_of(
     folder: Path, shape: Shape, cell: Cell, total: int, known: dict[Any, Path], build: Build = Transformer
 ) -> Path:
     """The traces of the reference and its twins, which the ranks make together."""
-    key = (build, shape, cell.dtype, total, cell.max_norm, cell.microbatch_grads)
+    loss = cell.trusted_loss or cell.loss
+    key = (build, shape, cell.dtype, total, cell.max_norm, cell.microbatch_grads, cell.own_parameters, loss)
     if key not in known:
         known[key] = folder / f"reference-{len(known)}"
         for twins in (range(1), range(1, NUM_TWINS + 1)):
@@ -137,10 +143,10 @@ def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cel
     torch.manual_seed(0)
     model = build(shape).to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    plan = Plan(out=folder / "reference", stop=False, microbatch_grads=cell.microbatch_grads)
+    plan = Plan(out=folder / "reference", stop=False, **cell.settings)
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})
     session = Session(plan, model, optimizer, SimulatedRank(), Rules())
-    accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm)
+    accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm, loss=cell.trusted_loss or cell.loss)
     session.close()

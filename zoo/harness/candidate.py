@@ -11,12 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.support.transformer import Shape
 from ttrace.capture.session import Session
+from zoo.harness.transformer import Shape
 
 BATCH = 2
 CLIPPED = frozenset({"ddp", "zero", "fsdp", "hsdp", "tp+sp", "cp-gather", "cp-ulysses", "cp-ring", "cp-ring+fsdp"})
 """The layouts whose gradients torch can clip by itself: all on one mesh, or all whole."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of logits and labels."""
+
+
+def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,13 @@ class Cell:
     recompute: str = "none"
     num_microbatches: int = 2
     microbatch_grads: bool = False
+    loss: Loss = loss_of
+    trusted_loss: Loss | None = None
+    """The reference's, where the candidate's is written differently."""
+    is_clipped: bool = False
+    """Whether gradients are clipped also where torch cannot do it by itself: then the case does it."""
+    own_parameters: bool = False
+    """Whether both sides start as they initialised themselves."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -38,7 +51,12 @@ class Cell:
     @property
     def max_norm(self) -> float | None:
         """Where gradients are clipped, if they are: far below their norm."""
-        return 0.1 if self.layout in CLIPPED else None
+        return 0.1 if self.is_clipped or self.layout in CLIPPED else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What plans of both sides say."""
+        return {"microbatch_grads": self.microbatch_grads, "parameters": "own" if self.own_parameters else "generated"}
 
     @property
     def name(self) -> str:
@@ -57,6 +75,8 @@ class Candidate:
     mesh: Any = None
     rules: dict[str, str] | None = None
     grad_factor: float | None = None
+    schedule: Any = None
+    """Of a pipeline."""
 
 
 def accumulated(
@@ -67,6 +87,7 @@ def accumulated(
     num_microbatches: int,
     *,
     max_norm: float | None = None,
+    loss: Loss = loss_of,
     loss_region: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """One step of gradient accumulation."""
@@ -75,7 +96,7 @@ def accumulated(
             batch = session.batch(data(shape))
             logits = model(batch["ids"])
             with loss_region():
-                (loss_of(logits, batch["labels"]) / num_microbatches).backward()
+                (loss(logits, batch["labels"]) / num_microbatches).backward()
         updated(model, optimizer, max_norm)
 
 
@@ -88,10 +109,6 @@ def updated(model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float 
 def data(shape: Shape) -> dict[str, torch.Tensor]:
     ids, labels = torch.randint(shape.vocab, (2, BATCH, shape.length))
     return {"ids": ids, "labels": labels}
-
-
-def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
 def simple(
@@ -107,7 +124,15 @@ def simple(
     chosen = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(session: Session) -> None:
-        count = cell.num_microbatches
-        accumulated(session, model, chosen, shape, count, max_norm=cell.max_norm, loss_region=loss_region)
+        accumulated(
+            session,
+            model,
+            chosen,
+            shape,
+            cell.num_microbatches,
+            max_norm=cell.max_norm,
+            loss=cell.loss,
+            loss_region=loss_region,
+        )
 
     return Candidate([model], chosen, step, num_data_ranks)

@@ -31,6 +31,8 @@ class Shape:
     tied: bool = True
     recompute: str = "none"
     """none, full (every block), or selective (attention only)."""
+    adapt: Callable[[nn.Module], None] | None = None
+    """Makes it another model, before anything is parallelised; a stage has only some of the modules."""
 
 
 class RMSNorm(nn.Module):
@@ -171,6 +173,8 @@ class Transformer(nn.Module):
         if s.tied and self.tok is not None and self.output is not None:
             self.output.weight = self.tok.weight
         self.register_buffer("rope", rope_table(s.length, s.hidden // s.heads), persistent=False)
+        if s.adapt is not None:
+            s.adapt(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.tok(x) if self.tok is not None else x

@@ -20,10 +20,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import ttrace
-from tests.support.runs import NUM_TWINS, judged
 from ttrace.attach import PLAN_VARIABLE, Off, Tracing
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Judgement
+from zoo.harness.runs import NUM_TWINS, judged
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when transformers is imported
 

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _cp_options
 
-from tests.support.candidate import Candidate, Cell, data, loss_of, updated
-from tests.support.dense import sharded, tensor_parallel
-from tests.support.ring import allow_ring_attention_on_cpu
-from tests.support.transformer import Shape, Transformer, causal, rope_table
 from ttrace.capture.session import Session
+from zoo.harness.candidate import Candidate, Cell, data, updated
+from zoo.harness.dense import sharded, tensor_parallel
+from zoo.harness.ring import allow_ring_attention_on_cpu
+from zoo.harness.transformer import Shape, Transformer, causal, rope_table
 
 
 def whole_attention(shape: Shape, cell: Cell) -> Candidate:
@@ -39,7 +39,7 @@ def whole_attention(shape: Shape, cell: Cell) -> Candidate:
         with session.step():
             for _ in range(cell.num_microbatches):
                 batch = session.batch(data(local))
-                (loss_of(model(batch["ids"]), batch["labels"]) / cell.num_microbatches).backward()
+                (cell.loss(model(batch["ids"]), batch["labels"]) / cell.num_microbatches).backward()
             average(model.parameters(), dist.group.WORLD)
             updated(model, optimizer, cell.max_norm)
 
@@ -66,7 +66,7 @@ def ring(shape: Shape, cell: Cell) -> Candidate:
                 ids, labels = batch["ids"], batch["labels"]
                 buffers = {"buffers": [ids, labels, model.rope], "buffer_seq_dims": [1, 1, 0]}
                 with context_parallel(mesh["cp"], **buffers, no_restore_buffers={ids, labels}):
-                    (loss_of(model(ids), labels) / cell.num_microbatches).backward()
+                    (cell.loss(model(ids), labels) / cell.num_microbatches).backward()
             if not has_fsdp:
                 average(model.parameters(), mesh.get_group("cp"))
             updated(model, optimizer, cell.max_norm)

@@ -14,10 +14,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from tests.support.candidate import Candidate, accumulated
-from tests.support.faults import FAULTS, inject
-from tests.support.gpt import AllReduce
-from tests.support.transformer import Shape
+from zoo.harness.candidate import Candidate, accumulated
+from zoo.harness.faults import FAULTS, inject
+from zoo.harness.gpt import AllReduce
+from zoo.harness.transformer import Shape
 
 SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
 NUM_MICROBATCHES = 3

@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import ttrace
-from tests.support.candidate import Candidate, Cell, data, loss_of, updated
-from tests.support.context import average
-from tests.support.transformer import Experts, MixtureOfExperts, Shape, Transformer
 from ttrace.capture.session import Session
+from zoo.harness.candidate import Candidate, Cell, data, updated
+from zoo.harness.context import average
+from zoo.harness.transformer import Experts, MixtureOfExperts, Shape, Transformer
 
 
 def expert_parallel(shape: Shape, cell: Cell) -> Candidate:
@@ -41,7 +41,7 @@ def expert_parallel(shape: Shape, cell: Cell) -> Candidate:
             for _ in range(cell.num_microbatches):
                 part = {name: leaf.chunk(ep.size())[ep.get_local_rank()] for name, leaf in data(shape).items()}
                 batch = session.batch(part)
-                (loss_of(model(batch["ids"]), batch["labels"]) / cell.num_microbatches).backward()
+                (cell.loss(model(batch["ids"]), batch["labels"]) / cell.num_microbatches).backward()
             average(dense, dist.group.WORLD)
             # An expert has seen the tokens of all ranks along ep already.
             average(experts, mesh.get_group("dp") if has_dp else None, cell.num_ranks)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from tests.support.candidate import Cell
-from tests.support.cells import LAYOUTS
+from zoo.harness.candidate import Cell
+from zoo.harness.cells import LAYOUTS
 
 NUM_RANKS = {
     "hsdp": 4,

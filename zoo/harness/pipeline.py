@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as pp
 
-from tests.support.candidate import Candidate, Cell, data, loss_of
-from tests.support.dense import sharded, tensor_parallel
-from tests.support.transformer import Shape, Transformer
 from ttrace.capture.session import Session
+from zoo.harness.candidate import Candidate, Cell, data
+from zoo.harness.dense import sharded, tensor_parallel
+from zoo.harness.transformer import Shape, Transformer
 
 
 def pipeline(shape: Shape, cell: Cell) -> Candidate:
@@ -41,7 +41,7 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
         for model, i in zip(models, indices, strict=True)
     ]
     made: Any = stages[0] if issubclass(kind, pp.PipelineScheduleSingle) else stages
-    schedule: Any = kind(made, n_microbatches=cell.num_microbatches, loss_fn=loss_of)
+    schedule: Any = kind(made, n_microbatches=cell.num_microbatches, loss_fn=cell.loss)
     optimizer = torch.optim.AdamW([p for m in models for p in m.parameters()], lr=1e-3)
 
     def step(session: Session) -> None:
@@ -53,7 +53,7 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
             schedule.step(*inputs, **targets)
             optimizer.step()
 
-    return Candidate([*models], optimizer, step, 2 if "dp" in inner else 1, mesh)
+    return Candidate([*models], optimizer, step, 2 if "dp" in inner else 1, mesh, schedule=schedule)
 
 
 SCHEDULES: dict[str, Any] = {
