@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ttrace.judge import patterns, updates
+from ttrace.judge import operands, patterns, updates
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Verdict
@@ -244,6 +244,8 @@ _TESTS = (
     patterns.transposed,
     patterns.bias,
     patterns.some_rows,
+    operands.lookup,
+    operands.stale_input,
     patterns.weaker_dtype,
     _some_ranks,
     updates.tied_copies,

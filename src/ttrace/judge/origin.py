@@ -13,6 +13,7 @@ them is at fault.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ttrace.judge.diagnose import cause
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
@@ -68,9 +69,32 @@ def _missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
 def _cause(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause:
-    """What the values tell or, where they tell nothing, that modules inside this one never ran."""
+    """What the values tell or, where they tell nothing, what became of the modules inside this one."""
     found = cause(start, reference, candidate)
-    return (_skipped(module, comparisons, candidate) or found) if found.name == UNEXPLAINED else found
+    if found.name != UNEXPLAINED:
+        return found
+    skipped = _skipped(module, comparisons, candidate)
+    return skipped or _handed_over(start, module, comparisons, reference, candidate) or found
+
+
+def _handed_over(
+    start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
+) -> Cause | None:
+    """What the values tell of the first wrong tensor that enters a module inside: this module's code made it."""
+    kind = {Kind.OUTPUT: Kind.INPUT, Kind.GRAD_INPUT: Kind.GRAD_OUTPUT}.get(start.id.kind)
+    for c in comparisons:
+        is_then = (c.id.step, c.id.microbatch) == (start.id.step, start.id.microbatch)
+        if (
+            c.id.kind is kind
+            and c.verdict.is_wrong
+            and is_then
+            and c.id.name != module
+            and is_inside(c.id.name, module)
+        ):
+            found = cause(c, reference, candidate)
+            words = f"what enters {c.id.name} is wrong ({c.id.kind}): {found.sentence}"
+            return None if found.name == UNEXPLAINED else replace(found, sentence=words)
+    return None
 
 
 def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:
