@@ -7,6 +7,7 @@ import json
 import sys
 
 from ttrace.judge.verdict import Exit
+from zoo import controls
 from zoo.bug import Tier, bugs, story, title
 from zoo.score import score
 
@@ -20,8 +21,11 @@ def main(arguments: list[str]) -> int:
     every = commands.add_parser("score", help="run all entries both ways; status 1 below the bars")
     every.add_argument("--tier", choices=list(Tier), help="only these")
     every.add_argument("--json", action="store_true", help="for programs")
+    clean = commands.add_parser("controls", help="run what must not be accused; status 1 if anything is")
+    clean.add_argument("--all", action="store_true", help="more than 200 of them, instead of a few")
+    clean.add_argument("--json", action="store_true", help="for programs")
     chosen = parser.parse_args(arguments)
-    command = {"list": _list, "run": _run, "score": _score}[chosen.command]
+    command = {"list": _list, "run": _run, "score": _score, "controls": _controls}[chosen.command]
     return command(chosen)
 
 
@@ -46,9 +50,19 @@ def _run(chosen: argparse.Namespace) -> int:
 
 def _score(chosen: argparse.Namespace) -> int:
     names = [name for name, bug in bugs().items() if chosen.tier in (None, bug.tier)]
-    result = score(names, lambda words: print(words, file=sys.stderr))
+    result = score(names, _tell)
     print(json.dumps(result.as_json(), indent=1) if chosen.json else result)
     return 0 if result.passes else 1
+
+
+def _controls(chosen: argparse.Namespace) -> int:
+    result = controls.run(controls.every() if chosen.all else controls.few(), _tell)
+    print(json.dumps(result.as_json(), indent=1) if chosen.json else result)
+    return 1 if result.accused else 0
+
+
+def _tell(words: str) -> None:
+    print(words, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ class Expected:
     module: str
     kind: str
     cause: str
+    """A cause that the judge has no word for is unexplained, and counts as not named."""
     axis: str | None = None
 
 
@@ -67,8 +68,8 @@ class Case(Protocol):
     def launcher(self) -> Launcher: ...
 
 
-Launcher = Callable[[int, Sequence["Run"], Path], list["Seen"]]
-"""Traces and judges runs on so many ranks, into a folder."""
+Launcher = Callable[[int, Sequence[Any], Path], list["Seen"]]
+"""Traces and judges runs on so many ranks, into a folder: whatever has a case and a patch, and a name as its text."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Bug:
     expected: Expected
     patch: Patch | None = None
     is_early: bool = False
-    """Whether the patch comes before the session attaches: where the model itself is another one."""
+    """Whether the patches come before the session attaches: where the model itself is another one."""
     clean_case: Case | None = None
     clean_patch: Patch | None = None
     paper: int = 0

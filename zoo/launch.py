@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from ttrace.judge.verdict import Exit, Judgement
+from ttrace.judge.verdict import UNEXPLAINED, Exit, Judgement
 from zoo.bug import Case, Expected, Patch, Run
 from zoo.harness.cells import Traced, shared_out
 from zoo.harness.ranks import on_ranks
@@ -57,31 +57,15 @@ class Seen:
         return self.module == expected.module
 
     def is_because(self, expected: Expected) -> bool:
-        return (self.kind, self.cause, self.axis) == (expected.kind, expected.cause, expected.axis)
+        """Whether the cause is named as it should be; that it is not known never counts."""
+        is_same = (self.kind, self.cause, self.axis) == (expected.kind, expected.cause, expected.axis)
+        return is_same and self.cause != UNEXPLAINED
 
 
 class Traceable(Protocol):
     """A case that makes its reference and its candidate in the same launch."""
 
     def trace(self, out: Path, references: dict[Any, Path], patch: Patch | None, *, is_early: bool) -> Traced: ...
-
-
-def seen(runs: Sequence[Run], folder: Path, tell: Callable[[str], None] = lambda _: None) -> dict[Run, Seen]:
-    """What is found in each run: one launch for all that can share one."""
-    launches: dict[tuple[Any, int], list[Run]] = {}
-    for run in runs:
-        launches.setdefault((run.case.launcher, run.case.num_ranks), []).append(run)
-    found: dict[Run, Seen] = {}
-    for number, ((launcher, num_ranks), together) in enumerate(launches.items()):
-        tell(f"{len(together)} runs on {num_ranks} ranks")
-        found |= dict(zip(together, launcher(num_ranks, together, folder / str(number)), strict=True))
-    return {run: found[run] for run in runs}
-
-
-def on_torch(num_ranks: int, runs: Sequence[Run], folder: Path) -> list[Seen]:
-    """The launcher of everything that needs nothing but what is installed."""
-    kept: list[Seen] = on_ranks(num_ranks, trace_all, [(run, str(run)) for run in runs], folder, timeout=TIMEOUT)[0]
-    return kept
 
 
 class Sided(Protocol):
@@ -94,6 +78,27 @@ class Sided(Protocol):
     def patch(self) -> Patch | None: ...
 
 
+R = TypeVar("R", bound=Sided)
+
+
+def seen(runs: Sequence[R], folder: Path, tell: Callable[[str], None] = lambda _: None) -> dict[R, Seen]:
+    """What is found in each run: one launch for all that can share one."""
+    launches: dict[tuple[Any, int], list[R]] = {}
+    for run in runs:
+        launches.setdefault((run.case.launcher, run.case.num_ranks), []).append(run)
+    found: dict[R, Seen] = {}
+    for number, ((launcher, num_ranks), together) in enumerate(launches.items()):
+        tell(f"{len(together)} runs on {num_ranks} ranks")
+        found |= dict(zip(together, launcher(num_ranks, together, folder / str(number)), strict=True))
+    return {run: found[run] for run in runs}
+
+
+def on_torch(num_ranks: int, runs: Sequence[Sided], folder: Path) -> list[Seen]:
+    """The launcher of everything that needs nothing but what is installed."""
+    kept: list[Seen] = on_ranks(num_ranks, trace_all, [(run, str(run)) for run in runs], folder, timeout=TIMEOUT)[0]
+    return kept
+
+
 def trace_all(named: Sequence[tuple[Sided, str]], folder: Path) -> list[Seen]:
     """On every rank: trace all runs, a few at a time, and judge them."""
     references: dict[Any, Path] = {}
@@ -104,7 +109,7 @@ def trace_all(named: Sequence[tuple[Sided, str]], folder: Path) -> list[Seen]:
         for side, name in together:
             begin = time.monotonic()
             case: Any = side.case
-            is_early = isinstance(side, Run) and not side.is_clean and side.bug.is_early
+            is_early = isinstance(side, Run) and side.bug.is_early
             try:
                 traced.append(case.trace(folder / name, references, side.patch, is_early=is_early))
             except Exception as error:

@@ -293,3 +293,14 @@ def test_modules_that_the_candidate_never_runs_are_the_cause(tmp_path: Path) -> 
     assert [(f.module, f.cause.name, f.cause.sentence) for f in found] == [
         ("block", "skipped", "the candidate never runs block.mlp")
     ]
+
+
+def test_a_module_that_hands_over_another_input_is_told_what_it_hands_over(tmp_path: Path) -> None:
+    case, first, second = Case(tmp_path), drawn(4, 8, seed=1), drawn(4, 8, seed=2)
+    case.both("0/0/layers.0/input", first)
+    case.both("0/0/layers.0/output", second)
+    case.both("0/0/layers.1/input", second, change=lambda _: first)
+    case.wrong("0/0/layers.1/output", "0/0/./output")
+    finding = case.judged().findings[0]
+    assert (finding.module, finding.cause.name) == (".", "another's values")
+    assert finding.cause.sentence.startswith("what enters layers.1 is wrong (input): the candidate holds")

@@ -44,6 +44,13 @@ def test_the_values_of_a_relative_are_named(tmp_path: Path, other: str, words: s
     assert found.evidence[0].startswith(f"against {other} the error is ")
 
 
+def test_a_parameter_that_was_loaded_into_its_neighbour_is_named(tmp_path: Path) -> None:
+    case, values = Case(tmp_path), drawn(8, 12, seed=3)
+    case.both("0/-/layers.1.norm1.weight/param", values)
+    case.both("0/-/layers.1.second.weight/param", FULL, change=lambda _: values)
+    assert cause(case).sentence == "the candidate holds the reference's values of layers.1.norm1.weight"
+
+
 def test_the_values_of_a_relative_on_one_rank_are_named(tmp_path: Path) -> None:
     case, values = Case(tmp_path), drawn(8, 12, seed=3)
     case.both("0/0/layers.1.fc/output", values, "a b/tp")

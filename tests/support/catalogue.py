@@ -7,7 +7,7 @@ the model itself is another one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ from zoo.harness.candidate import Cell, accumulated
 from zoo.harness.cells import Traced, attached, reference_of
 from zoo.harness.gpt import Gpt
 from zoo.harness.runs import NUM_TWINS, SimulatedRank
-from zoo.harness.small import HAND, Small, by_hand, whole_gpt
+from zoo.harness.small import HAND, by_hand, small, whole_gpt
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,10 @@ class Fault:
 
 def trace_fault(fault: Fault, folder: Path, references: dict[Any, Path]) -> Traced:
     """On every rank: trace a broken candidate, and its reference unless an earlier fault had the same."""
-    cell = replace(fault.cell, layout=fault.layout)
     out = folder / fault.name.replace(" ", "-")
-    return Small(cell).trace(out, references, fault.breaks, is_early=fault.early)
+    settings: dict[str, Any] = {"recompute": fault.recompute, "num_microbatches": fault.num_microbatches}
+    case = small(fault.layout, fault.num_ranks, **settings)
+    return case.trace(out, references, fault.breaks, is_early=fault.early)
 
 
 def trace_together(faults: Sequence[Fault], folder: Path, references: dict[Any, Path]) -> tuple[Traced, Traced]:
@@ -106,7 +107,7 @@ def trace_together(faults: Sequence[Fault], folder: Path, references: dict[Any, 
         out = folder / "-".join(fault.name.replace(" ", "-") for fault in faults) / str(isolated)
         plan = Plan(out=out, role="candidate", reference=reference / "reference", isolated=isolated, stop=False)
         torch.manual_seed(0)
-        candidate = by_hand(cell)
+        candidate = by_hand(HAND, cell)
         session = attached(candidate, plan)
         for fault in faults:
             fault.breaks(candidate)

@@ -42,6 +42,8 @@ class Cell:
     """Whether gradients are clipped also where torch cannot do it by itself: then the case does it."""
     own_parameters: bool = False
     """Whether both sides start as they initialised themselves."""
+    seed: int = 0
+    """Of all values that are generated."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -56,7 +58,8 @@ class Cell:
     @property
     def settings(self) -> dict[str, Any]:
         """What plans of both sides say."""
-        return {"microbatch_grads": self.microbatch_grads, "parameters": "own" if self.own_parameters else "generated"}
+        parameters = "own" if self.own_parameters else "generated"
+        return {"microbatch_grads": self.microbatch_grads, "parameters": parameters, "seed": self.seed}
 
     @property
     def name(self) -> str:

@@ -53,6 +53,8 @@ LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
     **dict.fromkeys(INNER, pipeline),
 }
 
+TIED = ("pp+dp",)
+"""The pipelines whose first and last stage have a copy each of one weight: somebody must sum their gradients."""
 Build = Callable[[Shape], nn.Module]
 """The model of a reference."""
 Fault = Callable[[Candidate], None]
@@ -115,7 +117,8 @@ def _share(traced: Sequence[Traced]) -> list[int]:
 def shape_of(cell: Cell, shape: Shape) -> Shape:
     """The model as a cell needs it: stages share no weights, and experts need experts."""
     experts = 4 if {"moe", "ep"} & set(cell.parts) else 0
-    return replace(shape, recompute=cell.recompute, tied=not cell.layout.startswith("pp"), experts=experts)
+    is_tied = cell.layout in TIED or not cell.layout.startswith("pp")
+    return replace(shape, recompute=cell.recompute, tied=is_tied, experts=experts)
 
 
 def attached(candidate: Candidate, plan: Plan) -> Session:
@@ -129,7 +132,7 @@ def reference_of(
 ) -> Path:
     """The traces of the reference and its twins, which the ranks make together."""
     loss = cell.trusted_loss or cell.loss
-    key = (build, shape, cell.dtype, total, cell.max_norm, cell.microbatch_grads, cell.own_parameters, loss)
+    key = (build, shape, cell.dtype, total, cell.max_norm, tuple(cell.settings.items()), loss)
     if key not in known:
         known[key] = folder / f"reference-{len(known)}"
         for twins in (range(1), range(1, NUM_TWINS + 1)):

@@ -8,7 +8,7 @@ process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,22 @@ import ttrace
 from ttrace.attach import PLAN_VARIABLE, Off, Tracing
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Judgement
+from zoo.bug import Launcher, Patch
+from zoo.harness.candidate import Candidate
+from zoo.harness.cells import Traced
+from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import NUM_TWINS, judged
+from zoo.launch import TIMEOUT, Seen, Sided, on_torch, patched
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when transformers is imported
 
 VOCAB, LENGTH, BATCH = 48, 8, 2
+MASKED: dict[str, Any] = {
+    "tp_size": 2,
+    "ep_size": 2,
+    "ep_plan": {"model.layers.*.mlp.gate": "ep_router", "model.layers.*.mlp.experts": "moe_tp_experts"},
+}
+"""Expert parallelism in which every rank has all tokens, and those of other ranks' experts are masked."""
 Change = Callable[[nn.Module], AbstractContextManager[None]]
 """Something done to a candidate while it trains, on every rank."""
 
@@ -82,6 +93,23 @@ class Case:
     config: Mapping[str, Any]
     num_accumulated: int = 1
     """How many microbatches each rank that has data of its own runs."""
+    experts: str = ""
+    """How experts are computed, if not as transformers likes best."""
+    num_ranks: int = 2
+
+    @property
+    def launcher(self) -> Launcher:
+        return on_transformers
+
+    def trace(self, out: Path, references: dict[Any, Path], patch: Patch | None, *, is_early: bool = False) -> Traced:  # noqa: ARG002
+        """On every rank: trace the candidate; the reference is there."""
+        model = distributed(self, out.parent)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        plan = Plan(out=out, role="candidate", reference=self.reference(out.parent) / "reference", stop=False)
+        candidate = Candidate([model], optimizer, lambda _: None)
+        with patched(patch, candidate):
+            train(attached(plan, model, optimizer), model, optimizer, self.num_accumulated)
+        return Traced(self.reference(out.parent), out)
 
     @property
     def num_microbatches(self) -> int:
@@ -95,6 +123,13 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.model}-{self.name}-{self.num_accumulated}"
+
+
+def on_transformers(num_ranks: int, runs: Sequence[Sided], folder: Path) -> list[Seen]:
+    """The launcher of these cases: all references in one process, then all candidates."""
+    folder.mkdir(parents=True)
+    on_ranks(1, trace_references, folder, [run.case for run in runs], timeout=TIMEOUT)
+    return on_torch(num_ranks, runs, folder)
 
 
 def trace_references(folder: Path, cases: list[Case]) -> None:
@@ -139,8 +174,11 @@ def distributed(case: Case, folder: Path) -> nn.Module:
     from transformers.distributed.configuration_utils import DistributedConfig
 
     config = DistributedConfig(**case.config)
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(case.saved(folder), distributed_config=config)
-    return model.train()
+    model: Any = AutoModelForCausalLM.from_pretrained(case.saved(folder), distributed_config=config)
+    if case.experts:
+        model.set_experts_implementation(case.experts)
+    found: nn.Module = model.train()
+    return found
 
 
 def attached(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Tracing:

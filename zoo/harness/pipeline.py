@@ -17,7 +17,7 @@ from zoo.harness.transformer import Shape, Transformer
 
 def pipeline(shape: Shape, cell: Cell) -> Candidate:
     """One or two stages a rank, as the schedule wants them; with TP or FSDP2 inside each stage."""
-    inner = [axis for axis in ("dp", "tp") if axis in INNER.get(cell.layout, ())]
+    inner = [axis for axis in ("dp", "tp") if axis in INNER.get(cell.layout, cell.parts[1:])]
     names = ("pp", *inner)
     mesh = init_device_mesh("cpu", (cell.num_ranks // 2 ** len(inner), *(2 for _ in inner)), mesh_dim_names=names)
     kind = SCHEDULES.get(cell.layout, pp.Schedule1F1B)
@@ -33,7 +33,7 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
     models = [Transformer(shape, range(i * per_stage, (i + 1) * per_stage)).to(cell.dtype) for i in indices]
     if "tp" in inner:
         models = [tensor_parallel(model, mesh["tp"]) for model in models]
-    if "dp" in inner:
+    if "fsdp" in cell.parts:
         models = [sharded(model, mesh["dp"]) for model in models]
     group = mesh.get_group("pp")
     stages = [
@@ -53,7 +53,9 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
             schedule.step(*inputs, **targets)
             optimizer.step()
 
-    return Candidate([*models], optimizer, step, 2 if "dp" in inner else 1, mesh, schedule=schedule)
+    # FSDP2 says itself that it averages; without it, somebody must.
+    factor = 0.5 if "dp" in inner and "fsdp" not in cell.parts else None
+    return Candidate([*models], optimizer, step, 2 if "dp" in inner else 1, mesh, None, factor, schedule)
 
 
 SCHEDULES: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ttrace.capture.plan import Plan
 from zoo.bug import Launcher, Patch
 from zoo.harness.breaking import NUM_MICROBATCHES, SHAPE
 from zoo.harness.candidate import Candidate, Cell, accumulated
-from zoo.harness.cells import LAYOUTS, Traced, attached, reference_of, shape_of
+from zoo.harness.cells import LAYOUTS, Build, Traced, attached, reference_of, shape_of
 from zoo.harness.gpt import LENGTH, RULES, VOCAB, Gpt
 from zoo.harness.transformer import Shape, Transformer
 from zoo.launch import on_torch, patched
@@ -25,10 +26,12 @@ HAND = Shape(vocab=VOCAB, length=LENGTH)
 
 @dataclass(frozen=True)
 class Small:
-    """A cell, and the model's shape."""
+    """A cell and the model's shape; a layout and a model of its own, if it has them."""
 
     cell: Cell
     shape: Shape = SHAPE
+    layout: Callable[[Shape, Cell], Candidate] | None = None
+    build: Build | None = None
     launcher: Launcher = field(default=on_torch, repr=False)
 
     @property
@@ -38,12 +41,11 @@ class Small:
     def trace(self, out: Path, references: dict[Any, Path], patch: Patch | None, *, is_early: bool = False) -> Traced:
         """On every rank: trace the candidate, and before it the reference unless an earlier run had the same."""
         torch.manual_seed(0)
-        cell, is_by_hand = self.cell, self.cell.layout == "hand"
-        shape = HAND if is_by_hand else shape_of(cell, self.shape)
-        candidate = by_hand(cell) if is_by_hand else LAYOUTS[cell.layout](shape, cell)
+        cell, shape = self.cell, shape_of(self.cell, self.shape)
+        candidate = (self.layout or LAYOUTS[cell.layout])(shape, cell)
         total = cell.num_microbatches * candidate.num_data_ranks
-        whole, build = replace(shape, recompute="none"), whole_gpt if is_by_hand else Transformer
-        reference = reference_of(out.parent, whole, cell, total, references, build)
+        whole = replace(shape, recompute="none")
+        reference = reference_of(out.parent, whole, cell, total, references, self.build or Transformer)
         plan = Plan(out=out, role="candidate", reference=reference / "reference", stop=False)
         trace_candidate(candidate, plan.model_copy(update=cell.settings), patch, is_early=is_early)
         return Traced(reference, out)
@@ -51,7 +53,8 @@ class Small:
 
 def small(layout: str, num_ranks: int = 2, *, shape: Shape = SHAPE, **settings: Any) -> Small:
     """A case by its layout and whatever of the cell is not as usual."""
-    return Small(Cell(layout, num_ranks, **{"num_microbatches": NUM_MICROBATCHES, **settings}), shape)
+    cell = Cell(layout, num_ranks, **{"num_microbatches": NUM_MICROBATCHES, **settings})
+    return Small(cell, HAND, by_hand, whole_gpt) if layout == "hand" else Small(cell, shape)
 
 
 def trace_candidate(candidate: Candidate, plan: Plan, patch: Patch | None, *, is_early: bool = False) -> None:
@@ -67,7 +70,7 @@ def whole_gpt(_shape: Shape) -> nn.Module:
     return Gpt()
 
 
-def by_hand(cell: Cell) -> Candidate:
+def by_hand(_shape: Shape, cell: Cell) -> Candidate:
     """The small GPT, tensor-parallel over all ranks."""
     tp = dist.get_world_size()
     model = Gpt(tp).to(cell.dtype)

@@ -155,6 +155,10 @@ def _gradient_norm(e: Evidence) -> Cause | None:
     if kind is Kind.CLIP and e.comparison.id.at(Kind.GRAD_NORM) in e.reference_trace.shards:
         words = f"gradients and their norm are right, but the clip factor is {ratio:.4g} x the reference's"
         return Cause("clip factor", words)
+    axis = _axis_left_out(e)
+    if axis is not None:
+        words = f"the gradients are right, but each rank has the norm of its own: not combined over {axis}"
+        return Cause("gradient norm", words, axis, (f"their squares over {axis} sum to the reference's",))
     square = ratio**2 if kind is Kind.GRAD_NORM else ratio**-2
     axes, words = _explained(square, e.sizes)
     return Cause(
@@ -163,6 +167,18 @@ def _gradient_norm(e: Evidence) -> Cause | None:
         f"reference's{f'; its square is{words[1:]}' if words else ''}",
         axes[0] if len(axes) == 1 else None,
     )
+
+
+def _axis_left_out(e: Evidence) -> str | None:
+    """The axis over whose ranks the squares of a norm sum to the reference's square."""
+    if e.comparison.id.kind is not Kind.GRAD_NORM or e.comparison.verdict is not Verdict.CONFLICT:
+        return None
+    whole = float(e.reference.tensor())
+    for axis in _axes_of_conflict(e):
+        shares = [float(replicas[0].tensor()) for replicas in _summed_over(e, axis).pieces[0].summands]
+        if math.isclose(math.hypot(*shares), whole, rel_tol=max(NEAR * e.tolerance, 1e-12)):
+            return axis
+    return None
 
 
 def _constant_factor(e: Evidence) -> Cause | None:

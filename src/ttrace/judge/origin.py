@@ -80,17 +80,18 @@ def _cause(
 def _handed_over(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause | None:
-    """What the values tell of the first wrong tensor that enters a module inside: this module's code made it."""
+    """What the values tell of the first wrong tensor that enters a module inside: this module's code made it.
+
+    Where a module inside is missing, that is the story, and who is fed what follows from it.
+    """
     kind = {Kind.OUTPUT: Kind.INPUT, Kind.GRAD_INPUT: Kind.GRAD_OUTPUT}.get(start.id.kind)
+    absent = (c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING)
+    if any(is_inside(name, module) for name in absent):
+        return None
     for c in comparisons:
         is_then = (c.id.step, c.id.microbatch) == (start.id.step, start.id.microbatch)
-        if (
-            c.id.kind is kind
-            and c.verdict.is_wrong
-            and is_then
-            and c.id.name != module
-            and is_inside(c.id.name, module)
-        ):
+        is_wrong = c.id.kind is kind and c.verdict.is_wrong and is_then
+        if is_wrong and c.id.name != module and is_inside(c.id.name, module):
             found = cause(c, reference, candidate)
             words = f"what enters {c.id.name} is wrong ({c.id.kind}): {found.sentence}"
             return None if found.name == UNEXPLAINED else replace(found, sentence=words)

@@ -64,8 +64,14 @@ def _relatives(e: Evidence) -> Iterator[tuple[TensorId, str]]:
 
 
 def _is_neighbour(a: Site, b: Site) -> bool:
-    """Whether two names differ in their numbers only: the same module of another layer, or another expert."""
-    return re.sub(r"\d+", "#", a.name) == re.sub(r"\d+", "#", b.name)
+    """Whether two names differ in their numbers only: the same module of another layer, or another expert.
+
+    A parameter may have been loaded into another of the same block: then one part of their names differs.
+    """
+    ours, theirs = a.name.split("."), b.name.split(".")
+    num_different = sum(x != y for x, y in zip(ours, theirs, strict=False)) if len(ours) == len(theirs) else len(ours)
+    is_sibling = a.kind is Kind.PARAM and num_different == 1
+    return is_sibling or re.sub(r"\d+", "#", a.name) == re.sub(r"\d+", "#", b.name)
 
 
 def moved(e: Evidence) -> Cause | None:
