@@ -44,7 +44,6 @@ class Topic(StrEnum):
     RANDOM = "rng and initialisation"
     OPTIMIZER = "optimizer step"
     CHECKPOINT = "checkpoint load"
-    PRECISION = "precision"
 
 
 @dataclass(frozen=True)

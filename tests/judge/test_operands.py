@@ -64,5 +64,24 @@ def test_a_gradient_made_from_one_microbatch_is_named(tmp_path: Path) -> None:
     assert "the input of microbatch 1" in found.sentence
 
 
+def summed(folder: Path, *counts: float) -> Cause:
+    case, parts = Case(folder), [drawn(6, 4, seed=seed) for seed in range(3)]
+    for mb, part in enumerate(parts):
+        case.both(f"0/{mb}/fc.bias/param_grad", part)
+    wrong = sum((count * part for count, part in zip(counts, parts, strict=True)), torch.zeros(6, 4))
+    case.both("0/-/fc.bias/param_grad", sum(parts, torch.zeros(6, 4)), change=lambda _: wrong)
+    return case.judged().findings[0].cause
+
+
+def test_microbatches_that_do_not_count_once_are_named(tmp_path: Path) -> None:
+    found = summed(tmp_path, 2, 1, 0)
+    assert found.name == "microbatches"
+    assert found.sentence.endswith("microbatch 0 counts 2 times, microbatch 2 counts 0 times")
+
+
+def test_microbatches_that_count_by_halves_are_not_claimed(tmp_path: Path) -> None:
+    assert summed(tmp_path, 1.5, 1, 1).name != "microbatches"
+
+
 def test_a_gradient_made_from_nothing_known_is_not_claimed(tmp_path: Path) -> None:
     assert weight_gradient(tmp_path, made_from="foreign").name == "unexplained"

@@ -96,6 +96,7 @@ class Case:
     experts: str = ""
     """How experts are computed, if not as transformers likes best."""
     num_ranks: int = 2
+    microbatch_grads: bool = False
 
     @property
     def launcher(self) -> Launcher:
@@ -106,6 +107,7 @@ class Case:
         model = distributed(self, out.parent)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         plan = Plan(out=out, role="candidate", reference=self.reference(out.parent) / "reference", stop=False)
+        plan = plan.model_copy(update={"microbatch_grads": self.microbatch_grads})
         candidate = Candidate([model], optimizer, lambda _: None)
         with patched(patch, candidate):
             train(attached(plan, model, optimizer), model, optimizer, self.num_accumulated)
@@ -119,7 +121,7 @@ class Case:
         return folder / self.model
 
     def reference(self, folder: Path) -> Path:
-        return folder / f"{self.model}-{self.num_microbatches}-microbatches"
+        return folder / f"{self.model}-{self.num_microbatches}-microbatches{'-each' * self.microbatch_grads}"
 
     def __str__(self) -> str:
         return f"{self.model}-{self.name}-{self.num_accumulated}"
@@ -136,9 +138,10 @@ def trace_references(folder: Path, cases: list[Case]) -> None:
     """On one rank: the model of every case, as it is in one process, and its twins."""
     for case in cases:
         if not case.reference(folder).exists():
-            _save(case.saved(folder), case.model)
+            if not case.saved(folder).exists():
+                _save(case.saved(folder), case.model)
             for twin in range(NUM_TWINS + 1):
-                _trace_reference(case.reference(folder), case.saved(folder), case.num_microbatches, twin)
+                _trace_reference(case, folder, twin)
 
 
 def run_case(case: Case, folder: Path, change: Change | None = None) -> Judgement | None:
@@ -206,16 +209,17 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
 
 
-def _trace_reference(folder: Path, saved: Path, num_microbatches: int, twin: int) -> None:
+def _trace_reference(case: Case, into: Path, twin: int) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(saved).train()
+    folder = case.reference(into)
+    model = AutoModelForCausalLM.from_pretrained(case.saved(into)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    plan = Plan(out=folder / "reference", stop=False)
+    plan = Plan(out=folder / "reference", stop=False, microbatch_grads=case.microbatch_grads)
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})
-    train(attached(plan, model, optimizer), model, optimizer, num_microbatches)
+    train(attached(plan, model, optimizer), model, optimizer, case.num_microbatches)
 
 
 def _save(folder: Path, model: str) -> None:

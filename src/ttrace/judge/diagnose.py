@@ -262,6 +262,8 @@ _TESTS = (
     patterns.some_rows,
     operands.lookup,
     operands.stale_input,
+    operands.microbatches,
+    updates.other_count,
     patterns.weaker_dtype,
     _some_ranks,
     updates.tied_copies,

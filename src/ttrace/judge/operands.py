@@ -1,4 +1,4 @@
-"""This module recognises what was made from the wrong operand: other rows of a table, or another input of a weight.
+"""This module recognises what was made from the wrong parts: rows of a table, the input of a weight, microbatches.
 
 Like the tests of judge/diagnose.py, each is a function from the evidence to a cause or None.
 """
@@ -17,6 +17,9 @@ from ttrace.tensors.ids import Kind, TensorId
 
 _MOST = 1 << 22
 """Rows are held against all rows of a table: so many pairs at most."""
+_MOST_MICROBATCHES = 16
+_NEARLY = 0.01
+"""How near a count must be to a whole number."""
 
 Tensors = Mapping[int | None, torch.Tensor]
 """By microbatch."""
@@ -70,6 +73,30 @@ def stale_input(e: Evidence) -> Cause | None:
     return None
 
 
+def microbatches(e: Evidence) -> Cause | None:
+    """The sum of what microbatches add, some of them too often or never; known where each was recorded."""
+    own = e.comparison.id
+    pair = e.tensors if own.kind is Kind.PARAM_GRAD and own.microbatch is None else None
+    shares = _recorded(e, own.name, Kind.PARAM_GRAD, finals=False) if pair is not None else {}
+    if pair is None or not 2 <= len(shares) <= _MOST_MICROBATCHES:
+        return None
+    parts = torch.stack([share.flatten() for share in shares.values()], 1)
+    found = torch.linalg.lstsq(parts, pair[1].flatten()[:, None]).solution
+    rest = _error(pair[1], (parts @ found).view_as(pair[1]))
+    counts = found.flatten().tolist()
+    whole = [round(count) for count in counts]
+    if not e.is_explained_error(rest) or any(abs(a - b) > _NEARLY for a, b in zip(counts, whole, strict=True)):
+        return None
+    wrong = [f"microbatch {mb} counts {n} times" for mb, n in zip(shares, whole, strict=True) if n != 1]
+    if not wrong:
+        return None
+    return Cause(
+        "microbatches",
+        f"microbatches are not summed once each: {', '.join(wrong[:4])}",
+        evidence=(f"summed so, the error is {rest:.1e}",),
+    )
+
+
 def _others(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Tensors]]:
     """Inputs that may have been taken for these: of one microbatch for all, or of the same module in another layer."""
     for microbatch, x in inputs.items() if len(inputs) > 1 else ():
@@ -80,10 +107,11 @@ def _others(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Te
             yield f"the input of {name}", _recorded(e, name, Kind.INPUT)
 
 
-def _recorded(e: Evidence, module: str, kind: Kind) -> Tensors:
+def _recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> Tensors:
     """The reference's tensors at a module that is called once a microbatch and takes and gives one; else nothing."""
     step = e.comparison.id.step
     ids = [t for t in e.reference_trace.shards if t.name == module and t.kind is kind and t.step == step]
+    ids = [t for t in ids if finals or t.microbatch is not None]
     if len({t.microbatch for t in ids}) != len(ids):
         return {}
     found = {t.microbatch: Logical.found(e.reference_trace, t) for t in ids}
