@@ -58,7 +58,10 @@ class Expected:
 
 
 class Case(Protocol):
-    """A configuration of a small training. Cases with equal launchers and numbers of ranks share a launch."""
+    """A configuration of a small training. Cases with equal launchers and numbers of ranks share a launch.
+
+    What needs processes of its own, as one version of Megatron-core does, has a launcher of its own.
+    """
 
     @property
     def num_ranks(self) -> int: ...

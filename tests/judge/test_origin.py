@@ -304,3 +304,16 @@ def test_a_module_that_hands_over_another_input_is_told_what_it_hands_over(tmp_p
     finding = case.judged().findings[0]
     assert (finding.module, finding.cause.name) == (".", "another's values")
     assert finding.cause.sentence.startswith("what enters layers.1 is wrong (input): the candidate holds")
+
+
+def test_replicas_that_differ_because_of_what_was_handed_over_are_told_so(tmp_path: Path) -> None:
+    case, full, other = Case(tmp_path), drawn(4, 8, seed=1), drawn(4, 8, seed=2)
+    case.both("0/0/./output", full)
+    case.trusted("0/0/gate/grad_output", full)
+    case.trusted("0/0/./grad_input", other)
+    for rank, share in enumerate((0.25, 0.75)):
+        case.candidate.record(rank, "0/0/gate/grad_output", share * full, "...")
+        case.candidate.record(rank, "0/0/./grad_input", other + share * full, "...")
+    finding = case.judged().findings[0]
+    assert (finding.module, finding.cause.name, finding.cause.axis) == (".", "missing all-reduce", "tp")
+    assert finding.cause.sentence.startswith("what enters gate is wrong (grad_output): replicas differ and sum")

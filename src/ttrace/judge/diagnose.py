@@ -22,6 +22,9 @@ from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
 
 MISSING_ALL_REDUCE = "missing all-reduce"
+REPLICAS_DIFFER = "replicas differ"
+VAGUE = (UNEXPLAINED, REPLICAS_DIFFER)
+"""Causes that say less than any other would."""
 _TOO_OFTEN = ", as if summed once too often"
 _NAMED = {MICROBATCH_AXIS: "the number of microbatches"}
 
@@ -223,7 +226,7 @@ def _replicas_differ(e: Evidence) -> Cause | None:
         return None
     axes = _axes_of_conflict(e)
     return Cause(
-        "replicas differ",
+        REPLICAS_DIFFER,
         f"replicas that must agree differ along {', '.join(axes) or 'no single axis'}",
         axes[0] if len(axes) == 1 else None,
         (f"replicas differ by {e.comparison.replica_error:.1e}", *_wrong_replicas(e)),

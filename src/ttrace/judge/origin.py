@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ttrace.judge.diagnose import cause
+from ttrace.judge.diagnose import VAGUE, cause
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
@@ -71,9 +71,9 @@ def _cause(
 ) -> Cause:
     """What the values tell or, where they tell nothing, what became of the modules inside this one."""
     found = cause(start, reference, candidate)
-    if found.name != UNEXPLAINED:
+    if found.name not in VAGUE:
         return found
-    skipped = _skipped(module, comparisons, candidate)
+    skipped = _skipped(module, comparisons, candidate) if found.name == UNEXPLAINED else None
     return skipped or _handed_over(start, module, comparisons, reference, candidate) or found
 
 
@@ -94,7 +94,7 @@ def _handed_over(
         if is_wrong and c.id.name != module and is_inside(c.id.name, module):
             found = cause(c, reference, candidate)
             words = f"what enters {c.id.name} is wrong ({c.id.kind}): {found.sentence}"
-            return None if found.name == UNEXPLAINED else replace(found, sentence=words)
+            return None if found.name in VAGUE else replace(found, sentence=words)
     return None
 
 
