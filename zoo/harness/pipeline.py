@@ -8,6 +8,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as pp
+from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.capture.session import Session
 from zoo.harness.candidate import Candidate, Cell, data
@@ -17,10 +18,10 @@ from zoo.harness.transformer import Shape, Transformer
 
 def pipeline(shape: Shape, cell: Cell) -> Candidate:
     """One or two stages a rank, as the schedule wants them; with TP or FSDP2 inside each stage."""
-    inner = [axis for axis in ("dp", "tp") if axis in INNER.get(cell.layout, cell.parts[1:])]
+    inner = [axis for axis, words in AXES.items() if words & set(cell.parts)]
     names = ("pp", *inner)
     mesh = init_device_mesh("cpu", (cell.num_ranks // 2 ** len(inner), *(2 for _ in inner)), mesh_dim_names=names)
-    kind = SCHEDULES.get(cell.layout, pp.Schedule1F1B)
+    kind = SCHEDULES.get(cell.parts[0], pp.Schedule1F1B)
     rank, world = mesh.get_local_rank("pp"), mesh["pp"].size()
     if issubclass(kind, pp.PipelineScheduleSingle):
         indices = [rank]
@@ -35,10 +36,13 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
         models = [tensor_parallel(model, mesh["tp"]) for model in models]
     if "fsdp" in cell.parts:
         models = [sharded(model, mesh["dp"]) for model in models]
+    chunks: list[Any] = [*models]
+    if "ddp" in cell.parts:
+        chunks = [DistributedDataParallel(model, process_group=mesh.get_group("dp")) for model in models]
     group = mesh.get_group("pp")
     stages = [
         PipelineStage(model, i, num_stages, torch.device("cpu"), group=group)
-        for model, i in zip(models, indices, strict=True)
+        for model, i in zip(chunks, indices, strict=True)
     ]
     made: Any = stages[0] if issubclass(kind, pp.PipelineScheduleSingle) else stages
     schedule: Any = kind(made, n_microbatches=cell.num_microbatches, loss_fn=cell.loss)
@@ -53,9 +57,9 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
             schedule.step(*inputs, **targets)
             optimizer.step()
 
-    # FSDP2 says itself that it averages; without it, somebody must.
-    factor = 0.5 if "dp" in inner and "fsdp" not in cell.parts else None
-    return Candidate([*models], optimizer, step, 2 if "dp" in inner else 1, mesh, None, factor, schedule)
+    # FSDP2 and DDP say themselves that they average; without them, somebody must.
+    factor = 0.5 if "dp" in cell.parts else None
+    return Candidate(chunks, optimizer, step, 2 if "dp" in inner else 1, mesh, None, factor, schedule)
 
 
 SCHEDULES: dict[str, Any] = {
@@ -67,4 +71,7 @@ SCHEDULES: dict[str, Any] = {
     "pp-zbv": pp.ScheduleZBVZeroBubble,
     "pp-dualpipev": pp.ScheduleDualPipeV,
 }
-INNER = {"pp+tp": ("tp",), "pp+fsdp": ("dp",), "pp+fsdp+tp": ("dp", "tp")}
+INNER = ("pp+tp", "pp+fsdp", "pp+fsdp+tp")
+"""The layouts of the matrix that have another parallelism inside their stages."""
+AXES = {"dp": {"dp", "ddp", "fsdp"}, "tp": {"tp"}}
+"""The axes inside a stage, and the parts of a layout that need them."""
