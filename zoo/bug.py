@@ -114,6 +114,10 @@ class Run:
     def patch(self) -> Patch | None:
         return self.bug.clean_patch if self.is_clean else self.bug.patch
 
+    @property
+    def is_early(self) -> bool:
+        return self.bug.is_early
+
     def __str__(self) -> str:
         return f"{self.name}{'-clean' if self.is_clean else ''}"
 

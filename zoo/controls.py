@@ -45,6 +45,10 @@ class Control:
         return controls()[self.name].patch
 
     @property
+    def is_early(self) -> bool:
+        return False
+
+    @property
     def is_random(self) -> bool:
         """Whether it draws random numbers, so that not everything can be judged."""
         return controls()[self.name].is_random

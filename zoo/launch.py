@@ -8,19 +8,20 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
 from ttrace.judge.verdict import UNEXPLAINED, Exit, Judgement
-from zoo.bug import Case, Expected, Patch, Run
+from zoo.bug import Case, Expected, Patch
 from zoo.harness.cells import Traced, shared_out
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import judged
 
 NUM_TOGETHER = 16
 """So many runs are traced before they are judged: their traces lie on disk until then."""
-TIMEOUT = 1500.0
+TIMEOUT = 60.0
+"""Seconds for each run of a launch, and five times that for the launch itself."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,16 @@ class Traceable(Protocol):
 
 
 class Sided(Protocol):
-    """Something to trace: a case and what is done to its candidate."""
+    """Something to trace: a case and what is done to its candidate; its text is its name."""
 
     @property
     def case(self) -> Case: ...
 
     @property
     def patch(self) -> Patch | None: ...
+
+    @property
+    def is_early(self) -> bool: ...
 
 
 R = TypeVar("R", bound=Sided)
@@ -95,27 +99,19 @@ def seen(runs: Sequence[R], folder: Path, tell: Callable[[str], None] = lambda _
 
 def on_torch(num_ranks: int, runs: Sequence[Sided], folder: Path) -> list[Seen]:
     """The launcher of everything that needs nothing but what is installed."""
-    kept: list[Seen] = on_ranks(num_ranks, trace_all, [(run, str(run)) for run in runs], folder, timeout=TIMEOUT)[0]
+    kept: list[Seen] = on_ranks(num_ranks, trace_all, runs, folder, timeout=TIMEOUT * (5 + len(runs)))[0]
     return kept
 
 
-def trace_all(named: Sequence[tuple[Sided, str]], folder: Path) -> list[Seen]:
+def trace_all(runs: Sequence[Sided], folder: Path) -> list[Seen]:
     """On every rank: trace all runs, a few at a time, and judge them."""
     references: dict[Any, Path] = {}
     kept: list[Seen] = []
-    for start in range(0, len(named), NUM_TOGETHER):
-        together = named[start : start + NUM_TOGETHER]
+    for start in range(0, len(runs), NUM_TOGETHER):
         took, traced = [], []
-        for side, name in together:
+        for run in runs[start : start + NUM_TOGETHER]:
             begin = time.monotonic()
-            case: Any = side.case
-            is_early = isinstance(side, Run) and side.bug.is_early
-            try:
-                traced.append(case.trace(folder / name, references, side.patch, is_early=is_early))
-            except Exception as error:
-                error.add_note(f"while tracing {name}")
-                raise
-            dist.barrier()
+            traced.append(_traced(run, folder / str(run), references))
             took.append(time.monotonic() - begin)
         outcomes = shared_out(traced, _judged)
         kept += [replace(one, seconds=one.seconds + seconds) for one, seconds in zip(outcomes, took, strict=True)]
@@ -123,6 +119,16 @@ def trace_all(named: Sequence[tuple[Sided, str]], folder: Path) -> list[Seen]:
             for one in traced:
                 shutil.rmtree(one.candidate)
     return kept
+
+
+def _traced(run: Sided, out: Path, references: dict[Any, Path]) -> Traced:
+    try:
+        traced = cast(Traceable, run.case).trace(out, references, run.patch, is_early=run.is_early)
+    except Exception as error:
+        error.add_note(f"while tracing {run}")
+        raise
+    dist.barrier()
+    return traced
 
 
 def _judged(traced: Traced) -> Seen:

@@ -23,6 +23,7 @@ PART = (
     "pp-layer-dropped",
     "tp-overlap-shared-buffer",
     "sp-norm-not-summed",
+    "cp-attention-strided-gradient",
     "checkpoint-norms-swapped",
     "cp-positions-not-cut",
     "ddp-unused-parameter",

@@ -130,7 +130,7 @@ class Case:
 def on_transformers(num_ranks: int, runs: Sequence[Sided], folder: Path) -> list[Seen]:
     """The launcher of these cases: all references in one process, then all candidates."""
     folder.mkdir(parents=True)
-    on_ranks(1, trace_references, folder, [run.case for run in runs], timeout=TIMEOUT)
+    on_ranks(1, trace_references, folder, [run.case for run in runs], timeout=TIMEOUT * (5 + len(runs)))
     return on_torch(num_ranks, runs, folder)
 
 
