@@ -28,7 +28,7 @@ def patch(_candidate: Candidate) -> AbstractContextManager[object]:
 BUG = Bug(
     tier=Tier.T3,
     topic=Topic.MISSING_COMMUNICATION,
-    package="torchtitan before 0.1.0, VeOmni",
+    package="torchtitan, VeOmni",
     sources=("https://github.com/pytorch/torchtitan/pull/685", "https://github.com/ByteDance-Seed/VeOmni/issues/1059"),
     case=small("cp-ring"),
     patch=patch,

@@ -1,7 +1,8 @@
 """FSDP2 in torch 2.13: gradients are divided twice where the group that reduces them has one rank.
 
 With `set_gradient_divide_factor` and `set_force_sum_reduction_for_comms` both set, a group of one rank divides before
-and after. `DistributedConfig(fsdp_size=n, ep_size=n)` of transformers does exactly that: experts get 1/n of theirs.
+and after; pull request 167178 made it heed the factor at all. `DistributedConfig(fsdp_size=n, ep_size=n)` of
+transformers sets both: experts get 1/n of their gradients.
 """
 
 from __future__ import annotations

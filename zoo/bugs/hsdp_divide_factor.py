@@ -21,7 +21,7 @@ def patch(candidate: Candidate) -> None:
 BUG = Bug(
     tier=Tier.T3,
     topic=Topic.SCALING,
-    package="torch before 2.9",
+    package="older torch",
     sources=("https://github.com/pytorch/pytorch/issues/155903",),
     case=small("hsdp", 4, num_microbatches=1),
     patch=patch,

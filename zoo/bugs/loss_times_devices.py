@@ -21,7 +21,7 @@ def scaled(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 BUG = Bug(
     tier=Tier.T3,
     topic=Topic.SCALING,
-    package="transformers 4.46-4.51",
+    package="transformers",
     sources=(
         "https://github.com/huggingface/transformers/issues/37474",
         "https://github.com/huggingface/transformers/pull/34373",
