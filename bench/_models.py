@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.support.gpt import Gpt
-from tests.support.runs import SimulatedRank
-from tests.support.transformer import Attention, Experts, Shape, Transformer
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.twins import Twins
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
+from zoo.harness.gpt import Gpt
+from zoo.harness.runs import SimulatedRank
+from zoo.harness.transformer import Attention, Experts, Shape, Transformer
 
 VOCAB, LENGTH, BATCH = 61, 12, 2
 NUM_TWINS = 3

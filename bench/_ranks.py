@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench._models import Cut, cast_to_float8, divide
-from tests.support.candidate import Candidate, Cell
-from tests.support.cells import Traced, judge_all, trace_cell
-from tests.support.ranks import on_ranks
-from tests.support.runs import gpt_case
-from tests.support.transformer import Shape, Transformer
 from ttrace.judge.verdict import Judgement
+from zoo.harness.candidate import Candidate, Cell
+from zoo.harness.cells import Traced, judge_all, trace_cell
+from zoo.harness.ranks import on_ranks
+from zoo.harness.runs import gpt_case
+from zoo.harness.transformer import Shape, Transformer
 
 NUM_RANKS = 2
 FP32, BF16 = torch.float32, torch.bfloat16

@@ -5,7 +5,9 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--all", action="store_true", help="run every cell of the matrix, and write docs/reference/matrix.md"
+        "--all",
+        action="store_true",
+        help="run every cell of the matrix, and write docs/reference/matrix.md; all of the zoo",
     )
 
 

@@ -10,13 +10,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _context_parallel_shard, _PerDocumentHeadTailLoadBalancer
 
-from tests.support.context import load_balance
-from tests.support.ranks import on_ranks
 from ttrace.adapters.context import cut_of
 from ttrace.capture.overheard import overheard
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Cut
 from ttrace.layouts.splits import Split
+from zoo.harness.context import load_balance
+from zoo.harness.ranks import on_ranks
 
 
 class Ear:

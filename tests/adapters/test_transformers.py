@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tests.support.hugging import Case, changed_by_recording, run_case, trace_references
-from tests.support.ranks import on_ranks
 from ttrace.judge.verdict import Exit, Verdict
 from ttrace.layouts.placed import INFERRED
+from zoo.harness.hugging import Case, changed_by_recording, run_case, trace_references
+from zoo.harness.ranks import on_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

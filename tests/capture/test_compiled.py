@@ -13,17 +13,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.candidate import Cell, simple
-from tests.support.cells import attached, reference_of
-from tests.support.gpt import LENGTH, VOCAB, Gpt
-from tests.support.ranks import on_ranks
-from tests.support.runs import SimulatedRank, judged, trace_reference, train
-from tests.support.transformer import Shape, Transformer
 from ttrace.capture.compiled import Compiled
 from ttrace.capture.names import Names
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import COMPILED, Exit, Judgement, Verdict
 from ttrace.tensors.ids import Kind
+from zoo.harness.candidate import Cell, simple
+from zoo.harness.cells import attached, reference_of
+from zoo.harness.gpt import LENGTH, VOCAB, Gpt
+from zoo.harness.ranks import on_ranks
+from zoo.harness.runs import SimulatedRank, judged, trace_reference, train
+from zoo.harness.transformer import Shape, Transformer
 
 # What torch.compile itself does with autograd functions and with tensors that are no leaves.
 pytestmark = [

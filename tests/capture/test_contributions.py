@@ -12,18 +12,18 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.candidate import Candidate, Cell
-from tests.support.cells import trace_cell
-from tests.support.gpt import Gpt
-from tests.support.ranks import on_ranks
-from tests.support.runs import SimulatedRank, judged, train
-from tests.support.transformer import Shape
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.verdict import REDUCED_LATER, TOGETHER, Exit, Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
+from zoo.harness.candidate import Candidate, Cell
+from zoo.harness.cells import trace_cell
+from zoo.harness.gpt import Gpt
+from zoo.harness.ranks import on_ranks
+from zoo.harness.runs import SimulatedRank, judged, train
+from zoo.harness.transformer import Shape
 
 SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
 FAULTY = "layers.1.feed_forward.w2"

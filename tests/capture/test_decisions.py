@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.runs import SimulatedRank
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.check import check
@@ -17,6 +16,7 @@ from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
+from zoo.harness.runs import SimulatedRank
 
 TOKENS, HIDDEN, EXPERTS = 64, 16, 8
 

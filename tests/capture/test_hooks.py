@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.gpt import LENGTH, VOCAB, Gpt
 from ttrace.capture.hooks import Call, Hooks
 from ttrace.capture.names import Names
 from ttrace.tensors.ids import ROOT, Kind
+from zoo.harness.gpt import LENGTH, VOCAB, Gpt
 
 
 class Seen:

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.support.runs import SimulatedRank
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Normal, Signed
+from zoo.harness.runs import SimulatedRank
 
 
 class Scaled(nn.Module):

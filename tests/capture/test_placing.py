@@ -9,7 +9,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from tests.support.runs import SimulatedRank
 from tests.support.traces import TraceBuilder
 from ttrace.capture.placing import Placing, Reference
 from ttrace.errors import LayoutError
@@ -19,6 +18,7 @@ from ttrace.layouts.rules import Rules
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
+from zoo.harness.runs import SimulatedRank
 
 OUTPUT, LOSS = TensorId.parse("0/0/inner/output"), TensorId.parse("0/0/./loss")
 

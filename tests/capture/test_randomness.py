@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.gpt import LENGTH, VOCAB, Attention, Block, Gpt
-from tests.support.runs import SimulatedRank, judged, trace_reference, train
 from ttrace.capture.names import Names
 from ttrace.capture.plan import Plan
 from ttrace.capture.randomness import Draws
 from ttrace.judge.verdict import Exit, Judgement
+from zoo.harness.gpt import LENGTH, VOCAB, Attention, Block, Gpt
+from zoo.harness.runs import SimulatedRank, judged, trace_reference, train
 
 Build = Callable[[], nn.Module]
 

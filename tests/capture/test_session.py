@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 import ttrace
-from tests.support.gpt import RULES, Gpt
-from tests.support.runs import SimulatedRank, train
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.errors import CaptureError, LayoutError
@@ -21,6 +19,8 @@ from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
+from zoo.harness.gpt import RULES, Gpt
+from zoo.harness.runs import SimulatedRank, train
 
 opened: list[Session] = []
 

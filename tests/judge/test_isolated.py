@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.support.gpt import Attention, Gpt
-from tests.support.runs import NUM_TWINS, SimulatedRank, judged, trace_reference, train
 from ttrace.capture.plan import Plan
 from ttrace.judge.isolated import combined
 from ttrace.judge.verdict import Exit, Judgement
+from zoo.harness.gpt import Attention, Gpt
+from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged, trace_reference, train
 
 
 @pytest.fixture(scope="module")

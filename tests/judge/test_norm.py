@@ -27,3 +27,23 @@ def test_a_wrong_norm_over_right_gradients_is_the_finding(tmp_path: Path) -> Non
 
 def test_a_wrong_gradient_is_the_finding_and_not_the_norm_made_from_it(tmp_path: Path) -> None:
     assert judged_modules(tmp_path, wrong_gradient=True) == ["fc.weight/param_grad"]
+
+
+def test_a_norm_of_each_ranks_own_gradients_names_the_axis(tmp_path: Path) -> None:
+    case = Case(tmp_path, "pp=2")
+    case.both("0/0/fc/output", drawn(4, 8))
+    case.trusted("0/-/./grad_norm", torch.tensor(5.0))
+    for rank, share in enumerate((3.0, 4.0)):
+        case.candidate.record(rank, "0/-/./grad_norm", torch.tensor(share), "")
+    cause = case.judged().findings[0].cause
+    assert (cause.name, cause.axis) == ("gradient norm", "pp")
+    assert cause.sentence.endswith("each rank has the norm of its own: not combined over pp")
+
+
+def test_norms_that_differ_otherwise_name_no_axis(tmp_path: Path) -> None:
+    case = Case(tmp_path, "pp=2")
+    case.both("0/0/fc/output", drawn(4, 8))
+    case.trusted("0/-/./grad_norm", torch.tensor(5.0))
+    for rank, share in enumerate((3.0, 3.5)):
+        case.candidate.record(rank, "0/-/./grad_norm", torch.tensor(share), "")
+    assert case.judged().findings[0].cause.axis is None

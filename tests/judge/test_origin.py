@@ -92,7 +92,7 @@ def test_a_modules_own_code_is_told_by_what_it_passes_on(tmp_path: Path) -> None
     [finding] = case.judged().findings
     assert (finding.module, finding.cause.name) == ("attention", "some rows")
     assert finding.cause.sentence == (
-        "what its code passes on is wrong first at 0/0/attention.q/grad_output: "
+        "what enters attention.q is wrong (grad_output): "
         "only 2 of 12 indices of dim 1 are wrong: 10-11"
     )
 
@@ -321,3 +321,27 @@ def test_modules_that_the_candidate_never_runs_are_the_cause(tmp_path: Path) -> 
     assert [(f.module, f.cause.name, f.cause.sentence) for f in found] == [
         ("block", "skipped", "the candidate never runs block.mlp")
     ]
+
+
+def test_a_module_that_hands_over_another_input_is_told_what_it_hands_over(tmp_path: Path) -> None:
+    case, first, second = Case(tmp_path), drawn(4, 8, seed=1), drawn(4, 8, seed=2)
+    case.both("0/0/layers.0/input", first)
+    case.both("0/0/layers.0/output", second)
+    case.both("0/0/layers.1/input", second, change=lambda _: first)
+    case.wrong("0/0/layers.1/output", "0/0/./output")
+    finding = case.judged().findings[0]
+    assert (finding.module, finding.cause.name) == (".", "another's values")
+    assert finding.cause.sentence.startswith("what enters layers.1 is wrong (input): the candidate holds")
+
+
+def test_replicas_that_differ_because_of_what_was_handed_over_are_told_so(tmp_path: Path) -> None:
+    case, full, other = Case(tmp_path), drawn(4, 8, seed=1), drawn(4, 8, seed=2)
+    case.both("0/0/./output", full)
+    case.trusted("0/0/gate/grad_output", full)
+    case.trusted("0/0/./grad_input", other)
+    for rank, share in enumerate((0.25, 0.75)):
+        case.candidate.record(rank, "0/0/gate/grad_output", share * full, "...")
+        case.candidate.record(rank, "0/0/./grad_input", other + share * full, "...")
+    finding = case.judged().findings[0]
+    assert (finding.module, finding.cause.name, finding.cause.axis) == (".", "missing all-reduce", "tp")
+    assert finding.cause.sentence.startswith("what enters gate is wrong (grad_output): replicas differ and sum")

@@ -53,6 +53,13 @@ def test_a_message_that_was_meant_for_another_layer_is_named(tmp_path: Path) -> 
     assert finding.cause.sentence.startswith("what arrived is 0/2/layers.0/output of the reference")
 
 
+def test_a_parameter_that_was_loaded_into_its_neighbour_is_named(tmp_path: Path) -> None:
+    case, values = Case(tmp_path), drawn(8, 12, seed=3)
+    case.both("0/-/layers.1.norm1.weight/param", values)
+    case.both("0/-/layers.1.second.weight/param", FULL, change=lambda _: values)
+    assert cause(case).sentence == "the candidate holds the reference's values of layers.1.norm1.weight"
+
+
 def test_the_values_of_a_relative_on_one_rank_are_named(tmp_path: Path) -> None:
     case, values = Case(tmp_path), drawn(8, 12, seed=3)
     case.both("0/0/layers.1.fc/output", values, "a b/tp")

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench._models import CUTS, NUM_TWINS, Cut, divide, train
-from tests.support.gpt import HEADS, HIDDEN, Gpt
 from tests.support.traces import Case, drawn, verdict_of
 from ttrace.capture.plan import Plan
 from ttrace.judge.check import checked
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import ZERO, Exit, Judgement, Verdict
 from ttrace.trace.reader import Trace
+from zoo.harness.gpt import HEADS, HIDDEN, Gpt
 
 BIAS, WEIGHT = "0/-/attention.key.bias/param_grad", "0/-/attention.key.weight/param_grad"
 

@@ -14,13 +14,16 @@ NAME = "0/-/fc.weight"
 FULL, UPDATE = drawn(4, 8), 1e-2 * drawn(4, 8, seed=1)
 
 
-def updated(case: Case, changes: list[torch.Tensor], layout: str = "a b", *, before: torch.Tensor = FULL) -> Finding:
-    """A parameter whose update is a change of each rank's own."""
+def updated(
+    case: Case, changes: list[torch.Tensor], layout: str = "a b", *, before: torch.Tensor = FULL, step: float = 1.0
+) -> Finding:
+    """A parameter whose update is a change of each rank's own, by an optimizer that counts its steps."""
     case.trusted(f"{NAME}/param", before, noise=0.0)
     case.trusted(f"{NAME}/param_after", before + UPDATE, noise=1e-8)
     for rank, change in enumerate(changes):
         case.candidate.record(rank, f"{NAME}/param", before, layout)
         case.candidate.record(rank, f"{NAME}/param_after", before + change, layout)
+    case.both(f"{NAME}/optim.step", torch.tensor(1.0), "", lambda _: torch.tensor(step))
     return case.judged().findings[0]
 
 
@@ -98,3 +101,10 @@ def test_a_copy_that_goes_by_the_first_name_is_named_too(tmp_path: Path) -> None
     assert (
         found.sentence == "tied copies of one weight diverged: fc.weight (rank 0) and a copy in another module (rank 1)"
     )
+
+
+def test_an_optimizer_that_counts_other_steps_is_named(tmp_path: Path) -> None:
+    change = 0.7 * UPDATE + 1e-3 * drawn(4, 8, seed=5)
+    found = updated(Case(tmp_path), [change, change], step=2.0).cause
+    assert found.name == "step count"
+    assert found.sentence == "the optimizer believes that this is step 2, and the reference's 1"

@@ -13,16 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.candidate import Candidate, Cell
-from tests.support.cells import LAYOUTS, attached, judge_all, shape_of, trace_cell
-from tests.support.cover import all_cells, pairs, pairwise
-from tests.support.faults import FAULTS, faults_of, inject
-from tests.support.ranks import on_ranks
-from tests.support.results import Result, table
-from tests.support.transformer import Shape
 from ttrace.attach import Off
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Exit
+from zoo.harness.candidate import Candidate, Cell
+from zoo.harness.cells import LAYOUTS, attached, judge_all, shape_of, trace_cell
+from zoo.harness.cover import all_cells, pairs, pairwise
+from zoo.harness.faults import FAULTS, faults_of, inject
+from zoo.harness.ranks import on_ranks
+from zoo.harness.results import Result, table
+from zoo.harness.transformer import Shape
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 

@@ -13,14 +13,6 @@ import torch
 import torch.distributed as dist
 
 from tests.matrix.test_cells import SHAPE
-from tests.support.candidate import Cell, accumulated
-from tests.support.cells import LAYOUTS, Fault, attached, shape_of
-from tests.support.cover import NUM_RANKS
-from tests.support.faults import inject
-from tests.support.ranks import on_ranks
-from tests.support.results import Outcome
-from tests.support.runs import SimulatedRank
-from tests.support.transformer import Shape, Transformer
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.check import check
@@ -28,6 +20,14 @@ from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
+from zoo.harness.candidate import Cell, accumulated
+from zoo.harness.cells import LAYOUTS, Fault, attached, shape_of
+from zoo.harness.cover import NUM_RANKS
+from zoo.harness.faults import inject
+from zoo.harness.ranks import on_ranks
+from zoo.harness.results import Outcome
+from zoo.harness.runs import SimulatedRank
+from zoo.harness.transformer import Shape, Transformer
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.results import Outcome, Result, table
 from tests.support.traces import Case, drawn
+from zoo.harness.results import Outcome, Result, table
 
 NAME = "0/0/layers.1/output"
 

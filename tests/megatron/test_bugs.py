@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from tests.support.megatron_cpu.case import Case
 from tests.support.megatron_cpu.traced import Fault, outcomes
-from tests.support.results import Outcome
 from ttrace.judge.verdict import Exit, Judgement
+from zoo.harness.results import Outcome
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,12 +15,12 @@ from tests.megatron.test_sweep import BF16, gpt, llama, moe
 from tests.support.megatron_cpu.case import Case
 from tests.support.megatron_cpu.runtime import on_megatron
 from tests.support.megatron_cpu.traced import Fault, trace
-from tests.support.results import Outcome
 from ttrace.capture.plan import Plan
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
+from zoo.harness.results import Outcome
 
 if TYPE_CHECKING:
     from tests.support.megatron_cpu.models import Training

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.megatron_cpu.case import Case
 from tests.support.megatron_cpu.traced import outcomes
-from tests.support.results import Outcome
 from ttrace.judge.verdict import UNTRACED, Exit
+from zoo.harness.results import Outcome
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,11 +11,11 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.catalogue import CATALOGUE, Fault, trace_fault, trace_together
-from tests.support.cells import judge_all
-from tests.support.ranks import on_ranks
-from tests.support.runs import judged
 from ttrace.judge.isolated import combined
 from ttrace.judge.verdict import Exit, Judgement
+from zoo.harness.cells import judge_all
+from zoo.harness.ranks import on_ranks
+from zoo.harness.runs import judged
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.ranks import on_ranks
-from tests.support.runs import Change, gpt_case
 from ttrace.judge.verdict import Exit, Judgement
+from zoo.harness.ranks import on_ranks
+from zoo.harness.runs import Change, gpt_case
 
 NUM_SEEDS = 20
 

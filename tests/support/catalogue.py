@@ -1,23 +1,24 @@
 """This module is a catalogue of faults as they happen in distributed training, and of what must be said of each.
 
-What breaks a candidate is in tests/support/breaking.py; it is done after the session attached to it, or before, where
+What breaks a candidate is in zoo/harness/breaking.py; it is done after the session attached to it, or before, where
 the model itself is another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from tests.support.breaking import (
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
+from ttrace.layouts.rules import Rules
+from zoo.harness.breaking import (
     NUM_MICROBATCHES,
-    SHAPE,
     Break,
     bias_on_every_rank,
     block_not_averaged,
@@ -56,17 +57,11 @@ from tests.support.breaking import (
     wrong_sign,
     yesterdays_data,
 )
-from tests.support.candidate import Candidate, Cell, accumulated
-from tests.support.cells import LAYOUTS, Traced, attached, reference_of, shape_of
-from tests.support.gpt import LENGTH, RULES, VOCAB, Gpt
-from tests.support.runs import NUM_TWINS, SimulatedRank
-from tests.support.transformer import Shape
-from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
-from ttrace.layouts.rules import Rules
-
-HAND = Shape(vocab=VOCAB, length=LENGTH)
-"""What the small GPT, whose tensor parallelism is written by hand, is trained on."""
+from zoo.harness.candidate import Cell, accumulated
+from zoo.harness.cells import Traced, attached, reference_of
+from zoo.harness.gpt import Gpt
+from zoo.harness.runs import NUM_TWINS, SimulatedRank
+from zoo.harness.small import HAND, by_hand, small, whole_gpt
 
 
 @dataclass(frozen=True)
@@ -94,23 +89,10 @@ class Fault:
 
 def trace_fault(fault: Fault, folder: Path, references: dict[Any, Path]) -> Traced:
     """On every rank: trace a broken candidate, and its reference unless an earlier fault had the same."""
-    torch.manual_seed(0)
-    cell = fault.cell
-    is_by_hand = fault.layout == "hand"
-    shape = HAND if is_by_hand else shape_of(cell, SHAPE)
-    candidate = by_hand() if is_by_hand else LAYOUTS[cell.layout](shape, cell)
-    total = cell.num_microbatches * candidate.num_data_ranks
-    build: Any = {"build": whole_gpt} if is_by_hand else {}
-    reference = reference_of(folder, replace(shape, recompute="none"), cell, total, references, **build)
-    if fault.early:
-        fault.breaks(candidate)
     out = folder / fault.name.replace(" ", "-")
-    session = attached(candidate, Plan(out=out, role="candidate", reference=reference / "reference", stop=False))
-    if not fault.early:
-        fault.breaks(candidate)
-    candidate.step(session)
-    session.close()
-    return Traced(reference, out)
+    settings: dict[str, Any] = {"recompute": fault.recompute, "num_microbatches": fault.num_microbatches}
+    case = small(fault.layout, fault.num_ranks, **settings)
+    return case.trace(out, references, fault.breaks, is_early=fault.early)
 
 
 def trace_together(faults: Sequence[Fault], folder: Path, references: dict[Any, Path]) -> tuple[Traced, Traced]:
@@ -125,7 +107,7 @@ def trace_together(faults: Sequence[Fault], folder: Path, references: dict[Any, 
         out = folder / "-".join(fault.name.replace(" ", "-") for fault in faults) / str(isolated)
         plan = Plan(out=out, role="candidate", reference=reference / "reference", isolated=isolated, stop=False)
         torch.manual_seed(0)
-        candidate = by_hand()
+        candidate = by_hand(HAND, cell)
         session = attached(candidate, plan)
         for fault in faults:
             fault.breaks(candidate)
@@ -151,22 +133,6 @@ def _trace_isolated(ordinary: Path, rank: int, world: int) -> None:
             accumulated(session, model, optimizer, HAND, NUM_MICROBATCHES)
             session.close()
         dist.barrier()
-
-
-def whole_gpt(_shape: Shape) -> nn.Module:
-    return Gpt()
-
-
-def by_hand() -> Candidate:
-    """The small GPT, tensor-parallel over all ranks."""
-    tp = dist.get_world_size()
-    model = Gpt(tp)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(session: Any) -> None:
-        accumulated(session, model, optimizer, HAND, NUM_MICROBATCHES)
-
-    return Candidate([model], optimizer, step, 1, {"tp": tp}, RULES)
 
 
 CATALOGUE = (

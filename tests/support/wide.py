@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup, _install_threaded_pg
 
-from tests.support.candidate import Candidate, Cell, accumulated
-from tests.support.cells import attached, trace_reference
-from tests.support.dense import sharded, tensor_parallel
-from tests.support.runs import NUM_TWINS, judged
-from tests.support.transformer import Shape, Transformer
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Verdict
+from zoo.harness.candidate import Candidate, Cell, accumulated
+from zoo.harness.cells import attached, trace_reference
+from zoo.harness.dense import sharded, tensor_parallel
+from zoo.harness.runs import NUM_TWINS, judged
+from zoo.harness.transformer import Shape, Transformer
 
 SHAPE = Shape(vocab=64, hidden=32, heads=8, kv_heads=8, ffn=32, num_layers=1, length=4)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ttrace.judge import patterns, updates
+from ttrace.judge import operands, patterns, updates
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Verdict
@@ -22,6 +22,9 @@ from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
 
 MISSING_ALL_REDUCE = "missing all-reduce"
+REPLICAS_DIFFER = "replicas differ"
+VAGUE = (UNEXPLAINED, REPLICAS_DIFFER)
+"""Causes that say less than any other would."""
 _TOO_OFTEN = ", as if summed once too often"
 _NAMED = {MICROBATCH_AXIS: "the number of microbatches"}
 
@@ -155,6 +158,10 @@ def _gradient_norm(e: Evidence) -> Cause | None:
     if kind is Kind.CLIP and e.comparison.id.at(Kind.GRAD_NORM) in e.reference_trace.shards:
         words = f"gradients and their norm are right, but the clip factor is {ratio:.4g} x the reference's"
         return Cause("clip factor", words)
+    axis = _axis_left_out(e)
+    if axis is not None:
+        words = f"the gradients are right, but each rank has the norm of its own: not combined over {axis}"
+        return Cause("gradient norm", words, axis, (f"their squares over {axis} sum to the reference's",))
     square = ratio**2 if kind is Kind.GRAD_NORM else ratio**-2
     axes, words = _explained(square, e.sizes)
     return Cause(
@@ -163,6 +170,18 @@ def _gradient_norm(e: Evidence) -> Cause | None:
         f"reference's{f'; its square is{words[1:]}' if words else ''}",
         axes[0] if len(axes) == 1 else None,
     )
+
+
+def _axis_left_out(e: Evidence) -> str | None:
+    """The axis over whose ranks the squares of a norm sum to the reference's square."""
+    if e.comparison.id.kind is not Kind.GRAD_NORM or e.comparison.verdict is not Verdict.CONFLICT:
+        return None
+    whole = float(e.reference.tensor())
+    for axis in _axes_of_conflict(e):
+        shares = [float(replicas[0].tensor()) for replicas in _summed_over(e, axis).pieces[0].summands]
+        if math.isclose(math.hypot(*shares), whole, rel_tol=max(NEAR * e.tolerance, 1e-12)):
+            return axis
+    return None
 
 
 def _constant_factor(e: Evidence) -> Cause | None:
@@ -207,7 +226,7 @@ def _replicas_differ(e: Evidence) -> Cause | None:
         return None
     axes = _axes_of_conflict(e)
     return Cause(
-        "replicas differ",
+        REPLICAS_DIFFER,
         f"replicas that must agree differ along {', '.join(axes) or 'no single axis'}",
         axes[0] if len(axes) == 1 else None,
         (f"replicas differ by {e.comparison.replica_error:.1e}", *_wrong_replicas(e)),
@@ -244,6 +263,10 @@ _TESTS = (
     patterns.transposed,
     patterns.bias,
     patterns.some_rows,
+    operands.lookup,
+    operands.stale_input,
+    operands.microbatches,
+    updates.other_count,
     patterns.weaker_dtype,
     _some_ranks,
     updates.tied_copies,

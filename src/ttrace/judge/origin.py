@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ttrace.judge.diagnose import cause
+from ttrace.judge.diagnose import VAGUE, cause
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
@@ -70,35 +70,33 @@ def _missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
 def _cause(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause:
-    """What the values tell or, where they tell nothing, what the module's own code did to those inside it."""
+    """What the values tell or, where they tell nothing, what became of the modules inside this one."""
     found = cause(start, reference, candidate)
-    if found.name != UNEXPLAINED:
+    if found.name not in VAGUE:
         return found
-    arrived = _arrived(start, module, comparisons)
-    return (
-        _skipped(module, comparisons, candidate)
-        or (_told_inside(arrived, cause(arrived, reference, candidate)) if arrived else None)
-        or found
-    )
+    skipped = _skipped(module, comparisons, candidate) if found.name == UNEXPLAINED else None
+    return skipped or _handed_over(start, module, comparisons, reference, candidate) or found
 
 
-def _arrived(start: Comparison, module: str, comparisons: Sequence[Comparison]) -> Comparison | None:
-    """The first wrong tensor that the module passed on to one inside it, in the same direction."""
-    kind = Kind.GRAD_OUTPUT if start.id.kind.is_backward else Kind.INPUT
-    return next(
-        (
-            c
-            for c in comparisons
-            if c.verdict.is_wrong and c.id.kind is kind and c.id.name != module and is_inside(c.id.name, module)
-        ),
-        None,
-    )
+def _handed_over(
+    start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
+) -> Cause | None:
+    """What the values tell of the first wrong tensor that enters a module inside: this module's code made it.
 
-
-def _told_inside(arrived: Comparison, found: Cause) -> Cause | None:
-    if found.name == UNEXPLAINED:
+    Where a module inside is missing, that is the story, and who is fed what follows from it.
+    """
+    kind = {Kind.OUTPUT: Kind.INPUT, Kind.GRAD_INPUT: Kind.GRAD_OUTPUT}.get(start.id.kind)
+    absent = (c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING)
+    if any(is_inside(name, module) for name in absent):
         return None
-    return replace(found, sentence=f"what its code passes on is wrong first at {arrived.id}: {found.sentence}")
+    for c in comparisons:
+        is_then = (c.id.step, c.id.microbatch) == (start.id.step, start.id.microbatch)
+        is_wrong = c.id.kind is kind and c.verdict.is_wrong and is_then
+        if is_wrong and c.id.name != module and is_inside(c.id.name, module):
+            found = cause(c, reference, candidate)
+            words = f"what enters {c.id.name} is wrong ({c.id.kind}): {found.sentence}"
+            return None if found.name in VAGUE else replace(found, sentence=words)
+    return None
 
 
 def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:

@@ -88,12 +88,18 @@ def other_message(e: Evidence) -> Cause | None:
 
 
 def _is_neighbour(a: Site, b: Site) -> bool:
-    """Whether two names differ in their numbers only: the same module of another layer, or another expert."""
-    return re.sub(r"\d+", "#", a.name) == re.sub(r"\d+", "#", b.name)
+    """Whether two names differ in their numbers only: the same module of another layer, or another expert.
+
+    A parameter may have been loaded into another of the same block: then one part of their names differs.
+    """
+    ours, theirs = a.name.split("."), b.name.split(".")
+    num_different = sum(x != y for x, y in zip(ours, theirs, strict=False)) if len(ours) == len(theirs) else len(ours)
+    is_sibling = a.kind is Kind.PARAM and num_different == 1
+    return is_sibling or re.sub(r"\d+", "#", a.name) == re.sub(r"\d+", "#", b.name)
 
 
 def moved(e: Evidence) -> Cause | None:
-    """The right values in the wrong order along one dim: shifted, swapped, or repeated."""
+    """The right values in the wrong order along one dim: shifted, swapped, or repeated; some may be lost to zeros."""
     pair = e.tensors
     if pair is None:
         return None
@@ -102,12 +108,15 @@ def moved(e: Evidence) -> Cause | None:
         if not 2 <= size <= _MOST_ROWS:
             continue
         source = _matched(ours.movedim(dim, 0), theirs.movedim(dim, 0))
-        rest = _relative(ours.index_select(dim, source), theirs)
+        empty = (~theirs.movedim(dim, 0).reshape(size, -1).any(1)).nonzero().flatten()
+        found = ours.index_select(dim, source).index_fill(dim, empty, 0.0)
+        rest = _relative(found, theirs)
         away = (source != torch.arange(size)).nonzero().flatten()
         if len(away) and e.is_explained_error(rest) and not _is_chance(e, source, away):
+            lost = f"; zeros at {_spans(empty)}" if len(empty) else ""
             return Cause(
                 "moved",
-                f"the right values in the wrong place along dim {dim}: {_movement(source, away)}",
+                f"the right values in the wrong place along dim {dim}: {_movement(source, away)}{lost}",
                 evidence=(f"put back, the error is {rest:.1e}",),
             )
     return None

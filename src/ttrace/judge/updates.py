@@ -69,6 +69,18 @@ def _error_of_two_steps(e: Evidence) -> float:
     return math.sqrt(measured(ours, theirs)[0].dd / e.stats.aa)
 
 
+def other_count(e: Evidence) -> Cause | None:
+    """The optimizer counts other steps than the reference's: its bias correction is that of another step."""
+    if e.comparison.id.kind is not Kind.UPDATE:
+        return None
+    count = e.comparison.id.at(Kind.OPTIM, slot="step")
+    ours, theirs = (Logical.found(trace, count) for trace in (e.reference_trace, e.candidate_trace))
+    if ours is None or theirs is None or bool((ours.tensor() == theirs.tensor()).all()):
+        return None
+    steps = [f"{float(found.tensor().flatten()[0]):g}" for found in (theirs, ours)]
+    return Cause("step count", f"the optimizer believes that this is step {steps[0]}, and the reference's {steps[1]}")
+
+
 def tied_copies(e: Evidence) -> Cause | None:
     """Replicas differ that are copies of one tied weight under several names."""
     name = e.comparison.id.name

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.megatron_cpu.install import install
 from tests.support.megatron_cpu.wheels import NEWEST, wheel
-from tests.support.ranks import on_ranks
+from zoo.harness.ranks import on_ranks
 
 
 def on_megatron(

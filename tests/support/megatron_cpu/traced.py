@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from tests.support.cells import Traced, judge_all
 from tests.support.megatron_cpu.case import Case
 from tests.support.megatron_cpu.runtime import on_megatron
 from tests.support.megatron_cpu.wheels import NEWEST
-from tests.support.results import Outcome
-from tests.support.runs import NUM_TWINS
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Judgement
+from zoo.harness.cells import Traced, judge_all
+from zoo.harness.results import Outcome
+from zoo.harness.runs import NUM_TWINS
 
 if TYPE_CHECKING:
     from tests.support.megatron_cpu.models import Training

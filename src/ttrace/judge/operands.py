@@ -1,0 +1,136 @@
+"""This module recognises what was made from the wrong parts: rows of a table, the input of a weight, microbatches.
+
+Like the tests of judge/diagnose.py, each is a function from the evidence to a cause or None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from ttrace.judge.evidence import Evidence
+from ttrace.judge.logical import Logical
+from ttrace.judge.verdict import Cause
+from ttrace.tensors.ids import Kind, TensorId
+
+_MOST = 1 << 22
+"""Rows are held against all rows of a table: so many pairs at most."""
+_MOST_MICROBATCHES = 16
+_NEARLY = 0.01
+"""How near a count must be to a whole number."""
+
+Tensors = Mapping[int | None, torch.Tensor]
+"""By microbatch."""
+
+
+def lookup(e: Evidence) -> Cause | None:
+    """Rows of the module's own table, but others than the reference's: ids that were rebased, masked or cut wrongly."""
+    name = f"{e.comparison.id.name}.weight"
+    table = Logical.found(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
+    pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and table is not None else None
+    if table is None or pair is None or table.shape[1:] != tuple(pair[0].shape[-1:]):
+        return None
+    rows = table.tensor().to(torch.float64)
+    ours, theirs = (t.flatten(0, -2) for t in pair)
+    if len(ours) * len(rows) > _MOST:
+        return None
+    own, (found, source) = torch.cdist(ours, rows).min(1).values, torch.cdist(theirs, rows).min(1)
+    rest = max(float(d.norm() / ours.norm()) for d in (own, found))
+    if not e.is_explained_error(rest):
+        return None
+    is_wrong = (theirs - ours).norm(dim=1) > e.tolerance * ours.norm(dim=1)
+    kept = source[is_wrong].unique().tolist()
+    which = f"row {kept[0]}" if len(kept) == 1 else f"rows {', '.join(map(str, kept[:4]))}{', ...' * (len(kept) > 4)}"
+    return Cause(
+        "wrong lookup",
+        f"{int(is_wrong.sum())} of {len(ours)} rows are other rows of {name} than the reference's: {which}",
+        evidence=(f"as rows of {name} they have an error of {rest:.1e}",),
+    )
+
+
+def stale_input(e: Evidence) -> Cause | None:
+    """The gradient that the weight would have with another input: what was kept for the backward was overwritten."""
+    own = e.comparison.id
+    pair = e.tensors if own.kind in (Kind.PARAM_GRAD, Kind.MAIN_GRAD) and own.microbatch is None else None
+    if pair is None or pair[0].ndim != 2:
+        return None
+    module = own.name.rpartition(".")[0]
+    incoming, inputs = _recorded(e, module, Kind.GRAD_OUTPUT), _recorded(e, module, Kind.INPUT)
+    right = _product(incoming, inputs)
+    if right is None or not e.is_explained_error(_error(pair[0], right)):
+        return None  # no product of these two
+    for words, other in _others(e, module, inputs):
+        made = _product(incoming, other)
+        rest = 1.0 if made is None else _error(pair[1], made)
+        if e.is_explained_error(rest):
+            return Cause(
+                "stale input",
+                f"the gradient is made from {words}, not from its own: what was kept for the backward was overwritten",
+                evidence=(f"made from that, the error is {rest:.1e}",),
+            )
+    return None
+
+
+def microbatches(e: Evidence) -> Cause | None:
+    """The sum of what microbatches add, some of them too often or never; known where each was recorded."""
+    own = e.comparison.id
+    pair = e.tensors if own.kind is Kind.PARAM_GRAD and own.microbatch is None else None
+    shares = _recorded(e, own.name, Kind.PARAM_GRAD, finals=False) if pair is not None else {}
+    if pair is None or not 2 <= len(shares) <= _MOST_MICROBATCHES:
+        return None
+    parts = torch.stack([share.flatten() for share in shares.values()], 1)
+    found = torch.linalg.lstsq(parts, pair[1].flatten()[:, None]).solution
+    rest = _error(pair[1], (parts @ found).view_as(pair[1]))
+    counts = found.flatten().tolist()
+    whole = [round(count) for count in counts]
+    if not e.is_explained_error(rest) or any(abs(a - b) > _NEARLY for a, b in zip(counts, whole, strict=True)):
+        return None
+    wrong = [f"microbatch {mb} counts {n} times" for mb, n in zip(shares, whole, strict=True) if n != 1]
+    if not wrong:
+        return None
+    return Cause(
+        "microbatches",
+        f"microbatches are not summed once each: {', '.join(wrong[:4])}",
+        evidence=(f"summed so, the error is {rest:.1e}",),
+    )
+
+
+def _others(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Tensors]]:
+    """Inputs that may have been taken for these: of one microbatch for all, or of the same module in another layer."""
+    for microbatch, x in inputs.items() if len(inputs) > 1 else ():
+        yield f"the input of microbatch {microbatch}", dict.fromkeys(inputs, x)
+    pattern = re.sub(r"\d+", "#", module)
+    for name in dict.fromkeys(t.name for t in e.reference_trace.shards if t.kind is Kind.INPUT):
+        if name != module and re.sub(r"\d+", "#", name) == pattern:
+            yield f"the input of {name}", _recorded(e, name, Kind.INPUT)
+
+
+def _recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> Tensors:
+    """The reference's tensors at a module that is called once a microbatch and takes and gives one; else nothing."""
+    step = e.comparison.id.step
+    ids = [t for t in e.reference_trace.shards if t.name == module and t.kind is kind and t.step == step]
+    ids = [t for t in ids if finals or t.microbatch is not None]
+    if len({t.microbatch for t in ids}) != len(ids):
+        return {}
+    found = {t.microbatch: Logical.found(e.reference_trace, t) for t in ids}
+    return {mb: logical.tensor().to(torch.float64) for mb, logical in found.items() if logical is not None}
+
+
+def _product(incoming: Tensors, inputs: Tensors) -> torch.Tensor | None:
+    """The gradient of a linear layer's weight."""
+    if not incoming or incoming.keys() != inputs.keys():
+        return None
+    total: torch.Tensor | None = None
+    for microbatch, g in incoming.items():
+        x = inputs[microbatch]
+        if g.ndim < 2 or g.shape[:-1] != x.shape[:-1]:
+            return None
+        part = g.flatten(0, -2).T @ x.flatten(0, -2)
+        total = part if total is None else total + part
+    return total
+
+
+def _error(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / a.norm().clamp_min(1e-300)) if a.shape == b.shape else 1.0

@@ -1,0 +1,87 @@
+"""Outputs and gradients that were made from the wrong rows or inputs; and that nothing is claimed on a near miss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.support.traces import Case, drawn
+from ttrace.judge.verdict import Cause
+
+TABLE = drawn(12, 8)
+IDS = torch.tensor([3, 11, 7, 0, 5, 9])
+
+
+def looked_up(folder: Path, wrong: torch.Tensor) -> Cause:
+    case = Case(folder)
+    case.both("0/-/tok.weight/param", TABLE)
+    case.both("0/0/tok/output", TABLE[IDS], change=lambda _: wrong)
+    return case.judged().findings[0].cause
+
+
+def test_other_rows_of_the_table_are_named(tmp_path: Path) -> None:
+    found = looked_up(tmp_path, TABLE[IDS.where(IDS < 6, 2)])
+    assert found.name == "wrong lookup"
+    assert found.sentence == "3 of 6 rows are other rows of tok.weight than the reference's: row 2"
+
+
+def test_rows_of_no_table_are_not_claimed(tmp_path: Path) -> None:
+    assert looked_up(tmp_path, TABLE[IDS.where(IDS < 6, 2)] + drawn(6, 8, seed=5)).name != "wrong lookup"
+
+
+def weight_gradient(folder: Path, *, made_from: str) -> Cause:
+    """Two microbatches of two layers; the first layer's gradient is made from another input than its own."""
+    case = Case(folder)
+    inputs = {(i, mb): drawn(2, 3, 4, seed=10 * i + mb) for i in (0, 1) for mb in (0, 1)}
+    incoming = {key: drawn(2, 3, 5, seed=99 - 10 * key[0] - key[1]) for key in inputs}
+    taken = {
+        "own": inputs,
+        "other": {key: inputs[1, key[1]] for key in inputs},
+        "last": {k: inputs[k[0], 1] for k in inputs},
+    }
+    taken["foreign"] = {key: drawn(2, 3, 4, seed=77) for key in inputs}
+    for (i, mb), x in inputs.items():
+        case.both(f"0/{mb}/layers.{i}.fc/input", x)
+        case.both(f"0/{mb}/layers.{i}.fc/grad_output", incoming[i, mb])
+
+    def gradient(xs: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
+        return sum((incoming[0, mb].flatten(0, 1).T @ xs[0, mb].flatten(0, 1) for mb in (0, 1)), torch.zeros(5, 4))
+
+    case.both("0/-/layers.0.fc.weight/param_grad", gradient(inputs), change=lambda _: gradient(taken[made_from]))
+    return case.judged().findings[0].cause
+
+
+def test_a_gradient_made_from_another_layers_input_is_named(tmp_path: Path) -> None:
+    found = weight_gradient(tmp_path, made_from="other")
+    assert found.name == "stale input"
+    assert found.sentence.startswith("the gradient is made from the input of layers.1.fc, not from its own")
+
+
+def test_a_gradient_made_from_one_microbatch_is_named(tmp_path: Path) -> None:
+    found = weight_gradient(tmp_path, made_from="last")
+    assert found.name == "stale input"
+    assert "the input of microbatch 1" in found.sentence
+
+
+def summed(folder: Path, *counts: float) -> Cause:
+    case, parts = Case(folder), [drawn(6, 4, seed=seed) for seed in range(3)]
+    for mb, part in enumerate(parts):
+        case.both(f"0/{mb}/fc.bias/param_grad", part)
+    wrong = sum((count * part for count, part in zip(counts, parts, strict=True)), torch.zeros(6, 4))
+    case.both("0/-/fc.bias/param_grad", sum(parts, torch.zeros(6, 4)), change=lambda _: wrong)
+    return case.judged().findings[0].cause
+
+
+def test_microbatches_that_do_not_count_once_are_named(tmp_path: Path) -> None:
+    found = summed(tmp_path, 2, 1, 0)
+    assert found.name == "microbatches"
+    assert found.sentence.endswith("microbatch 0 counts 2 times, microbatch 2 counts 0 times")
+
+
+def test_microbatches_that_count_by_halves_are_not_claimed(tmp_path: Path) -> None:
+    assert summed(tmp_path, 1.5, 1, 1).name != "microbatches"
+
+
+def test_a_gradient_made_from_nothing_known_is_not_claimed(tmp_path: Path) -> None:
+    assert weight_gradient(tmp_path, made_from="foreign").name == "unexplained"

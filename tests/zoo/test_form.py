@@ -1,0 +1,107 @@
+"""What an entry of the zoo must be, and how it is counted."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import zoo.bugs
+from ttrace.judge.verdict import Exit
+from zoo.bug import Bug, Run, Tier, Topic, bugs, story, title
+from zoo.controls import Control, controls, every, few
+from zoo.launch import Seen
+from zoo.score import Line, Score
+
+FOLDER = Path(zoo.bugs.__path__[0])
+PAPER = set(range(1, 15))
+
+
+@pytest.mark.parametrize("name", bugs())
+def test_an_entry_tells_its_story_and_cites_it(name: str) -> None:
+    bug = bugs()[name]
+    assert title(name).endswith(".")
+    assert len(story(name).splitlines()) >= 3
+    assert bug.sources
+    assert all(source.startswith("https://github.com/") for source in bug.sources)
+    assert 20 <= len((FOLDER / f"{name.replace('-', '_')}.py").read_text().splitlines()) <= 80
+
+
+@pytest.mark.parametrize("name", bugs())
+def test_the_two_sides_of_an_entry_differ(name: str) -> None:
+    broken, clean = Run(name, is_clean=False), Run(name, is_clean=True)
+    assert broken.case != clean.case or broken.patch is not clean.patch
+
+
+def test_the_zoo_has_every_tier_topic_and_bug_of_the_paper() -> None:
+    every_bug = bugs().values()
+    assert {bug.tier for bug in every_bug} == set(Tier)
+    assert {bug.topic for bug in every_bug} == set(Topic)
+    assert {bug.paper for bug in every_bug} - {0} == PAPER
+    assert len(every_bug) >= 54
+
+
+def test_there_are_more_than_200_controls_in_three_precisions() -> None:
+    assert len(every()) >= 200
+    for word in ("float32", "bfloat16", "fp8"):
+        assert sum(word in name for name in controls()) >= 20
+    assert set(few()) < set(every())
+
+
+def test_a_side_that_draws_random_numbers_must_be_recognised_not_judged() -> None:
+    random = Control("functional-dropout-float32")
+    assert not random.is_accused(Seen(Exit.UNJUDGED))
+    assert random.is_accused(Seen(Exit.FOUND))
+    assert random.is_accused(Seen(Exit.PASSED))
+    assert Control("dropout-float32").is_accused(Seen(Exit.UNJUDGED))
+
+
+def line(bug: Bug, broken: Seen, clean: Seen = Seen(Exit.PASSED)) -> Line:  # noqa: B008  # it is immutable
+    return Line("one", bug, broken, clean)
+
+
+def right(bug: Bug) -> Seen:
+    said = bug.expected
+    return Seen(Exit.FOUND, said.module, said.kind, said.cause, said.axis)
+
+
+def test_a_score_counts_what_was_found_where_and_why() -> None:
+    bug = bugs()["sp-norm-not-summed"]
+    found = right(bug)
+    lines = [
+        line(bug, found),
+        line(bug, replace(found, cause="constant factor")),
+        line(bug, replace(found, module="other")),
+        line(bug, Seen(Exit.UNJUDGED)),
+        line(bug, found, Seen(Exit.UNJUDGED)),
+    ]
+    facts = Score(lines, 1.0).as_json()
+    assert (facts["detected"], facts["localised"], facts["cause"]) == (0.8, 0.6, 0.4)
+    assert [len(facts[key]) for key in ("missed", "elsewhere", "other_cause", "false_alarms")] == [1, 1, 1, 1]
+
+
+def test_one_miss_or_one_false_alarm_fails_the_score() -> None:
+    bug = bugs()["sp-norm-not-summed"]
+    lines = [line(bug, right(bug))] * 30
+    assert Score(lines, 1.0).passes
+    assert not Score([*lines, line(bug, Seen(Exit.UNJUDGED))], 1.0).passes
+    assert not Score([*lines, line(bug, right(bug), Seen(Exit.FOUND))], 1.0).passes
+    assert not Score([*lines, line(bug, right(bug), Seen(Exit.UNJUDGED))], 1.0).passes
+
+
+def test_a_cause_that_is_not_known_never_counts() -> None:
+    bug = bugs()["cp-keys-gathered-along-heads"]
+    assert bug.expected.cause == "unexplained"
+    assert not line(bug, right(bug)).is_explained
+
+
+def test_the_zoo_imports_nothing_from_tests() -> None:
+    root = Path(inspect.getfile(zoo)).parent
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.split(".")[0] == "tests"], path

@@ -1,0 +1,63 @@
+"""Known bugs are found where they are and for the right reason, and neither their clean sides nor look-alikes accused.
+
+Every submission runs a part of the zoo in which every tier, topic and cause occurs; `--all` runs all of it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from zoo import controls
+from zoo.bug import Tier, Topic, bugs
+from zoo.score import score
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+PART = (
+    "embedding-mask-rebased",
+    "recompute-stale-input",
+    "cp-loss-scaled",
+    "fp8-amax-group",
+    "fp8-weight-cache",
+    "zero-update-not-gathered",
+    "pp-layer-dropped",
+    "tp-overlap-shared-buffer",
+    "sp-norm-not-summed",
+    "cp-attention-strided-gradient",
+    "checkpoint-norms-swapped",
+    "cp-positions-not-cut",
+    "ddp-unused-parameter",
+    "embedding-first-of-shard",
+    "expert-bias-on-every-rank",
+    "sp-norm-averaged",
+    "norm-of-own-stage",
+    "router-init-from-rank-stream",
+    "optimizer-state-stepped-before",
+    "zero-tied-embeddings",
+    "flattened-gather-uneven",
+    "transformers-norms-reduced-again",
+    "transformers-router-not-summed",
+)
+"""Every tier, topic and cause, and every number of ranks."""
+
+
+def test_the_part_has_everything() -> None:
+    chosen = [bugs()[name] for name in PART]
+    assert {bug.tier for bug in chosen} == set(Tier)
+    assert {bug.topic for bug in chosen} == set(Topic)
+    assert {bug.expected.cause for bug in chosen} >= {b.expected.cause for b in bugs().values()} - {"unexplained"}
+
+
+def test_bugs_are_found_and_their_clean_sides_are_not_accused(request: pytest.FixtureRequest) -> None:
+    names = list(bugs()) if request.config.getoption("--all") else PART
+    result = score(names, print)
+    print(result)
+    assert [line.name for line in result.lines if not line.is_detected] == []
+    assert [line.name for line in result.lines if not line.is_clean] == []
+    assert result.passes, result
+
+
+def test_controls_are_not_accused(request: pytest.FixtureRequest) -> None:
+    result = controls.run(controls.every() if request.config.getoption("--all") else controls.few(), print)
+    print(result)
+    assert result.accused == {}

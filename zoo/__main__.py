@@ -1,0 +1,69 @@
+"""This module is the zoo's command line: `python -m zoo list`, `run NAME`, `score`, `controls`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ttrace.judge.verdict import Exit
+from zoo import controls
+from zoo.bug import Tier, bugs, story, title
+from zoo.score import score
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m zoo", description="Known silent bugs, and whether they are found.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="all entries: tier, topic, name, title")
+    one = commands.add_parser("run", help="tell an entry's story, run it both ways, and say what was found")
+    one.add_argument("names", nargs="+", choices=list(bugs()), metavar="NAME")
+    every = commands.add_parser("score", help="run all entries both ways; status 1 below the bars")
+    every.add_argument("--tier", choices=list(Tier), help="only these")
+    every.add_argument("--json", action="store_true", help="for programs")
+    clean = commands.add_parser("controls", help="run what must not be accused; status 1 if anything is")
+    clean.add_argument("--all", action="store_true", help="more than 200 of them, instead of a few")
+    clean.add_argument("--json", action="store_true", help="for programs")
+    chosen = parser.parse_args(arguments)
+    command = {"list": _list, "run": _run, "score": _score, "controls": _controls}[chosen.command]
+    return command(chosen)
+
+
+def _list(_chosen: argparse.Namespace) -> int:
+    for name, bug in bugs().items():
+        paper = f"paper {bug.paper}" if bug.paper else ""
+        print(f"{bug.tier}  {paper:8}  {bug.topic:22}  {name:34}  {title(name)}")
+    return 0
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    result = score(chosen.names)
+    for line in result.lines:
+        expected = line.bug.expected
+        print(f"{line.name}\n\n{story(line.name)}\n\n{line.bug.tier}, {line.bug.package}: {' '.join(line.bug.sources)}")
+        print(f"expected  {expected.module}/{expected.kind}: {expected.cause} {expected.axis or ''}")
+        print(f"found     {line.broken.module}/{line.broken.kind}: {line.broken.cause} {line.broken.axis or ''}")
+        print(f"          {line.broken.sentence or line.broken.trouble}")
+        print(f"without   {'passed' if line.clean.exit is Exit.PASSED else line.clean.trouble}\n")
+    return 0 if all(line.is_explained and line.is_clean for line in result.lines) else 1
+
+
+def _score(chosen: argparse.Namespace) -> int:
+    names = [name for name, bug in bugs().items() if chosen.tier in (None, bug.tier)]
+    result = score(names, _tell)
+    print(json.dumps(result.as_json(), indent=1) if chosen.json else result)
+    return 0 if result.passes else 1
+
+
+def _controls(chosen: argparse.Namespace) -> int:
+    result = controls.run(controls.every() if chosen.all else controls.few(), _tell)
+    print(json.dumps(result.as_json(), indent=1) if chosen.json else result)
+    return 1 if result.accused else 0
+
+
+def _tell(words: str) -> None:
+    print(words, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""This module says what an entry of the zoo is: a bug that happened, in a case that shows it and one that does not."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import zoo.bugs
+
+if TYPE_CHECKING:
+    from zoo.harness.candidate import Candidate
+    from zoo.launch import Seen
+
+Patch = Callable[["Candidate"], AbstractContextManager[object] | None]
+"""Something done to a candidate once it is attached, on every rank; a context manager is open while it trains."""
+
+
+class Tier(StrEnum):
+    """How real an entry is."""
+
+    T1 = "T1"
+    """A released package as it is."""
+    T2 = "T2"
+    """The exact wrong line, put back into a current package."""
+    T3 = "T3"
+    """An equivalent in plain PyTorch: only a GPU library or an old version has the bug itself."""
+
+
+class Topic(StrEnum):
+    """What went wrong."""
+
+    DATA = "wrong data"
+    WRONG_COMMUNICATION = "wrong communication"
+    MISSING_COMMUNICATION = "missing communication"
+    SCALING = "scaling"
+    NORM = "gradient norm"
+    RANDOM = "rng and initialisation"
+    OPTIMIZER = "optimizer step"
+    CHECKPOINT = "checkpoint load"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the first finding must say."""
+
+    module: str
+    kind: str
+    cause: str
+    """A cause that the judge has no word for is unexplained, and counts as not named."""
+    axis: str | None = None
+
+
+class Case(Protocol):
+    """A configuration of a small training. Cases with equal launchers and numbers of ranks share a launch.
+
+    What needs processes of its own, as one version of Megatron-core does, has a launcher of its own.
+    """
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    @property
+    def launcher(self) -> Launcher: ...
+
+
+Launcher = Callable[[int, Sequence[Any], Path], list["Seen"]]
+"""Traces and judges runs on so many ranks, into a folder: whatever has a case and a patch, and a name as its text."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One entry. The clean side is the case without the patch, or what is given for it: a case, a patch, or both."""
+
+    tier: Tier
+    topic: Topic
+    package: str
+    """Who had it."""
+    sources: tuple[str, ...]
+    """Issue and fix."""
+    case: Case
+    expected: Expected
+    patch: Patch | None = None
+    is_early: bool = False
+    """Whether the patches come before the session attaches: where the model itself is another one."""
+    clean_case: Case | None = None
+    clean_patch: Patch | None = None
+    paper: int = 0
+    """Its number in the table of TTrace's paper, if it is there."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One side of an entry."""
+
+    name: str
+    is_clean: bool
+
+    @property
+    def bug(self) -> Bug:
+        return bugs()[self.name]
+
+    @property
+    def case(self) -> Case:
+        return (self.bug.clean_case or self.bug.case) if self.is_clean else self.bug.case
+
+    @property
+    def patch(self) -> Patch | None:
+        return self.bug.clean_patch if self.is_clean else self.bug.patch
+
+    @property
+    def is_early(self) -> bool:
+        return self.bug.is_early
+
+    def __str__(self) -> str:
+        return f"{self.name}{'-clean' if self.is_clean else ''}"
+
+
+@functools.cache
+def bugs() -> Mapping[str, Bug]:
+    """All entries, by name: those of the paper first, in its order."""
+    names = sorted(module.name for module in pkgutil.iter_modules(zoo.bugs.__path__))
+    found: dict[str, Bug] = {name.replace("_", "-"): _module(name).BUG for name in names}
+    return dict(sorted(found.items(), key=lambda item: (item[1].paper or 99, item[0])))
+
+
+def title(name: str) -> str:
+    """The first line of an entry's story."""
+    return str(_module(name.replace("-", "_")).__doc__).splitlines()[0]
+
+
+def story(name: str) -> str:
+    return str(_module(name.replace("-", "_")).__doc__).strip()
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"zoo.bugs.{name}")

@@ -1,0 +1,21 @@
+"""ZeRO-3: a parameter exactly as large as the bucket is never reduced.
+
+DeepSpeed compared `<` where `<=` was due: a gradient that fills the bucket to the last element stays what one rank
+computed.
+"""
+
+from __future__ import annotations
+
+from zoo.bug import Bug, Expected, Tier, Topic
+from zoo.harness.breaking import left_out_of_reduction
+from zoo.harness.small import small
+
+BUG = Bug(
+    tier=Tier.T3,
+    topic=Topic.MISSING_COMMUNICATION,
+    package="DeepSpeed before 0.11.0",
+    sources=("https://github.com/deepspeedai/DeepSpeed/pull/4321",),
+    case=small("cp-ulysses"),
+    patch=left_out_of_reduction("layers.1.attention.wk"),
+    expected=Expected("layers.1.attention.wk", "param_grad", "missing all-reduce", "cp"),
+)

@@ -1,0 +1,20 @@
+"""Tensor parallelism inside experts: the output's bias is added on every rank before the sum.
+
+torchtitan's grouped experts added the whole bias to each rank's partial product, so that the sum has it tp times.
+"""
+
+from __future__ import annotations
+
+from zoo.bug import Bug, Expected, Tier, Topic
+from zoo.harness.breaking import bias_on_every_rank
+from zoo.harness.small import small
+
+BUG = Bug(
+    tier=Tier.T3,
+    topic=Topic.SCALING,
+    package="torchtitan",
+    sources=("https://github.com/pytorch/torchtitan/pull/4245",),
+    case=small("hand"),
+    patch=bias_on_every_rank,
+    expected=Expected("layers.0.mlp.fc2", "output", "bias"),
+)

@@ -1,0 +1,21 @@
+"""Gradient norm: gradients that several ranks share are counted by each of them.
+
+Where the norm is summed over ranks, what they hold in common must be counted once. Megatron-core tells it by attributes
+of the parameter, which several layers lack or have wrongly; here every gradient counts twice.
+"""
+
+from __future__ import annotations
+
+from zoo.bug import Bug, Expected, Tier, Topic
+from zoo.harness.breaking import counted_twice
+from zoo.harness.small import small
+
+BUG = Bug(
+    tier=Tier.T3,
+    topic=Topic.NORM,
+    package="megatron-core up to 0.18.2",
+    sources=("https://github.com/NVIDIA/Megatron-LM/pull/5916", "https://github.com/NVIDIA/Megatron-LM/issues/7452"),
+    case=small("ddp"),
+    patch=counted_twice,
+    expected=Expected(".", "grad_norm", "gradient norm", "dp"),
+)

@@ -1,0 +1,24 @@
+"""transformers: what was summed over ranks is summed again with the next microbatch.
+
+`replicated_with_grad_allreduce` sums the accumulated gradient of a norm in a hook after every backward. With a second
+microbatch the first one's sum is summed again: q and k norms of Qwen3-MoE get the first microbatch tp times.
+"""
+
+from __future__ import annotations
+
+from zoo.bug import Bug, Expected, Tier, Topic
+from zoo.harness.hugging import Case
+
+TP = {"tp_size": 2, "tp_plan": "auto"}
+
+BUG = Bug(
+    tier=Tier.T1,
+    topic=Topic.WRONG_COMMUNICATION,
+    package="transformers 5.22.2",
+    sources=(
+        "https://github.com/huggingface/transformers/blob/v5.22.2/src/transformers/distributed/parallel_utils.py",
+    ),
+    case=Case("qwen3_moe", "tp", TP, num_accumulated=2),
+    clean_case=Case("qwen3_moe", "tp", TP),
+    expected=Expected("model.layers.0.self_attn.q_norm", "param_grad", "microbatches"),
+)

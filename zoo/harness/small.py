@@ -1,0 +1,82 @@
+"""This module is the case of most entries: the small transformer, or the small GPT by hand, under one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ttrace.capture.plan import Plan
+from zoo.bug import Launcher, Patch
+from zoo.harness.breaking import NUM_MICROBATCHES, SHAPE
+from zoo.harness.candidate import Candidate, Cell, accumulated
+from zoo.harness.cells import LAYOUTS, Build, Traced, attached, reference_of, shape_of
+from zoo.harness.gpt import LENGTH, RULES, VOCAB, Gpt
+from zoo.harness.transformer import Shape, Transformer
+from zoo.launch import on_torch, patched
+
+HAND = Shape(vocab=VOCAB, length=LENGTH)
+"""What the small GPT, whose tensor parallelism is written by hand, is trained on."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """A cell and the model's shape; a layout and a model of its own, if it has them."""
+
+    cell: Cell
+    shape: Shape = SHAPE
+    layout: Callable[[Shape, Cell], Candidate] | None = None
+    build: Build | None = None
+    launcher: Launcher = field(default=on_torch, repr=False)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.cell.num_ranks
+
+    def trace(self, out: Path, references: dict[Any, Path], patch: Patch | None, *, is_early: bool = False) -> Traced:
+        """On every rank: trace the candidate, and before it the reference unless an earlier run had the same."""
+        torch.manual_seed(0)
+        cell, shape = self.cell, shape_of(self.cell, self.shape)
+        candidate = (self.layout or LAYOUTS[cell.layout])(shape, cell)
+        total = cell.num_microbatches * candidate.num_data_ranks
+        whole = replace(shape, recompute="none")
+        reference = reference_of(out.parent, whole, cell, total, references, self.build or Transformer)
+        plan = Plan(out=out, role="candidate", reference=reference / "reference", stop=False)
+        trace_candidate(candidate, plan.model_copy(update=cell.settings), patch, is_early=is_early)
+        return Traced(reference, out)
+
+
+def small(layout: str, num_ranks: int = 2, *, shape: Shape = SHAPE, **settings: Any) -> Small:
+    """A case by its layout and whatever of the cell is not as usual."""
+    cell = Cell(layout, num_ranks, **{"num_microbatches": NUM_MICROBATCHES, **settings})
+    return Small(cell, HAND, by_hand, whole_gpt) if layout == "hand" else Small(cell, shape)
+
+
+def trace_candidate(candidate: Candidate, plan: Plan, patch: Patch | None, *, is_early: bool = False) -> None:
+    """On every rank: attach, break, and train."""
+    with patched(patch if is_early else None, candidate):
+        session = attached(candidate, plan)
+        with patched(None if is_early else patch, candidate):
+            candidate.step(session)
+        session.close()
+
+
+def whole_gpt(_shape: Shape) -> nn.Module:
+    return Gpt()
+
+
+def by_hand(_shape: Shape, cell: Cell) -> Candidate:
+    """The small GPT, tensor-parallel over all ranks."""
+    tp = dist.get_world_size()
+    model = Gpt(tp).to(cell.dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(session: Any) -> None:
+        accumulated(session, model, optimizer, HAND, cell.num_microbatches, loss=cell.loss)
+
+    return Candidate([model], optimizer, step, 1, {"tp": tp}, RULES)

@@ -1,0 +1,142 @@
+"""This module traces and judges many runs in one launch, and keeps what each judgement said."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import torch.distributed as dist
+
+from ttrace.judge.verdict import UNEXPLAINED, Exit, Judgement
+from zoo.bug import Case, Expected, Patch
+from zoo.harness.cells import Traced, shared_out
+from zoo.harness.ranks import on_ranks
+from zoo.harness.runs import judged
+
+NUM_TOGETHER = 16
+"""So many runs are traced before they are judged: their traces lie on disk until then."""
+TIMEOUT = 60.0
+"""Seconds for each run of a launch, and five times that for the launch itself."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is kept of a judgement."""
+
+    exit: Exit
+    module: str = ""
+    kind: str = ""
+    cause: str = ""
+    axis: str | None = None
+    sentence: str = ""
+    num_wrong: int = 0
+    num_tensors: int = 0
+    trouble: tuple[str, ...] = ()
+    """What was wrong or not judged, a few of it."""
+    seconds: float = 0.0
+    """Candidate and judgement, with the reference and its twins where no earlier run had the same."""
+
+    @classmethod
+    def of(cls, judgement: Judgement) -> Seen:
+        wrong = [c for c in judgement.comparisons if c.verdict.is_wrong]
+        open_ends = [c for c in judgement.comparisons if c.verdict.is_wrong or c.spoils]
+        trouble = (*judgement.problems, *(f"{c.id} {c.verdict} {c.reason} {c.excess:.2g}" for c in open_ends))
+        seen = cls(judgement.exit, num_wrong=len(wrong), num_tensors=len(judgement.comparisons), trouble=trouble[:6])
+        if not judgement.findings:
+            return seen
+        first = judgement.findings[0]
+        kind = str(first.comparison.id.kind)
+        cause = first.cause
+        return replace(seen, module=first.module, kind=kind, cause=cause.name, axis=cause.axis, sentence=cause.sentence)
+
+    def is_at(self, expected: Expected) -> bool:
+        return self.module == expected.module
+
+    def is_because(self, expected: Expected) -> bool:
+        """Whether the cause is named as it should be; that it is not known never counts."""
+        is_same = (self.kind, self.cause, self.axis) == (expected.kind, expected.cause, expected.axis)
+        return is_same and self.cause != UNEXPLAINED
+
+
+class Traceable(Protocol):
+    """A case that makes its reference and its candidate in the same launch."""
+
+    def trace(self, out: Path, references: dict[Any, Path], patch: Patch | None, *, is_early: bool) -> Traced: ...
+
+
+class Sided(Protocol):
+    """Something to trace: a case and what is done to its candidate; its text is its name."""
+
+    @property
+    def case(self) -> Case: ...
+
+    @property
+    def patch(self) -> Patch | None: ...
+
+    @property
+    def is_early(self) -> bool: ...
+
+
+R = TypeVar("R", bound=Sided)
+
+
+def seen(runs: Sequence[R], folder: Path, tell: Callable[[str], None] = lambda _: None) -> dict[R, Seen]:
+    """What is found in each run: one launch for all that can share one."""
+    launches: dict[tuple[Any, int], list[R]] = {}
+    for run in runs:
+        launches.setdefault((run.case.launcher, run.case.num_ranks), []).append(run)
+    found: dict[R, Seen] = {}
+    for number, ((launcher, num_ranks), together) in enumerate(launches.items()):
+        tell(f"{len(together)} runs on {num_ranks} ranks")
+        found |= dict(zip(together, launcher(num_ranks, together, folder / str(number)), strict=True))
+    return {run: found[run] for run in runs}
+
+
+def on_torch(num_ranks: int, runs: Sequence[Sided], folder: Path) -> list[Seen]:
+    """The launcher of everything that needs nothing but what is installed."""
+    kept: list[Seen] = on_ranks(num_ranks, trace_all, runs, folder, timeout=TIMEOUT * (5 + len(runs)))[0]
+    return kept
+
+
+def trace_all(runs: Sequence[Sided], folder: Path) -> list[Seen]:
+    """On every rank: trace all runs, a few at a time, and judge them."""
+    references: dict[Any, Path] = {}
+    kept: list[Seen] = []
+    for start in range(0, len(runs), NUM_TOGETHER):
+        took, traced = [], []
+        for run in runs[start : start + NUM_TOGETHER]:
+            begin = time.monotonic()
+            traced.append(_traced(run, folder / str(run), references))
+            took.append(time.monotonic() - begin)
+        outcomes = shared_out(traced, _judged)
+        kept += [replace(one, seconds=one.seconds + seconds) for one, seconds in zip(outcomes, took, strict=True)]
+        if dist.get_rank() == 0:
+            for one in traced:
+                shutil.rmtree(one.candidate)
+    return kept
+
+
+def _traced(run: Sided, out: Path, references: dict[Any, Path]) -> Traced:
+    try:
+        traced = cast(Traceable, run.case).trace(out, references, run.patch, is_early=run.is_early)
+    except Exception as error:
+        error.add_note(f"while tracing {run}")
+        raise
+    dist.barrier()
+    return traced
+
+
+def _judged(traced: Traced) -> Seen:
+    begin = time.monotonic()
+    kept = Seen.of(judged(traced.reference, traced.candidate))
+    return replace(kept, seconds=time.monotonic() - begin)
+
+
+def patched(patch: Patch | None, candidate: Any) -> Any:
+    """The patch, done; what is open while the candidate trains."""
+    return (patch(candidate) if patch is not None else None) or nullcontext()
