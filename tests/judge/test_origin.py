@@ -92,8 +92,7 @@ def test_a_modules_own_code_is_told_by_what_it_passes_on(tmp_path: Path) -> None
     [finding] = case.judged().findings
     assert (finding.module, finding.cause.name) == ("attention", "some rows")
     assert finding.cause.sentence == (
-        "what enters attention.q is wrong (grad_output): "
-        "only 2 of 12 indices of dim 1 are wrong: 10-11"
+        "what enters attention.q is wrong (grad_output): only 2 of 12 indices of dim 1 are wrong: 10-11"
     )
 
 

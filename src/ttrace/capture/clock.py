@@ -64,10 +64,10 @@ class Clock:
         finally:
             self.chunk = outer
 
-    def forward(self, name: str, *, is_divided: bool) -> int:
+    def forward(self, name: str, *, is_repeated: bool) -> int:
         """A module begins a forward; the number of this call within its microbatch."""
-        if is_divided and self.chunk is not None:
-            return 0  # each stage on this rank has a part of it
+        if is_repeated and self.chunk is not None:
+            return 0  # each stage on this rank has a part or a copy of it
         if name == ROOT:
             self._microbatch += 1
         key = (self.microbatch, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class Names:
         for chunk in self.chunks:
             found = {self.naming(chunk, path): module for path, module in chunk.named_modules()}
             yield from found.items()
+
+    def repeated(self) -> frozenset[str]:
+        """The names that several chunks have: the model's own, and what each chunk has a copy of."""
+        found = Counter(name for name, _ in self.modules())
+        return frozenset(name for name, times in found.items() if times > 1)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Every buffer."""

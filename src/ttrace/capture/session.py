@@ -67,6 +67,7 @@ class Session:
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         self._generator = Generator(plan, adapter, self._placing, reference)
         names = Names(chunks, adapter.name)
+        self._repeated = names.repeated()
         parameters, aliases = names.parameters(reference.aliases)
         made = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
         adapter.parameters_replaced(optimizer)
@@ -177,7 +178,7 @@ class Session:
             return None
         if not self._adapter.watches(name, isolated=self._plan.isolated):
             return None
-        number = 0 if again else clock.forward(name, is_divided=name in self._adapter.divided)
+        number = 0 if again else clock.forward(name, is_repeated=name in self._repeated)
         return Call(name, clock.step, clock.microbatch, number, again)
 
     def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
