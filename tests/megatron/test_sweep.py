@@ -74,6 +74,8 @@ CASES: dict[int, list[Case]] = {
         moe(ep=2, dispatcher="allgather"),
         moe(ep=2, dtype=BF16),
         moe(ep=2, zero=True),
+        moe(ep=2, grouped=True, dtype=BF16),
+        moe(tp=2, sp=True, swiglu=True, grouped=True, dtype=BF16),
         moe(ep=2, recompute="full"),
         moe(pp=2),
     ],

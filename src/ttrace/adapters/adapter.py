@@ -139,6 +139,9 @@ class Adapter(Protocol):
     ) -> Sequence[Handle]:
         """Tell before and after each step of the optimizer, until the handles are removed."""
 
+    def values(self, parameter: nn.Parameter) -> torch.Tensor:
+        """A parameter's own memory, in the shape that its layout speaks of."""
+
     def gradient(self, parameter: nn.Parameter) -> Piece | None:
         """The gradient that the optimizer will use, as far as this rank has it."""
 

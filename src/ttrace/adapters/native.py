@@ -124,6 +124,9 @@ class Native:
             optimizer.register_step_post_hook(lambda *_: after()),
         ]
 
+    def values(self, parameter: nn.Parameter) -> torch.Tensor:
+        return parameter.detach()
+
     def gradient(self, parameter: nn.Parameter) -> Piece | None:
         return None if parameter.grad is None else Piece(parameter.grad)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.placing import Placing, Reference
@@ -32,8 +33,11 @@ class Generator:
         self._placing = placing
         self._reference = reference
 
-    def fill_parameter(self, name: str, parameter: torch.Tensor) -> Made:
+    def fill_parameter(self, name: str, parameter: nn.Parameter) -> Made:
         """Replace a parameter's values, unless the plan keeps them."""
+        return self._fill(name, self._adapter.values(parameter))
+
+    def _fill(self, name: str, parameter: torch.Tensor) -> Made:
         tensor_id = TensorId.of(0, None, name, Kind.PARAM)
         placed = self._placing.placed_or_inferred(tensor_id, parameter)
         made = Made(placed, self._parameter_distribution(tensor_id, parameter))

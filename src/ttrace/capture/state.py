@@ -63,7 +63,8 @@ class State:
         for name, parameter in self._held.parameters.items():
             made = self._held.made[name]
             tensor_id = self._id(name, Kind.PARAM)
-            self._visits.visit(tensor_id, parameter.detach(), values=made.distribution, fallback=made.placed)
+            values = self._adapter.values(parameter)
+            self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placed)
         for name, buffer in self._held.buffers.items():
             self._visits.visit(self._id(name, Kind.BUFFER), buffer)
 
@@ -97,7 +98,7 @@ class State:
                 self._visit(self._id(name, Kind.PARAM_AFTER), updated)
             for key, piece in self._adapter.optimizer_state(self._optimizer, parameter).items():
                 tensor_id = self._id(name, Kind.OPTIM, key)
-                if piece.run is not None or piece.tensor.shape == parameter.shape:
+                if piece.run is not None or piece.tensor.shape == self._adapter.values(parameter).shape:
                     self._visit(tensor_id, piece)
                 else:  # a step counter for instance is not cut like the parameter
                     whole = Placed(Region.whole(tuple(piece.tensor.shape)))

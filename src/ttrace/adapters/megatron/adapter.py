@@ -145,21 +145,28 @@ class Megatron:
         assert self._listener is not None, "listen comes first"
         return [optimizers.Watch(optimizer, self._listener, before, after)]
 
+    def values(self, parameter: nn.Parameter) -> torch.Tensor:
+        return self._shaped(parameter, parameter.detach())
+
     def gradient(self, parameter: nn.Parameter) -> Piece | None:
         gradient: torch.Tensor | None = getattr(parameter, "main_grad", parameter.grad)
         run = optimizers.run_of(self._optimizer, parameter)
         if gradient is None or not parameter.requires_grad or (run is not None and run[0] == run[1]):
             return None
-        return Piece(gradient) if run is None else Piece(gradient.view(-1)[slice(*run)], run)
+        return Piece(self._shaped(parameter, gradient)) if run is None else Piece(gradient.view(-1)[slice(*run)], run)
 
     def updated(self, parameter: nn.Parameter) -> Piece | None:
         run = optimizers.run_of(self._optimizer, parameter) if self._gathers_late else None
         if run is None:
-            return Piece(parameter.detach())
+            return Piece(self.values(parameter))
         return Piece(parameter.detach().view(-1)[slice(*run)], run) if run[0] < run[1] else None
 
     def optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
-        return optimizers.state(optimizer, parameter)
+        pieces = optimizers.state(optimizer, parameter)
+        return {
+            key: Piece(self._shaped(parameter, piece.tensor)) if piece.run is None else piece
+            for key, piece in pieces.items()
+        }
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -254,10 +261,21 @@ class Megatron:
         gathers = getattr(self._config, "moe_token_dispatcher_type", "") == "allgather"
         return Dispatch(self.mesh, self.coord, gathers=gathers, sequence_parallel=self._is_sequence_parallel)
 
+    @cached_property
+    def _shapes(self) -> dict[nn.Parameter, tuple[int, ...]]:
+        """The shapes of weights that hold several experts one after the other."""
+        grouped = [at.module for at in self._modules.values() if _groups_experts(at)]
+        owned = ((p, module) for module in grouped for p in module.parameters(recurse=False))
+        return {p: layouts.grouped_shape(p, module) for p, module in owned}
+
+    def _shaped(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+        shape = self._shapes.get(parameter)
+        return tensor.view(shape) if shape is not None and tensor.shape == parameter.shape else tensor
+
     def _tell_main_gradients(self, chunk: nn.Module) -> None:
         assert self._listener is not None
         gradients = ((p, getattr(p, "main_grad", None)) for p in chunk.parameters() if p.requires_grad)
-        self._listener.sees_main_gradients((p, gradient) for p, gradient in gradients if gradient is not None)
+        self._listener.sees_main_gradients((p, self._shaped(p, g)) for p, g in gradients if g is not None)
 
 
 def _groups_experts(at: Module) -> bool:

@@ -125,7 +125,18 @@ def parameter(at: Module, attribute: str, *, expert_tp: str) -> str:
         return f"out in/{tp}" if attribute == "weight" else "out"
     if _is_a(at.module, "VocabParallelEmbedding"):
         return f"vocab/{tp} hidden"
+    if _is_a(at.module, "GroupedMLP"):
+        glu = bool(getattr(at.module.config, "gated_linear_unit", False))
+        first = f"experts/ep hidden ffn/{tp}{':fused(2)' if glu else ''}"
+        return first if attribute == "weight1" else f"experts/ep ffn/{tp} hidden"
     return "..."
+
+
+def grouped_shape(weight: Any, module: Any) -> tuple[int, ...]:
+    """The shape in which a weight holds its experts one after the other: Megatron keeps it with two dims."""
+    num_experts, hidden = module.num_local_experts, module.config.hidden_size
+    ffn: int = weight.numel() // (num_experts * hidden)
+    return (num_experts, hidden, ffn) if weight is module.weight1 else (num_experts, ffn, hidden)
 
 
 def pending(at: Module, layout: str, *, is_tied: bool, sequence_parallel: bool) -> str:
