@@ -116,7 +116,7 @@ RUNS = [
         mla(tp=2),
         "decoder.layers.3.self_attention/grad_input",
         "some rows",
-        words="linear_kv_down_proj/grad_output.0: only 4 of 20 indices of dim 2 are wrong: 16-19",
+        words="linear_kv_down_proj is wrong (grad_output): only 4 of 20 indices of dim 2 are wrong: 16-19",
     ),
     Run("0.16.1", 2, mla()),
     # Both neighbours of a stage are one rank: its gradient arrives as an activation (docs/found/batched-p2p.md).

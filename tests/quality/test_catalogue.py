@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +11,15 @@ import torch.distributed as dist
 
 from tests.support.catalogue import CATALOGUE, Fault, trace_fault, trace_together
 from ttrace.judge.isolated import combined
-from ttrace.judge.verdict import Exit, Judgement
+from ttrace.judge.verdict import Exit
 from zoo.harness.cells import judge_all
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import judged
+from zoo.launch import Seen
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What is kept of a judgement."""
-
-    exit: Exit
-    module: str = ""
-    kind: str = ""
-    cause: str = ""
-    axis: str | None = None
-    sentence: str = ""
-    trouble: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, judgement: Judgement) -> Seen:
-        if not judgement.findings:
-            return cls(judgement.exit, trouble=judgement.problems)
-        first = judgement.findings[0]
-        cause = first.cause
-        return cls(
-            judgement.exit,
-            first.module,
-            first.comparison.id.kind,
-            cause.name,
-            cause.axis,
-            cause.sentence,
-            judgement.problems,
-        )
-
-    def is_exact(self, fault: Fault) -> bool:
-        return (self.module, self.kind, self.cause, self.axis) == (fault.module, fault.kind, fault.cause, fault.axis)
+def is_exact(seen: Seen, fault: Fault) -> bool:
+    return (seen.module, seen.kind, seen.cause, seen.axis) == (fault.module, fault.kind, fault.cause, fault.axis)
 
 
 def run_faults(folder: Path, names: list[str]) -> list[Seen]:
@@ -70,7 +42,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     print(f"\n{len(found)} faults in {time.monotonic() - start:.0f} s")
     for fault in CATALOGUE:
         one = found[fault.name]
-        mark = "exact" if one.is_exact(fault) else "found" if one.exit is Exit.FOUND else "MISSED"
+        mark = "exact" if is_exact(one, fault) else "found" if one.exit is Exit.FOUND else "MISSED"
         print(f"{mark:6}  {fault.name:32} {fault.layout:10} {one.module}/{one.kind}: {one.sentence or one.trouble}")
     return found
 
@@ -113,5 +85,5 @@ def test_every_fault_is_found(seen: dict[str, Seen]) -> None:
 
 @pytest.mark.slow
 def test_nearly_every_fault_is_found_in_its_module_for_its_reason(seen: dict[str, Seen]) -> None:
-    inexact = {fault.name: seen[fault.name] for fault in CATALOGUE if not seen[fault.name].is_exact(fault)}
+    inexact = {fault.name: seen[fault.name] for fault in CATALOGUE if not is_exact(seen[fault.name], fault)}
     assert len(inexact) * 15 <= len(CATALOGUE), inexact  # 28 of 30

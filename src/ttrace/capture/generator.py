@@ -35,15 +35,12 @@ class Generator:
 
     def fill_parameter(self, name: str, parameter: nn.Parameter) -> Made:
         """Replace a parameter's values, unless the plan keeps them."""
-        return self._fill(name, self._adapter.values(parameter))
-
-    def _fill(self, name: str, parameter: torch.Tensor) -> Made:
-        tensor_id = TensorId.of(0, None, name, Kind.PARAM)
-        placed = self._placing.placed_or_inferred(tensor_id, parameter)
-        made = Made(placed, self._parameter_distribution(tensor_id, parameter))
+        tensor_id, own = TensorId.of(0, None, name, Kind.PARAM), self._adapter.values(parameter)
+        placed = self._placing.placed_or_inferred(tensor_id, own)
+        made = Made(placed, self._parameter_distribution(tensor_id, own))
         if made.distribution is not None:
             with torch.no_grad():
-                local = self._adapter.local(parameter)
+                local = self._adapter.local(own)
                 local.zero_()  # what the region does not hold is padding
                 held = local[tuple(slice(size) for size in placed.region.local_shape)]
                 held.copy_(self._values(tensor_id, made, local))

@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -40,6 +41,9 @@ from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
 from ttrace.trace.format import End, Manifest
 from ttrace.trace.writer import Writer
 
+_NUM_RECALLED = 32
+"""Tensors of the reference that are kept: every tensor of every expert asks for the same routing."""
+
 
 class Session:
     """Traces a model's training steps as a plan says. `ttrace.attach` makes one."""
@@ -58,7 +62,7 @@ class Session:
         if plan.role != "reference" and plan.reference is None:
             raise CaptureError(f"a {plan.role} needs the reference's trace: `ttrace trace --reference DIR`.")
         chunks = [model] if isinstance(model, nn.Module) else list(model)
-        reference = self._reference = Reference(plan.reference)
+        reference = Reference(plan.reference)
         self._plan = plan
         self._adapter = adapter
         self._clock = Clock()
@@ -68,6 +72,12 @@ class Session:
         self._generator = Generator(plan, adapter, self._placing, reference)
         names = Names(chunks, adapter.name)
         self._repeated = names.repeated()
+
+        @lru_cache(maxsize=_NUM_RECALLED)
+        def recalled(step: int, site: Site, microbatch: int) -> torch.Tensor | None:
+            return reference.tensor(TensorId(step, microbatch, site))
+
+        self._recalled = recalled
         parameters, aliases = names.parameters(reference.aliases)
         made = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
         adapter.parameters_replaced(optimizer)
@@ -199,12 +209,8 @@ class Session:
 
     def _see_shares(self, call: Call, site: Site, tensor: torch.Tensor) -> bool:
         """Record a tensor that has rows of several microbatches for each of them; whether it is such a one."""
-
-        def recall(other: Site, microbatch: int) -> torch.Tensor | None:
-            return self._reference.tensor(TensorId(call.step, microbatch, other))
-
         try:
-            shares = self._adapter.shares(site, tensor, call.microbatch, recall)
+            shares = self._adapter.shares(site, tensor, call.microbatch, partial(self._recalled, call.step))
         except TTraceError as error:
             self._recorder.keep(str(error))
             return True

@@ -5,7 +5,6 @@ Like the tests of judge/diagnose.py, each is a function from the evidence to a c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from ttrace.judge.evidence import Evidence
 from ttrace.judge.logical import Logical
 from ttrace.judge.verdict import Cause
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.ids import Kind, TensorId, of_any_layer
 
 _MOST = 1 << 22
 """Rows are held against all rows of a table: so many pairs at most."""
@@ -101,9 +100,9 @@ def _others(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Te
     """Inputs that may have been taken for these: of one microbatch for all, or of the same module in another layer."""
     for microbatch, x in inputs.items() if len(inputs) > 1 else ():
         yield f"the input of microbatch {microbatch}", dict.fromkeys(inputs, x)
-    pattern = re.sub(r"\d+", "#", module)
+    pattern = of_any_layer(module)
     for name in dict.fromkeys(t.name for t in e.reference_trace.shards if t.kind is Kind.INPUT):
-        if name != module and re.sub(r"\d+", "#", name) == pattern:
+        if name != module and of_any_layer(name) == pattern:
             yield f"the input of {name}", _recorded(e, name, Kind.INPUT)
 
 

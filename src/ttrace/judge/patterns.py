@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, Piece, measured
 from ttrace.judge.tolerance import unit
 from ttrace.judge.verdict import Cause, Verdict
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, is_inside
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, is_inside, of_any_layer
 from ttrace.tensors.ranges import Ranges
 
 _MOST_ROWS = 4096
@@ -95,7 +94,7 @@ def _is_neighbour(a: Site, b: Site) -> bool:
     ours, theirs = a.name.split("."), b.name.split(".")
     num_different = sum(x != y for x, y in zip(ours, theirs, strict=False)) if len(ours) == len(theirs) else len(ours)
     is_sibling = a.kind is Kind.PARAM and num_different == 1
-    return is_sibling or re.sub(r"\d+", "#", a.name) == re.sub(r"\d+", "#", b.name)
+    return is_sibling or of_any_layer(a.name) == of_any_layer(b.name)
 
 
 def moved(e: Evidence) -> Cause | None:

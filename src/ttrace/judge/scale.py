@@ -11,7 +11,6 @@ they share the errors of the loss and of the residual stream (docs/decisions/000
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +18,7 @@ import torch
 
 from ttrace.judge.tolerance import TINY, is_zero, unit
 from ttrace.judge.verdict import Cause, Comparison, Finding, Tolerance, Verdict
-from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.tensors.ids import ROOT, Kind, TensorId, of_any_layer
 from ttrace.values.stats import Stats
 
 MARGIN = 6.0
@@ -209,7 +208,7 @@ def _usual(tolerances: Mapping[TensorId, Tolerance], twins: TwinStats) -> dict[_
 
 
 def _place(tensor_id: TensorId) -> _Place:
-    return tensor_id.kind, re.sub(r"\d+", "*", tensor_id.name)
+    return tensor_id.kind, of_any_layer(tensor_id.name)
 
 
 def _noise(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats], usual: Mapping[_Place, float]) -> float:

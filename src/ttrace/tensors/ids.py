@@ -78,6 +78,11 @@ def is_inside(inner: str, outer: str) -> bool:
     return outer in (ROOT, inner) or inner.startswith(f"{outer}.")
 
 
+def of_any_layer(name: str) -> str:
+    """The name without its numbers: the same for a module in all layers, and for all experts."""
+    return re.sub(r"\d+", "#", name)
+
+
 def scores_slot(slot: str) -> str:
     """The slot of the scores by which a decision was made."""
     return f"{slot}.scores"

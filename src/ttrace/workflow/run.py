@@ -70,8 +70,8 @@ class Run:
 
     def judged(self, strictness: Strictness = AS_USUAL, *, progress: Progress | None = None) -> Judgement:
         """Check the candidate, with its repeat and its isolated run where there are; runs nothing again."""
-        candidate, notes = Trace(self.candidate), list[str]()
         rounding = Twins(Trace(self.reference), [Trace(path) for path in self.twins()], strictness.margin)
+        candidate, notes = Trace(self.candidate), list[str]()
         if self.repeat.is_dir():
             noise = Noise.between(candidate, Trace(self.repeat), rounding)
             notes, rounding = noise.notes(rounding), noise.added(rounding)

@@ -63,9 +63,8 @@ class Dispatch:
         for source in self._sources:
             microbatch = number * self._mesh.sizes.get("dp", 1) + source.get("dp", 0)
             chosen = self._chosen(place, microbatch, recall)
-            held = self._tokens.region(tuple(chosen.shape), self._mesh.sizes, source).take(chosen)
-            order = self._tokens.region(tuple(chosen.shape), self._mesh.sizes, source).take(chosen.cumsum(0) - 1)
-            there = order[held]
+            own = self._tokens.region(tuple(chosen.shape), self._mesh.sizes, source)
+            there = own.take(chosen.cumsum(0) - 1)[own.take(chosen)]
             rows.setdefault(microbatch, []).append(torch.arange(start, start + there.numel()))
             positions.setdefault(microbatch, []).append(there)
             sizes[microbatch] = int(chosen.sum())

@@ -32,9 +32,8 @@ class Naming:
 
     def name(self, path: str) -> str:
         parts = path.split(".")
-        for i in range(len(parts)):
-            parts[i] = self._numbers.get(".".join(path.split(".")[: i + 1]), parts[i])
-        name = canonical(".".join(parts))
+        numbered = (self._numbers.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
+        name = canonical(".".join(numbered))
         if self._copies_embedding and name == TIED[0]:
             return TIED[1]
         match = _GROUPED.fullmatch(name)
