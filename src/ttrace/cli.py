@@ -27,9 +27,11 @@ from ttrace.report import listing, machine, suggest, terminal
 from ttrace.report import power as power_report
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
+from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
-from ttrace.workflow.run import Commands, Run, Strictness, isolated, repeated, run_all, traced
+from ttrace.workflow.run import Run, Strictness
 from ttrace.workflow.space import Space
+from ttrace.workflow.stages import Stage
 
 app = typer.Typer(
     name="ttrace",
@@ -94,6 +96,9 @@ def run(
     microbatch_grads: MicrobatchGrads = False,
     allow: Allow = None,
     fail_on: FailOn = "unjudged",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run everything again, also what an earlier run in this folder left.")
+    ] = False,
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
@@ -103,9 +108,9 @@ def run(
     console = Console(stderr=json_output)
     folder = Run(out)
     with _progress(console) as progress:
-        task = progress.add_task("starting", total=twins + 3)
+        task = progress.add_task("starting", total=4)
 
-        def stage(name: str) -> None:
+        def begin(name: str) -> None:
             progress.update(task, description=name)
             progress.advance(task)
 
@@ -113,15 +118,17 @@ def run(
             Console(stderr=True).print(line, style="dim", highlight=False, soft_wrap=True)
 
         commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
-        run_all(folder, commands, settings, stage, say)
-        stage("check")
-        judgement = folder.judged(strictness)
+        flow = Flow(folder, commands, settings, strictness, begin, say)
+        flow.prepare(fresh=fresh)
+        flow.trace()
+        begin("check")
+        judgement = folder.judged(strictness, isolated=False)
         if judgement.findings and repeat:
-            progress.update(task, total=twins + 4)
-            judgement = repeated(folder, commands, settings, stage, judgement, strictness)
+            progress.update(task, total=5)
+            judgement = flow.repeated(judgement)
         if judgement.findings and isolate:
-            progress.update(task, total=twins + 8)
-            judgement = isolated(folder, commands, settings, stage, judgement, strictness)
+            progress.update(task, total=8)
+            judgement = flow.isolated(judgement)
     _tell(folder, judgement, json_output=json_output, fail_on=fail_on)
 
 
@@ -147,7 +154,7 @@ def trace(
         Space.after(reference, out, 1).check()
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
-    traced(tuple(command), settings, timeout=timeout)
+    Stage(tuple(command), settings).run(timeout=timeout)
     summary = listing.summary(out)
     if json_output:
         typer.echo(json.dumps(summary))

@@ -19,7 +19,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     out: Path
-    role: Literal["reference", "twin", "candidate"] = "reference"
+    role: Literal["reference", "echo", "twin", "candidate"] = "reference"
     reference: Path | None = None
     """The reference's trace: where shapes and distributions come from. Twins and candidates need it."""
     twin: int = 0
@@ -46,6 +46,8 @@ class Plan(BaseModel):
     that must be copied first: from an accelerator, or because they do not lie in order."""
     stop: bool = True
     """End the script after the last traced step."""
+    then: tuple[Plan, ...] = ()
+    """What follows in the same process, each from the state in which this plan began."""
 
     def wants(self, site: Site) -> bool:
         """Whether to record this site; parameters and batches are always recorded: they say what was generated."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ttrace.adapters.adapter import Adapter, Handle, Optimizer
 from ttrace.adapters.context import cut_of
+from ttrace.capture import surroundings
 from ttrace.capture.calls import Calls
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
@@ -98,7 +99,8 @@ class Session:
             divided=tuple(adapter.divided),
             untraced=tuple(adapter.untraced),
             notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes),
-            versions={"python": platform.python_version(), "torch": torch.__version__},
+            versions=surroundings.versions(),
+            environment=surroundings.environment(),
         )
         writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
         self._recorder = Recorder(writer, plan, adapter.local)
@@ -112,7 +114,7 @@ class Session:
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
         self._visits = Visits(adapter, self._clock, self._placing, self._recorder, probes)
-        self._closed = False
+        self.is_closed = False
         self._hooks = Hooks(self._compiled.watched, self)
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
@@ -143,6 +145,11 @@ class Session:
             if self._plan.stop:
                 sys.exit(0)
 
+    @property
+    def out(self) -> Path:
+        """Where the trace is."""
+        return self._plan.out
+
     def batch(self, batch: Any) -> Any:
         """This rank's part of generated data with the batch's own shapes, ranges and dtypes."""
         if not self._clock.is_running:
@@ -161,8 +168,8 @@ class Session:
 
     def close(self) -> None:
         """Remove the hooks and complete the trace; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._hooks.remove()
             for handle in self._handles:
                 handle.remove()
@@ -176,6 +183,7 @@ class Session:
                 splits={axis: str(split) for axis, split in self._placing.splits.items()},
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
+                sources=surroundings.sources() if self._adapter.coord.rank == 0 else {},
             )
             self._recorder.close(end)
 
@@ -193,6 +201,10 @@ class Session:
 
     def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor of a call is there."""
+        with self._calls.paused() if self._calls else nullcontext():
+            return self._seen(call, kind, slot, tensor)
+
+    def _seen(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         if call.name in self._adapter.divided and not self._is_models_own(kind):
             return None
         site = Site(call.name, kind, slot)

@@ -88,6 +88,8 @@ class Manifest(BaseModel):
     """Kinds that this run has, but not at a moment at which they could be recorded."""
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    """The variables that change how training computes."""
 
 
 class End(BaseModel):
@@ -105,6 +107,8 @@ class End(BaseModel):
     """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sources: dict[str, str] = {}
+    """The files that the run was loaded from, as its first rank saw them, and what they looked like."""
 
 
 @dataclass(frozen=True, slots=True)
