@@ -21,7 +21,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "src" / "ttrace" / "values" / "kernels"
 LIBRARY = FOLDER / "kernels.so"
-SOURCES = ("stats.c",)
+SOURCES = ("stats.c", "sketch.c")
 """Compiled once per variant."""
 
 _X86 = {

@@ -18,15 +18,6 @@ typedef struct {
     double raw[BLOCK + 64], wide[BLOCK + 64];
 } room;
 
-INLINE float float_of_bits(uint32_t bits)
-{
-    float number;
-    memcpy(&number, &bits, sizeof number);
-    return number;
-}
-
-INLINE float float_of_bf16(uint16_t bits) { return float_of_bits((uint32_t)bits << 16); }
-
 /* Without a branch, so that compilers make vectors of it. Subnormal numbers are made from normal ones, which also holds
    where the processor flushes subnormal numbers to zero. */
 INLINE float float_of_f16(uint16_t bits)
