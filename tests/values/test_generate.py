@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ import torch
 from tests.values.test_words import NAME, OTHERS, word
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, values
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Signed, values
+from ttrace.values.kernels.library import TORCH, using, variants
 from ttrace.values.words import Stream
 
 FAR = Region((1 << 45,), ((((1 << 44) + 3, (1 << 44) + 9),),))
@@ -67,11 +69,20 @@ GOLDEN: Sequence[tuple[Region, Distribution, torch.dtype, list[str] | list[int] 
 ]
 
 
+EACH_VARIANT = pytest.mark.parametrize("variant", [*variants(), TORCH])
+
+
+@EACH_VARIANT
 @pytest.mark.parametrize(("region", "distribution", "dtype", "golden"), GOLDEN, ids=str)
 def test_values_are_these_bits_for_ever(
-    region: Region, distribution: Distribution, dtype: torch.dtype, golden: list[str] | list[int] | list[bool]
+    region: Region,
+    distribution: Distribution,
+    dtype: torch.dtype,
+    golden: list[str] | list[int] | list[bool],
+    variant: str,
 ) -> None:
-    found = made(region, distribution, dtype)
+    with using(variant):
+        found = made(region, distribution, dtype)
     assert found.dtype == dtype
     expected = [float.fromhex(value) if isinstance(value, str) else value for value in golden]
     assert found.flatten()[: len(expected)].tolist() == expected
@@ -84,20 +95,32 @@ def test_indices_do_not_overflow_anywhere() -> None:
     assert found.tolist() == [word(NAME, i) >> 17 & 0x7FFFFFFF for i in index.tolist()]
 
 
+REGIONS = [
+    Region((70, 4000), (((10, 30),), ((0, 4000),))),
+    Region((70, 4000), (((0, 70),), ((2500, 4000), (0, 1500)))),
+    Region((70, 4000), (((69, 70), (3, 4)), ((17, 18), (5, 3999)))),
+    Region.flat_of((70, 4000), ((12345, 279_000),)),
+    Region((70, 4000), (((10, 30),), ((0, 3000),)), ((59_000, 60_000), (7, 8))),
+    Region((70, 4000), ((), ((0, 4000),))),
+]
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@EACH_VARIANT
+@pytest.mark.parametrize("distribution", [Normal(), Normal(0.1, 3.0), Signed(), Signed(0.3)], ids=str)
+def test_kernels_make_the_bits_that_torch_makes(distribution: Distribution, variant: str) -> None:
+    with using(TORCH):
+        full = {dtype: made(Region.whole((70, 4000)), distribution, dtype) for dtype in FLOATS}
+    with using(variant):
+        for dtype, region in itertools.product(FLOATS, REGIONS):
+            found, expected = made(region, distribution, dtype), region.take(full[dtype])
+            bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+            assert torch.equal(found.view(bits), expected.contiguous().view(bits))
+
+
 @pytest.mark.parametrize("distribution", [Normal(0.1, 3.0), Integers(0, 99, keep=0.9), Mask(), Permutation()], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "region",
-    [
-        Region((70, 4000), (((10, 30),), ((0, 4000),))),
-        Region((70, 4000), (((0, 70),), ((2500, 4000), (0, 1500)))),
-        Region((70, 4000), (((69, 70), (3, 4)), ((17, 18), (5, 3999)))),
-        Region.flat_of((70, 4000), ((12345, 279_000),)),
-        Region((70, 4000), (((10, 30),), ((0, 3000),)), ((59_000, 60_000), (7, 8))),
-        Region((70, 4000), ((), ((0, 4000),))),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("region", REGIONS, ids=str)
 def test_any_shard_has_the_bits_of_the_whole(region: Region, distribution: Distribution, dtype: torch.dtype) -> None:
     full = made(Region.whole(region.shape), distribution, dtype)
     assert torch.equal(made(region, distribution, dtype), region.take(full))

@@ -2,7 +2,8 @@
 
 Every element is a function of (seed, name, its row-major index in the logical tensor), so a rank makes its own shard
 with no communication and no full copy, and every sharding gives the same bits on every device. Arithmetic is exact
-integer arithmetic up to one float32 multiply and one add.
+integer arithmetic up to one float32 multiply and one add. Kernels make what is normal or signed, torch the rest, and
+everything on accelerators: the same bits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import region_chunks
+from ttrace.values.kernels.library import kernels
+from ttrace.values.kernels.runs import FILLED, NORMAL, SIGNED, Recipe, fill
 from ttrace.values.words import Stream
 
 _LANE_MEAN = 2 * 65535
@@ -88,8 +91,8 @@ class Permutation:
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
         half = max((max(numel - 1, 1).bit_length() + 1) // 2, 1)
         value = _feistel(index, half, stream)
-        while bool((outside := value >= numel).any()):
-            value = torch.where(outside, _feistel(value, half, stream), value)
+        while (outside := torch.nonzero(value >= numel).view(-1)).numel():
+            value[outside] = _feistel(value[outside], half, stream)
         return value
 
 
@@ -105,13 +108,33 @@ def values(
     """This region of the logical tensor called `name`: the same bits whatever the region is part of."""
     out = torch.empty(region.local_shape, dtype=dtype, device=device)
     stream = Stream.of(name, seed)
+    found = kernels() if out.device.type == "cpu" else None
+    recipe = _recipe(distribution)
+    if found is None or recipe is None:
+        _fill(out, region, stream, distribution)
+    elif dtype in FILLED:
+        fill(found, out, region, stream, recipe)
+    else:
+        for chunk, part in region_chunks(region, out):
+            part.copy_(fill(found, torch.empty(chunk.local_shape), chunk, stream, recipe))
+    return out
+
+
+def _recipe(distribution: Distribution) -> Recipe | None:
+    """How kernels make these values, if they do."""
+    if isinstance(distribution, Normal):
+        return Recipe(NORMAL, distribution.std / _LANE_STD, distribution.mean)
+    return Recipe(SIGNED, distribution.size / (1 << 24)) if isinstance(distribution, Signed) else None
+
+
+def _fill(out: torch.Tensor, region: Region, stream: Stream, distribution: Distribution) -> None:
+    """With torch, on any device."""
     numel = Region.whole(region.shape).numel
     for chunk, part in region_chunks(region, out):
-        rows, columns = (index.to(device) for index in chunk.linear())
+        rows, columns = (index.to(out.device) for index in chunk.linear())
         index = (rows[:, None] + columns).view(-1)
         drawn = distribution.draw(stream.words(index), index, numel, stream)
         part.copy_(drawn.view(part.shape))
-    return out
 
 
 def _kept(words: torch.Tensor, keep: float) -> torch.Tensor:

@@ -12,7 +12,6 @@ however they are cut; those of float32 numbers agree to about 1e-15 of the tenso
 
 from __future__ import annotations
 
-import ctypes
 import math
 
 import torch
@@ -20,8 +19,8 @@ import torch
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import region_chunks
-from ttrace.values.kernels.library import DTYPES, Kernels, is_readable, kernels
-from ttrace.values.kernels.runs import boxes
+from ttrace.values.kernels.library import is_readable, kernels
+from ttrace.values.kernels.runs import sums
 from ttrace.values.words import Stream
 
 NUM_BUCKETS = 1024
@@ -43,7 +42,10 @@ def sketch(name: str | TensorId, local: torch.Tensor, region: Region, k: int = N
         raise ValueError(f"a tensor of shape {tuple(local.shape)} does not hold a region of {region.local_shape}")
     stream = Stream.of(name)
     found = kernels() if is_readable(local) else None
-    return _torch_sketch(stream, local, region, k) if found is None else _kernel_sketch(found, stream, local, region, k)
+    if found is None:
+        return _torch_sums(local, region, stream, k)
+    has_gaps = region.flat is not None or (local.dim() and local.stride(-1) != 1)
+    return sums(found, local.contiguous() if has_gaps else local, region, stream, k)
 
 
 def uncertainty(k: int) -> float:
@@ -51,31 +53,13 @@ def uncertainty(k: int) -> float:
     return 1 / math.sqrt(2 * k)
 
 
-def _kernel_sketch(found: Kernels, stream: Stream, local: torch.Tensor, region: Region, k: int) -> torch.Tensor:
-    if region.flat is not None or (local.dim() and local.stride(-1) != 1):
-        local = local.contiguous()
-    places = torch.zeros(2 * k, dtype=torch.float64)
-    for dims, offset in boxes(region, local.stride()):
-        found.sketch(
-            ctypes.c_void_p(local.data_ptr() + offset * local.element_size()),
-            ctypes.c_int64(DTYPES[local.dtype]),
-            dims,
-            ctypes.c_int64(len(dims)),
-            ctypes.c_int64(stream.key),
-            ctypes.c_int64(stream.step),
-            ctypes.c_int64(k),
-            ctypes.c_void_p(places.data_ptr()),
-        )
-    return places[:k] + places[k:]
-
-
-def _torch_sketch(stream: Stream, local: torch.Tensor, region: Region, k: int) -> torch.Tensor:
-    sums = torch.zeros(k, dtype=torch.float64, device=local.device)
+def _torch_sums(local: torch.Tensor, region: Region, stream: Stream, k: int) -> torch.Tensor:
+    total = torch.zeros(k, dtype=torch.float64, device=local.device)
     for chunk, part in region_chunks(region, local):
         rows, columns = (index.to(local.device) for index in chunk.linear())
         index = (rows[:, None] + columns).view(-1)
         minus = (stream.words(index // _WORD) >> (index % _WORD)) & 1
         turn = ((stream.words(index // k + _TURNS) >> 32) & 0xFFFFFFFF) * k >> 32
         numbers = part.to(torch.float64).reshape(-1)
-        sums.index_add_(0, (index + turn) % k, torch.where(minus.bool(), -numbers, numbers))
-    return sums
+        total.index_add_(0, (index + turn) % k, torch.where(minus.bool(), -numbers, numbers))
+    return total
