@@ -49,6 +49,13 @@ Steps = Annotated[int, typer.Option(min=1, help="How many optimizer steps to tra
 Margin = Annotated[float, typer.Option(min=1.0, help="How many times the estimated rounding error is tolerated.")]
 Only = Annotated[list[str], typer.Option(help="Record only sites that match this glob, e.g. 'layers.0.*'.")]
 Skip = Annotated[list[str], typer.Option(help="Do not record sites that match this glob.")]
+Recorded = Annotated[
+    Literal["full", "sketch"],
+    typer.Option(
+        "--record", help="Store every tensor, or of large ones 1024 numbers that tell its error to a few percent."
+    ),
+]
+Full = Annotated[list[str], typer.Option(help="With --record sketch: store sites that match this glob in full.")]
 Own = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
 OnCompiled = Annotated[
     Literal["eager", "boundary"],
@@ -85,6 +92,8 @@ def run(
     margin: Margin = MARGIN,
     only: Only = [],  # noqa: B006  # typer reads the default and never changes it
     skip: Skip = [],  # noqa: B006
+    record: Recorded = "full",
+    full: Full = [],  # noqa: B006
     own_parameters: Own = False,
     isolate: Annotated[
         bool, typer.Option(help="When something is wrong, run again with every module's inputs generated.")
@@ -103,7 +112,18 @@ def run(
     json_output: Json = False,
 ) -> None:
     """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
+    settings = Plan(
+        out=out,
+        seed=seed,
+        num_steps=steps,
+        only=tuple(only),
+        skip=tuple(skip),
+        record=record,
+        full=tuple(full),
+        parameters="own" if own_parameters else "generated",
+        compiled=compiled,
+        microbatch_grads=microbatch_grads,
+    )
     strictness = _strictness(margin, allow)
     console = Console(stderr=json_output)
     folder = Run(out)
@@ -126,8 +146,11 @@ def run(
         if judgement.findings and repeat:
             progress.update(task, total=5)
             judgement = flow.repeated(judgement)
+        if judgement.findings and record == "sketch":
+            progress.update(task, total=7)
+            judgement = flow.in_full(judgement)
         if judgement.findings and isolate:
-            progress.update(task, total=8)
+            progress.update(task, total=10)
             judgement = flow.isolated(judgement)
     _tell(folder, judgement, json_output=json_output, fail_on=fail_on)
 
@@ -142,6 +165,8 @@ def trace(
     steps: Steps = 1,
     only: Only = [],  # noqa: B006
     skip: Skip = [],  # noqa: B006
+    record: Recorded = "full",
+    full: Full = [],  # noqa: B006
     own_parameters: Own = False,
     compiled: OnCompiled = "eager",
     microbatch_grads: MicrobatchGrads = False,
@@ -149,7 +174,18 @@ def trace(
     json_output: Json = False,
 ) -> None:
     """Run one command and keep its trace: a reference, or a twin or candidate of one."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
+    settings = Plan(
+        out=out,
+        seed=seed,
+        num_steps=steps,
+        only=tuple(only),
+        skip=tuple(skip),
+        record=record,
+        full=tuple(full),
+        parameters="own" if own_parameters else "generated",
+        compiled=compiled,
+        microbatch_grads=microbatch_grads,
+    )
     if reference is not None:
         Space.after(reference, out, 1).check()
         role = "twin" if twin else "candidate"
@@ -201,7 +237,7 @@ def diff(
     json_output: Json = False,
 ) -> None:
     """Show how one tensor of the candidate differs from the reference's: by rank, and where most."""
-    run = Run(folder)
+    run = Run(folder).seen
     found = difference(Trace(run.reference), Trace(run.candidate), TensorId.parse(tensor))
     if json_output:
         typer.echo(json.dumps(difference_report.as_json(found)))
@@ -284,28 +320,6 @@ def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str) ->
         terminal.show(_console(), judgement, next_command)
     is_tolerated = judgement.exit is Exit.UNJUDGED and fail_on == "findings"
     raise typer.Exit(int(Exit.PASSED if is_tolerated else judgement.exit))
-
-
-def _settings(
-    out: Path,
-    seed: int,
-    steps: int,
-    only: list[str],
-    skip: list[str],
-    own_parameters: bool,
-    compiled: Literal["eager", "boundary"],
-    microbatch_grads: bool,
-) -> Plan:
-    return Plan(
-        out=out,
-        seed=seed,
-        num_steps=steps,
-        only=tuple(only),
-        skip=tuple(skip),
-        parameters="own" if own_parameters else "generated",
-        compiled=compiled,
-        microbatch_grads=microbatch_grads,
-    )
 
 
 def _progress(console: Console) -> Progress:

@@ -113,7 +113,9 @@ class Session:
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
-        self._visits = Visits(adapter, self._clock, self._placing, self._recorder, probes)
+        self._visits = Visits(
+            adapter, self._clock, self._placing, self._recorder, probes, infers=plan.record == "sketch"
+        )
         self.is_closed = False
         self._hooks = Hooks(self._compiled.watched, self)
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None

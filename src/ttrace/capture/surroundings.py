@@ -16,7 +16,7 @@ _PREFIXES = (
     *("MEGATRON", "NCCL", "NVIDIA_", "NVTE_", "OMP_", "PYTORCH", "RCCL", "ROCM", "TOKENIZERS_", "TORCH", "TRITON"),
     *("UCC_", "UCX_", "XLA"),
 )
-_LAUNCHERS = ("TORCHELASTIC_", "OMP_NUM_THREADS")
+_LAUNCHERS = ("OMP_NUM_THREADS", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 """What torchrun sets by itself, on one side only."""
 _SECRET = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 

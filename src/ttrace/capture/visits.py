@@ -20,13 +20,22 @@ class Visits:
     """All tensors of the traced steps come through here."""
 
     def __init__(
-        self, adapter: Adapter, clock: Clock, placing: Placing, recorder: Recorder, probes: tuple[Probe, ...]
+        self,
+        adapter: Adapter,
+        clock: Clock,
+        placing: Placing,
+        recorder: Recorder,
+        probes: tuple[Probe, ...],
+        *,
+        infers: bool,
     ) -> None:
+        """`infers`: whether layouts are inferred here and now, as a sketch needs them, rather than by the judge."""
         self._adapter = adapter
         self._clock = clock
         self._placing = placing
         self._recorder = recorder
         self._probes = probes
+        self._infers = infers
 
     def visit(
         self,
@@ -44,6 +53,8 @@ class Visits:
         if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
             tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
         placed = stated or self.placed(tensor_id, tensor, microbatch, held, fallback)
+        if placed is None and self._infers:
+            placed = self._placing.inferred(tensor_id, tensor)
         return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values))
 
     def placed(

@@ -88,7 +88,7 @@ class Comparer:
             before = first.get((again.coord.rank, again.record.microbatch))
             if before is None or tolerance is None or before.record.shape != again.record.shape:
                 return Comparison(tensor_id, Verdict.MISSING, "there is no first forward to hold this against")
-            found = compared(before.tensor(), again.tensor())
+            found = compared(before.stored(), again.stored())
             parts.append(Part((again.coord.rank,), found.error))
             total = total + found
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
@@ -205,7 +205,7 @@ def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
 
 
 def _disagreement(a: Shard, b: Shard, tolerance: Tolerance) -> float:
-    x, y = a.tensor(), b.tensor()
+    x, y = a.stored(), b.stored()
     return 0.0 if x.equal(y) else tolerance.error(compared(x, y))
 
 

@@ -112,6 +112,15 @@ class End(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class Sketched:
+    """What is stored of a tensor in place of its values."""
+
+    num_buckets: int
+    mean: float = 0.0
+    """Of this shard; kept by the reference only."""
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One tensor as one rank held it: what it is, which region it holds, and where its bytes are."""
 
@@ -126,13 +135,20 @@ class Record:
     order: int = 0
     microbatch: int = 0
     values: Distribution | None = None
+    sketch: Sketched | None = None
     chunk: int = 0
     begin: int = 0
     end: int = 0
 
     @property
+    def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype of what is stored: the tensor, or its sketch."""
+        return (self.shape, self.dtype) if self.sketch is None else ((self.sketch.num_buckets,), torch.float64)
+
+    @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        shape, dtype = self.stored
+        return math.prod(shape) * dtype.itemsize
 
 
 class _RegionEntry(BaseModel):
@@ -161,6 +177,7 @@ class _Line(BaseModel):
     layout: str = ""
     by: str = ""
     values: dict[str, Any] | None = None
+    sketch: tuple[PositiveInt, float] | None = None
 
 
 def encode(record: Record) -> str:
@@ -179,6 +196,9 @@ def encode_at(record: Record, order: int, at: tuple[int, int, int]) -> str:
     fields += [f'"{key}":{quoted(text)}' for key, text in (("layout", record.layout), ("by", record.by)) if text]
     if record.values is not None:
         fields.append(f'"values":{json.dumps({"kind": type(record.values).__name__, **vars(record.values)})}')
+    if record.sketch is not None:
+        kept = record.sketch
+        fields.append(f'"sketch":{json.dumps([kept.num_buckets, kept.mean])}')
     return f"{{{','.join(fields)}}}"
 
 
@@ -203,6 +223,7 @@ def decode(line: str) -> Record:
             order=entry.order,
             microbatch=entry.mb,
             values=_decode_distribution(entry.values),
+            sketch=None if entry.sketch is None else Sketched(*entry.sketch),
             chunk=entry.at[0],
             begin=entry.at[1],
             end=entry.at[2],
@@ -211,7 +232,7 @@ def decode(line: str) -> Record:
         reason = " ".join(str(error).split())
         raise TraceError(f"unreadable record {line[:120]!r} ({type(error).__name__}: {reason}).") from None
     if record.end - record.begin != record.num_bytes:
-        raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.shape}.")
+        raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored[0]}.")
     check(record)
     return record
 

@@ -89,7 +89,7 @@ class Writer:
             raise TraceError(
                 f"{record.id}: a trace holds no {tensor.dtype}. Leave this tensor out, or record its parts."
             )
-        assert (record.shape, record.dtype) == (tensor.shape, tensor.dtype), "a record speaks of its tensor"
+        assert record.stored == (tensor.shape, tensor.dtype), "a record speaks of what is stored"
         source = Source(tensor, self._max_bytes_copied)
         name = quoted(str(record.id))
         chunk = self._chunk_for(name, source)

@@ -18,6 +18,7 @@ from ttrace.errors import TTraceError
 from ttrace.judge.isolated import combined
 from ttrace.judge.noise import is_repeated
 from ttrace.judge.verdict import Judgement
+from ttrace.tensors.ids import ROOT
 from ttrace.trace.reader import Trace
 from ttrace.workflow.git import state_of
 from ttrace.workflow.run import AS_USUAL, Run, Strictness
@@ -27,6 +28,8 @@ from ttrace.workflow.stages import Stage
 Tell = Callable[[str], None]
 
 _MARK = "run.json"
+_MOST_FULL = 5
+"""Findings of which the modules' tensors are recorded in full."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Flow:
         if not self._traced("candidate", self._candidate(self.run, self.settings, self.run.candidate)):
             self._candidate(self.run, self.settings, self.run.repeat).clear()
             shutil.rmtree(self.run.isolated.candidate, ignore_errors=True)
+            shutil.rmtree(self.run.full.candidate, ignore_errors=True)
 
     def repeated(self, found: Judgement) -> Judgement:
         """What was found, judged again with the candidate's own noise if a second run of it differs from the first."""
@@ -94,6 +98,25 @@ class Flow:
             found = replace(found, notes=(*found.notes, f"the candidate could not be run a second time: {error}"))
         shutil.rmtree(run.repeat, ignore_errors=True)  # its mark stays: a repeat without a trace was the same
         return found
+
+    def in_full(self, found: Judgement) -> Judgement:
+        """What was found in sketches, judged again with the values of what was wrong first."""
+        run, names = (
+            self.run,
+            dict.fromkeys(
+                name for finding in found.findings[:_MOST_FULL] for name in (finding.module, finding.comparison.id.name)
+            ),
+        )
+        sites = [site for name in names for site in ((name,) if name == ROOT else (name, f"{name}.*"))]
+        settings = self.settings.model_copy(update={"full": (*self.settings.full, *sites)})
+        try:
+            plan = settings.model_copy(update={"out": run.full.reference})
+            self._traced("reference in full", Stage(self.commands.reference, plan))
+            self._traced("candidate in full", self._candidate(run, settings, run.full.candidate))
+            return run.judged(self.strictness, isolated=False)
+        except TTraceError as error:
+            shutil.rmtree(run.full.folder, ignore_errors=True)
+            return replace(found, notes=(*found.notes, f"what was wrong could not be recorded in full: {error}"))
 
     def isolated(self, found: Judgement) -> Judgement:
         """What was found, with what an isolated run adds to it; a script that fails in isolation adds a note."""

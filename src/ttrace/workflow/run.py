@@ -62,13 +62,23 @@ class Run:
         """The same with every module's inputs generated, run when something was found."""
         return Run(self.folder / "isolated")
 
+    @property
+    def full(self) -> Run:
+        """Reference and candidate again, with what was wrong in their sketches recorded in full."""
+        return Run(self.folder / "full")
+
+    @property
+    def seen(self) -> Run:
+        """Where reference and candidate are known best."""
+        return self.full if self.full.candidate.is_dir() else self
+
     def twins(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("twin-*") if path.is_dir())
 
     def clear(self) -> None:
         """Remove all traces, and what says that they are there."""
-        traces = (self.reference, self.candidate, *self.twins(), self.echo, self.repeat, self.isolated.folder)
-        for folder in traces:
+        traces = (self.reference, self.candidate, *self.twins(), self.echo, self.repeat)
+        for folder in (*traces, self.isolated.folder, self.full.folder):
             shutil.rmtree(folder, ignore_errors=True)
         for mark in self.folder.glob("*.done.json"):
             mark.unlink()
@@ -77,8 +87,8 @@ class Run:
         self, strictness: Strictness = AS_USUAL, *, isolated: bool = True, progress: Progress | None = None
     ) -> Judgement:
         """Check the candidate, with its repeat and its isolated run where there are; runs nothing again."""
-        rounding = Twins(Trace(self.reference), [Trace(path) for path in self.twins()], strictness.margin)
-        candidate, notes = Trace(self.candidate), list[str]()
+        rounding = Twins(Trace(self.seen.reference), [Trace(path) for path in self.twins()], strictness.margin)
+        candidate, notes = Trace(self.seen.candidate), list[str]()
         if self.repeat.is_dir():
             noise = Noise.between(candidate, Trace(self.repeat), rounding)
             notes, rounding = noise.notes(rounding), noise.added(rounding)
