@@ -38,31 +38,32 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
 """By machine, the flags of each variant; the library chooses among them at run time."""
 
 
-def build(library: Path = LIBRARY) -> str:
-    """Compile and link; says why not, if it cannot."""
-    library.unlink(missing_ok=True)
+def build() -> str:
+    """Compile and link; says why not, if it cannot, and then leaves no library."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
+    LIBRARY.unlink(missing_ok=True)
     if shutil.which(compiler[0]) is None:
-        return f"there is no C compiler ({compiler[0]})"
+        return f"there is no C compiler {compiler[0]!r}"
     if platform.machine() not in VARIANTS or sys.platform == "win32":
         return f"no variant is known for {platform.machine()} and {sys.platform}"
     try:
-        _compile(compiler, library)
+        with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
+            _compile(compiler, Path(scratch)).replace(LIBRARY)  # at once: others may be loading it
     except subprocess.CalledProcessError as error:
         return f"the compiler failed: {error.stderr.strip()}"
     return ""
 
 
-def _compile(compiler: list[str], library: Path) -> None:
+def _compile(compiler: list[str], scratch: Path) -> Path:
     common = [*compiler, "-std=gnu11", "-O3", "-fPIC", "-Wall", "-Wextra"]
-    with tempfile.TemporaryDirectory() as scratch:
-        objects = [f"{scratch}/cpu.o"]
-        _run([*common, "-c", str(FOLDER / "cpu.c"), "-o", objects[0]])
-        for variant, flags in VARIANTS[platform.machine()].items():
-            for source, own in SOURCES.items():
-                objects.append(f"{scratch}/{variant}_{source}.o")
-                _run([*common, *flags, *own, f"-DVARIANT={variant}", "-c", str(FOLDER / source), "-o", objects[-1]])
-        _run([*compiler, "-shared", *objects, "-o", str(library)])
+    objects = [str(scratch / "cpu.o")]
+    _run([*common, "-c", str(FOLDER / "cpu.c"), "-o", objects[0]])
+    for variant, flags in VARIANTS[platform.machine()].items():
+        for source, own in SOURCES.items():
+            objects.append(str(scratch / f"{variant}_{source}.o"))
+            _run([*common, *flags, *own, f"-DVARIANT={variant}", "-c", str(FOLDER / source), "-o", objects[-1]])
+    _run([*compiler, "-shared", *objects, "-o", str(scratch / LIBRARY.name)])
+    return scratch / LIBRARY.name
 
 
 def _run(command: list[str]) -> None:

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from tests.values.test_words import NAME, OTHERS, word
+from tests.values.variants import EACH_VARIANT
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Signed, values
-from ttrace.values.kernels.library import TORCH, using, variants
+from ttrace.values.kernels.library import TORCH, using
 from ttrace.values.words import Stream
 
 FAR = Region((1 << 45,), ((((1 << 44) + 3, (1 << 44) + 9),),))
@@ -67,9 +68,6 @@ GOLDEN: Sequence[tuple[Region, Distribution, torch.dtype, list[str] | list[int] 
     ),
     (FAR, Permutation(), torch.int64, [8708477770072, 22299410226287, 23006465268053, 7890402061494]),
 ]
-
-
-EACH_VARIANT = pytest.mark.parametrize("variant", [*variants(), TORCH])
 
 
 @EACH_VARIANT

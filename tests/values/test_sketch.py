@@ -12,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.values.test_words import word
+from tests.values.variants import EVERY
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
-from ttrace.values.kernels.library import TORCH, using, variants
+from ttrace.values.kernels.library import TORCH, using
 from ttrace.values.sketch import sketch, uncertainty
 
 SHAPE = (70, 4000)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-@pytest.fixture(autouse=True, params=[*variants(), TORCH])
+@pytest.fixture(autouse=True, params=EVERY)
 def each_variant(request: pytest.FixtureRequest) -> Iterator[None]:
     with using(request.param):
         yield

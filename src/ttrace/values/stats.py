@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 
 import torch
 
 from ttrace.values.chunks import Cut, chunks
-from ttrace.values.kernels.library import Kernels, is_readable, kernels, using
+from ttrace.values.kernels.library import Kernels, is_readable, kernels
 from ttrace.values.kernels.pair import measured
 
 
@@ -83,25 +84,22 @@ _WORTH_A_THREAD = 1 << 20
 
 
 def _in_threads(a: torch.Tensor, b: torch.Tensor, factor: float, num_threads: int) -> Stats:
-    """Parts along the longest dim, one per thread."""
+    """Parts along the longest dim, one per thread; the first in this one."""
     dim = max(range(a.dim()), key=lambda d: a.shape[d])
-    parts = list(zip(a.tensor_split(num_threads, dim), b.tensor_split(num_threads, dim), strict=True))
-    chosen = kernels()
-    variant = "torch" if chosen is None else chosen.variant
-
-    def part_stats(x: torch.Tensor, y: torch.Tensor) -> Stats:
-        with using(variant):  # what the caller chose does not reach other threads by itself
-            return stats(x, y, factor=factor)
-
-    with ThreadPoolExecutor(num_threads) as pool:
-        found = pool.map(part_stats, *zip(*parts, strict=True))
-    total, start = Stats(), 0
-    for (x, _), part in zip(parts, found, strict=True):
-        if part.max_at is not None:
-            moved = (i + start if d == dim else i for d, i in enumerate(part.max_at))
-            part = replace(part, max_at=tuple(moved))
-        total, start = total + part, start + x.shape[dim]
+    first, *others = zip(a.tensor_split(num_threads, dim), b.tensor_split(num_threads, dim), strict=True)
+    with ThreadPoolExecutor(num_threads - 1) as pool:
+        # The copied context brings along which kernels the caller chose.
+        waiting = [pool.submit(copy_context().run, stats, x, y, factor=factor) for x, y in others]
+        total, start = stats(*first, factor=factor), first[0].shape[dim]
+        for (x, _), part in zip(others, waiting, strict=True):
+            total, start = total + _moved(part.result(), dim, start), start + x.shape[dim]
     return total
+
+
+def _moved(part: Stats, dim: int, by: int) -> Stats:
+    if part.max_at is None:
+        return part
+    return replace(part, max_at=tuple(i + by if d == dim else i for d, i in enumerate(part.max_at)))
 
 
 def _kernel_stats(found: Kernels, a: torch.Tensor, b: torch.Tensor, factor: float) -> Stats:

@@ -82,7 +82,7 @@ def sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: Stream, 
 def _boxes(local: torch.Tensor, region: Region) -> Iterator[tuple[ctypes.Array[_Described], int]]:
     """The boxes of a region, and where each begins in memory."""
     logical = _contiguous(region.shape)
-    for box in region.boxes():
+    for box in region.boxes() if region.numel else ():
         steps = local.stride() if box.offset is None else _contiguous(box.shape)
         at = local.data_ptr() + (box.offset or 0) * local.element_size()
         yield _described(list(zip(box.dims, logical, steps, strict=True))), at
