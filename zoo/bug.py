@@ -55,6 +55,8 @@ class Expected:
     cause: str
     """A cause that the judge has no word for is unexplained, and counts as not named."""
     axis: str | None = None
+    words: str = ""
+    """What its sentence says, among others."""
 
 
 class Case(Protocol):
@@ -124,10 +126,12 @@ class Run:
 
 @functools.cache
 def bugs() -> Mapping[str, Bug]:
-    """All entries, by name: those of the paper first, in its order."""
+    """All entries, by name: those of the paper first, in its order, the most real of each first."""
     names = sorted(module.name for module in pkgutil.iter_modules(zoo.bugs.__path__))
     found: dict[str, Bug] = {name.replace("_", "-"): _module(name).BUG for name in names}
-    return dict(sorted(found.items(), key=lambda item: (item[1].paper or 99, item[0])))
+    return dict(
+        sorted(found.items(), key=lambda item: (item[1].paper or 99, item[1].tier if item[1].paper else "", item[0]))
+    )
 
 
 def title(name: str) -> str:

@@ -60,7 +60,7 @@ class Seen:
     def is_because(self, expected: Expected) -> bool:
         """Whether the cause is named as it should be; that it is not known never counts."""
         is_same = (self.kind, self.cause, self.axis) == (expected.kind, expected.cause, expected.axis)
-        return is_same and self.cause != UNEXPLAINED
+        return is_same and expected.words in self.sentence and self.cause != UNEXPLAINED
 
 
 class Traceable(Protocol):
