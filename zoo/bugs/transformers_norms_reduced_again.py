@@ -18,7 +18,7 @@ BUG = Bug(
     sources=(
         "https://github.com/huggingface/transformers/blob/v5.22.2/src/transformers/distributed/parallel_utils.py",
     ),
-    case=Case("qwen3_moe", "tp", TP, num_accumulated=2),
-    clean_case=Case("qwen3_moe", "tp", TP),
+    case=Case("qwen3_moe", "tp", TP, num_accumulated=2, microbatch_grads=True),
+    clean_case=Case("qwen3_moe", "tp", TP, microbatch_grads=True),
     expected=Expected("model.layers.0.self_attn.q_norm", "param_grad", "microbatches"),
 )
