@@ -16,6 +16,7 @@ import zoo.bugs
 
 if TYPE_CHECKING:
     from zoo.harness.candidate import Candidate
+    from zoo.harness.cells import Traced
     from zoo.launch import Seen
 
 Patch = Callable[["Candidate"], AbstractContextManager[object] | None]
@@ -72,7 +73,9 @@ class Case(Protocol):
     def launcher(self) -> Launcher: ...
 
 
-Launcher = Callable[[int, Sequence[Any], Path], list["Seen"]]
+Judge = Callable[["Traced"], "Seen"]
+"""What is seen in a run once it is traced; called on one of the ranks."""
+Launcher = Callable[[int, Sequence[Any], Path, Judge], list["Seen"]]
 """Traces and judges runs on so many ranks, into a folder: whatever has a case and a patch, and a name as its text."""
 
 

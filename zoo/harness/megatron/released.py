@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from zoo.bug import Judge
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.traced import Fault, judgements
 from zoo.harness.megatron.wheels import NEWEST
@@ -19,12 +20,12 @@ class OnWheel:
 
     version: str
 
-    def __call__(self, num_ranks: int, runs: Sequence[Sided], folder: Path) -> list[Seen]:
+    def __call__(self, num_ranks: int, runs: Sequence[Sided], folder: Path, judge: Judge) -> list[Seen]:
         cases = [cast(Released, run.case).model for run in runs]
         faults = [cast(Fault | None, run.patch) for run in runs]
         timeout = TIMEOUT * (5 + len(runs))
-        found = judgements(num_ranks, cases, folder, version=self.version, faults=faults, keep=Seen.of, timeout=timeout)
-        return [replace(one.kept, seconds=one.seconds) for one in found]
+        found = judgements(num_ranks, cases, folder, judge, version=self.version, faults=faults, timeout=timeout)
+        return [replace(one.kept, seconds=one.kept.seconds + one.seconds) for one in found]
 
 
 @dataclass(frozen=True)

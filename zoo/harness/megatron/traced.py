@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttrace.capture.plan import Plan
-from ttrace.judge.verdict import Judgement
 from zoo.harness.cells import Traced, shared_out
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.runtime import on_megatron
@@ -30,8 +29,8 @@ NUM_LAUNCHES = 2
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What is kept of a judgement, and the seconds of it, its candidate, and a reference that no earlier case had."""
+class Timed:
+    """What is kept of a case, and the seconds of tracing it, with a reference that no earlier case had."""
 
     kept: Any
     seconds: float
@@ -39,28 +38,32 @@ class Judged:
 
 def outcomes(num_ranks: int, cases: Sequence[Case], folder: Path, *, version: str = NEWEST) -> list[Outcome]:
     """What became of each case, in order."""
-    return [one.kept for one in judgements(num_ranks, cases, folder, version=version)]
+    return [one.kept for one in judgements(num_ranks, cases, folder, outcome, version=version)]
+
+
+def outcome(traced: Traced) -> Outcome:
+    return Outcome.of(judged(traced.reference, traced.candidate))
 
 
 def judgements(
     num_ranks: int,
     cases: Sequence[Case],
     folder: Path,
+    judge: Callable[[Traced], Any],
     *,
     version: str = NEWEST,
     faults: Sequence[Fault | None] = (),
-    keep: Callable[[Judgement], Any] = Outcome.of,
     timeout: float = 400.0,
-) -> list[Judged]:
-    """What is kept of each case's judgement, in order; `faults` may spoil one case each."""
+) -> list[Timed]:
+    """What a judge keeps of each case, in order; `faults` may spoil one case each."""
     references = {case: folder / f"reference-{i}" for i, case in enumerate(dict.fromkeys(c.reference for c in cases))}
     shares = [dict(list(references.items())[i::NUM_LAUNCHES]) for i in range(min(NUM_LAUNCHES, len(references)))]
     with ThreadPoolExecutor(NUM_LAUNCHES) as pool:
         launches = [pool.submit(on_megatron, 1, trace_references, s, version=version, timeout=timeout) for s in shares]
         took = {case: seconds for launch in launches for case, seconds in launch.result()[0].items()}
     todo = [(case, Traced(references[case.reference], folder / f"{i}-{case.name}")) for i, case in enumerate(cases)]
-    results = on_megatron(num_ranks, trace_candidates, todo, list(faults), keep, version=version, timeout=timeout)
-    kept: list[Judged] = results[0]
+    results = on_megatron(num_ranks, trace_candidates, todo, list(faults), judge, version=version, timeout=timeout)
+    kept: list[Timed] = results[0]
     return [
         replace(one, seconds=one.seconds + took.pop(case.reference, 0.0)) for one, case in zip(kept, cases, strict=True)
     ]
@@ -80,8 +83,8 @@ def trace_references(cases: dict[Case, Path]) -> dict[Case, float]:
 
 
 def trace_candidates(
-    cases: Sequence[tuple[Case, Traced]], faults: Sequence[Fault | None], keep: Callable[[Judgement], Any]
-) -> list[Judged]:
+    cases: Sequence[tuple[Case, Traced]], faults: Sequence[Fault | None], judge: Callable[[Traced], Any]
+) -> list[Timed]:
     """On every rank: all candidates, and then their judgements."""
     took = []
     for (case, traced), fault in itertools.zip_longest(cases, faults):
@@ -89,14 +92,8 @@ def trace_candidates(
         plan = Plan(out=traced.candidate, role="candidate", reference=traced.reference / "reference", stop=False)
         trace(case, plan, fault)
         took.append(time.monotonic() - begin)
-    found = shared_out([traced for _, traced in cases], lambda traced: _judged(traced, keep))
-    return [replace(one, seconds=one.seconds + seconds) for one, seconds in zip(found, took, strict=True)]
-
-
-def _judged(traced: Traced, keep: Callable[[Judgement], Any]) -> Judged:
-    begin = time.monotonic()
-    kept = keep(judged(traced.reference, traced.candidate))
-    return Judged(kept, time.monotonic() - begin)
+    kept = shared_out([traced for _, traced in cases], judge)
+    return [Timed(one, seconds) for one, seconds in zip(kept, took, strict=True)]
 
 
 def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
