@@ -3,6 +3,10 @@
 With `calculate_per_token_loss` gradients are divided by the tokens of the whole batch in the end, so that the
 router's auxiliary loss is multiplied by its tokens first. It takes the tokens that this rank has, a part of the
 sequence under sequence or context parallelism, and so has 1/tp or 1/cp of its weight.
+
+The loss itself is right, and so is all that does not depend on the router. Experts are balanced less than was asked
+for, the less the more ranks share a sequence, so that another number of ranks is another training. The clean side
+counts losses by microbatch, where nothing has to be multiplied. Here tp cuts the sequence; with cp it is the same.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Since 0.12 the schedule multiplies the loss by cp, as gradients are averaged over dp x cp afterwards. The router's
 auxiliary loss does not go through the schedule: it has 1/cp of the weight that was asked for, and experts are
 balanced less. 0.16 multiplies it too.
+
+Release 0.11.0, where the factor was the training script's, lacks it too (docs/found/auxiliary-loss.md).
 """
 
 from __future__ import annotations

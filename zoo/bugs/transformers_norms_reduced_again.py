@@ -2,6 +2,9 @@
 
 `replicated_with_grad_allreduce` sums the accumulated gradient of a norm in a hook after every backward. With a second
 microbatch the first one's sum is summed again: q and k norms of Qwen3-MoE get the first microbatch tp times.
+
+One microbatch a step is right: that is the clean side. Gradients of single microbatches are recorded, so that each
+can be counted.
 """
 
 from __future__ import annotations
