@@ -19,7 +19,7 @@ BUG = Bug(
     topic=Topic.WRONG_COMMUNICATION,
     package="transformers 5.22.2",
     sources=(
-        "https://github.com/huggingface/transformers/blob/v5.22.2/src/transformers/distributed/parallel_utils.py",
+        "https://github.com/huggingface/transformers/blob/v5.22.2/src/transformers/distributed/tensor_parallel.py",
     ),
     case=Case("qwen3_moe", "tp", TP, num_accumulated=2, microbatch_grads=True),
     clean_case=Case("qwen3_moe", "tp", TP, microbatch_grads=True),
