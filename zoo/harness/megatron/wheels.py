@@ -2,7 +2,7 @@
 
 They are not installed: a version becomes current when its folder is put first on `sys.path`, so that one environment
 runs all of them. Requirements are not followed, since they would bring another torch; `numpy` and `packaging`, which
-our own tools need too, are all that the wheels use on the way we go. `python -m tests.support.megatron_cpu.wheels`
+our own tools need too, are all that the wheels use on the way we go. `python -m zoo.harness.megatron.wheels`
 brings all of them, so that no test has to wait.
 """
 

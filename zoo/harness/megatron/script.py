@@ -1,12 +1,12 @@
 """Run a script as `python script.py` would, where `import megatron.core` gives a wheel on CPU.
 
-torchrun --nproc-per-node 2 -m tests.support.megatron_cpu.script SCRIPT ARGUMENTS
+torchrun --nproc-per-node 2 -m zoo.harness.megatron.script SCRIPT ARGUMENTS
 """
 
 import runpy
 import sys
 
-from tests.support.megatron_cpu.install import install
+from zoo.harness.megatron.install import install
 
 if __name__ == "__main__":
     install()

@@ -13,9 +13,9 @@ from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.transformer import transformer_config as configs
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from tests.support.megatron_cpu import versions
-from tests.support.megatron_cpu.case import Case
-from tests.support.megatron_cpu.layers import Attention, Mixer, SequenceNorm
+from zoo.harness.megatron import versions
+from zoo.harness.megatron.case import Case
+from zoo.harness.megatron.layers import Attention, Mixer, SequenceNorm
 
 UNFUSED: dict[str, Any] = {
     "gradient_accumulation_fusion": False,

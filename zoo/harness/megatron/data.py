@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tests.support.megatron_cpu.case import Case
+from zoo.harness.megatron.case import Case
 
 Batch = dict[str, torch.Tensor]
 Change = Callable[[Batch], Batch]

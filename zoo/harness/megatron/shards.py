@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-from tests.support.megatron_cpu import versions
+from zoo.harness.megatron import versions
 
 Tensors = dict[str, torch.Tensor]
 

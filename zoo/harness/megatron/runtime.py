@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.megatron_cpu.install import install
-from tests.support.megatron_cpu.wheels import NEWEST, wheel
+from zoo.harness.megatron.install import install
+from zoo.harness.megatron.wheels import NEWEST, wheel
 from zoo.harness.ranks import on_ranks
 
 

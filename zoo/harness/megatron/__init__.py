@@ -1,4 +1,4 @@
-"""This folder lets unmodified megatron-core wheels train small models on CPU with gloo, for the tests.
+"""This folder lets unmodified megatron-core wheels train small models on CPU with gloo.
 
     case.py      Case: one way to build and run a model; `case.reference` is the same in one process
     runtime.py   on_megatron: run a function on ranks where `import megatron.core` gives a version of our choice
@@ -13,8 +13,8 @@
 `models`, `shards` and `layers` import megatron, so import them inside the function that runs on the ranks:
 
     def trained(case: Case) -> dict[str, Tensor]:
-        from tests.support.megatron_cpu.models import Training, parallel
-        from tests.support.megatron_cpu.shards import filled, whole_grads
+        from zoo.harness.megatron.models import Training, parallel
+        from zoo.harness.megatron.shards import filled, whole_grads
 
         with parallel(case):                # megatron's process groups, undone at the end: one launch, many cases
             training = Training(case)       # .chunks (DDP around each), .optimizer, .config

@@ -19,8 +19,8 @@ import packaging.version
 import torch
 from packaging.version import Version
 
-from tests.support.megatron_cpu import packages, standins
-from tests.support.megatron_cpu.wheels import NEWEST, wheel
+from zoo.harness.megatron import packages, standins
+from zoo.harness.megatron.wheels import NEWEST, wheel
 
 
 @dataclass(frozen=True)

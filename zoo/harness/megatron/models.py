@@ -18,10 +18,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
-from tests.support.megatron_cpu import versions
-from tests.support.megatron_cpu.case import Case, Step
-from tests.support.megatron_cpu.config import layer_spec, transformer_config
-from tests.support.megatron_cpu.data import Batch, Change, microbatches, num_microbatches
+from zoo.harness.megatron import versions
+from zoo.harness.megatron.case import Case, Step
+from zoo.harness.megatron.config import layer_spec, transformer_config
+from zoo.harness.megatron.data import Batch, Change, microbatches, num_microbatches
 
 PRISTINE = {
     name: type(value)(value) if isinstance(value, dict | list) else value
