@@ -3,35 +3,95 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
+from ttrace.report.branches import branches
 from ttrace.report.facts import PASSED, alike, facts, headline
+from ttrace.report.strip import WRONG, strip
 
 _MOST_SHOWN = 5
 _INDENT = 12
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Lines that belong together."""
+
+    parts: Sequence[RenderableType]
+    urgency: int = 0
+    """0 is always shown; else the smallest first, as long as there is room."""
+
+
 def show(console: Console, judgement: Judgement, next_command: str, report: Path | None = None) -> None:
-    """Print the whole judgement, and where the HTML report is."""
-    parts: list[RenderableType] = []
+    """Print the judgement, and where the HTML report is: of less urgent things only what fits a terminal's screen."""
+    last = [Text.assemble(("report: ", "dim"), str(report))] if report is not None else []
+    notes = [_Block([Text(f"note: {note}", "dim")], urgency=2) for note in judgement.notes]
+    blocks = [
+        *_findings(judgement, console.width),
+        _Block(_unjudged(judgement)),
+        _Block([Text(f"✓ {PASSED}", "bold green")] if judgement.exit is Exit.PASSED else []),
+        _Block(_strip(judgement, console.width), urgency=1),
+        _Block(_tree(console, judgement), urgency=3),
+        _Block([_counts(judgement)]),
+        *notes,
+        _Block([*last, Text.assemble(("next: ", "dim"), (next_command, "bold"))]),
+    ]
+    if console.is_terminal:
+        blocks = _fitting(console, blocks)
+        num_left_out = len(notes) - sum(block in notes for block in blocks)
+        if num_left_out:
+            blocks.insert(-1, _Block([Text(f"... and {num_left_out} more notes in the report", "dim")]))
+    console.print(Group(*(part for block in blocks for part in block.parts)), soft_wrap=True)
+
+
+def _fitting(console: Console, blocks: list[_Block]) -> list[_Block]:
+    """The blocks that leave the first line on the screen, with a line for the prompt and one for what is left out."""
+    heights = [sum(len(console.render_lines(part)) for part in block.parts) for block in blocks]
+    room = console.height - 2
+    kept = set()
+    for at in sorted(range(len(blocks)), key=lambda at: blocks[at].urgency):
+        if blocks[at].urgency == 0 or heights[at] <= room:
+            kept.add(at)
+            room -= heights[at]
+    return [block for at, block in enumerate(blocks) if at in kept]
+
+
+def _findings(judgement: Judgement, width: int) -> list[_Block]:
     groups = alike(judgement.findings)
+    blocks = []
     for i, (finding, *others) in enumerate(groups[:_MOST_SHOWN]):
-        parts += [_headline(finding, first=i == 0), *_details(finding, others, console.width)]
+        blocks.append(_Block([_headline(finding, first=i == 0)]))
+        blocks.append(_Block(_details(finding, others, width), urgency=0 if i == 0 else 4))
     if len(groups) > _MOST_SHOWN:
-        parts.append(Text(f"... and {len(groups) - _MOST_SHOWN} further findings", "dim"))
-    parts += _unjudged(judgement)
-    if judgement.exit is Exit.PASSED:
-        parts.append(Text(f"✓ {PASSED}", "bold green"))
-    parts.append(_counts(judgement))
-    parts += [Text(f"note: {note}", "dim") for note in judgement.notes]
-    if report is not None:
-        parts.append(Text.assemble(("report: ", "dim"), str(report)))
-    parts.append(Text.assemble(("next: ", "dim"), (next_command, "bold")))
-    console.print(Group(*parts), soft_wrap=True)
+        blocks.append(_Block([Text(f"... and {len(groups) - _MOST_SHOWN} further findings", "dim")]))
+    return blocks
+
+
+def _strip(judgement: Judgement, width: int) -> list[Text]:
+    return [
+        Text.assemble((f"  {label:<{_INDENT - 4}}  ", "dim"), _coloured(marks))
+        for label, marks in strip(judgement.comparisons, max(width - _INDENT, 20))
+    ]
+
+
+def _coloured(marks: str) -> Text:
+    text = Text(marks)
+    text.highlight_regex(f"{WRONG}+", "bold red")
+    return text
+
+
+def _tree(console: Console, judgement: Judgement) -> list[Text]:
+    """In lines of their own: whole, a tree would fill them up with blanks."""
+    found = judgement.findings
+    tree = branches(judgement.comparisons, found[0].comparison) if found else None
+    lines = console.render_lines(tree, pad=False) if tree is not None else []
+    return [Text.assemble("  ", *((part.text, part.style or "") for part in line)) for line in lines]
 
 
 def _headline(finding: Finding, *, first: bool) -> Text:
