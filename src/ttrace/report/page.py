@@ -29,7 +29,7 @@ from ttrace.trace.format import DTYPES
 from ttrace.trace.reader import Trace
 
 MOST_MAPS = 8
-MOST_CONFLICTS = 100
+MOST_CONFLICTS = 24
 """So many replicas that differ are read again, to say along which axes."""
 _MOST_LISTED = 200
 _EPSILONS = {
@@ -182,6 +182,7 @@ def _conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace]) -
             "count": len(mine),
             "worst": _number(max(c.replica_error for c in mine)),
             "first": str(mine[0].id),
+            "looked_at": min(len(conflicts), MOST_CONFLICTS),
             "of": len(conflicts),
         }
         for axis, mine in found.items()

@@ -11,8 +11,9 @@ function makeFindings() {
 function makeConflicts() {
   if (!page.conflicts.length) return null;
   const rows = page.conflicts.map(({ axis, count, worst, first }) => [axis, count, worst === null ? null : brief(worst), link(first)]);
-  const { of } = page.conflicts[0];
-  const lead = `${plural(of, "tensor")} of which replicas that must agree do not.`;
+  const { of, looked_at } = page.conflicts[0];
+  const few = looked_at < of ? ` The axes are those of the first ${looked_at}.` : "";
+  const lead = `${plural(of, "tensor")} of which replicas that must agree do not.${few}`;
   return section("Replicas that differ, by axis", lead, table(["axis", "tensors", "worst", "first"], rows));
 }
 
