@@ -87,3 +87,26 @@ def test_selftest_wants_a_clean_run(tmp_path: Path) -> None:
     done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["selftest", str(tmp_path)])
     assert isinstance(done.exception, TTraceError)
     assert "has findings, and a selftest needs a run without any" in str(done.exception)
+
+
+def test_check_and_report_write_the_page(tmp_path: Path) -> None:
+    case = Case(tmp_path / "run")
+    case.wrong("0/0/fc/output")
+    case.judged()
+    run, out = tmp_path / "run", tmp_path / "other.html"
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["check", str(run)])
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-2] == f"report: {run / 'report.html'}"
+    assert (run / "report.html").exists()
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["report", str(run), "-o", str(out)])
+    assert (done.exit_code, done.output) == (0, f"report: {out}\n")
+    assert out.read_text() == (run / "report.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/fc/output")
+    case.judged()
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "no" / "such" / "folder.html")])
+    assert isinstance(done.exception, TTraceError)
+    assert "cannot be written" in str(done.exception)

@@ -25,6 +25,8 @@ from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import difference as difference_report
 from ttrace.report import listing, machine, suggest, terminal
 from ttrace.report import power as power_report
+from ttrace.report.document import document
+from ttrace.report.page import About, page
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.flow import Commands, Flow
@@ -217,6 +219,24 @@ def check(
 
 
 @app.command()
+def report(
+    folder: RunFolder,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write; RUN/report.html if not given.")
+    ] = None,
+    margin: Margin = MARGIN,
+    allow: Allow = None,
+) -> None:
+    """Judge the traces of a run again and write the report as one HTML file, to be opened from disk."""
+    with _progress(Console(stderr=True)) as progress:
+        task = progress.add_task("check", total=None)
+        judgement = Run(folder).judged(
+            _strictness(margin, allow), progress=lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    _console().print(Text(f"report: {_write_page(Run(folder), judgement, out)}"), soft_wrap=True)
+
+
+@app.command()
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN|TRACE", help="A run, or one trace.")],
     tensor: Annotated[str, typer.Argument(metavar="[ID]", help="A tensor id, or a glob over ids.")] = "*",
@@ -314,12 +334,23 @@ def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str) ->
     next_command = run.next_command(judgement)
     report = machine.as_json(judgement, next_command)
     (run.folder / "report.json").write_text(json.dumps(report, indent=1))
+    written = _write_page(run, judgement)
     if json_output:
         typer.echo(json.dumps(report))
     else:
-        terminal.show(_console(), judgement, next_command)
+        terminal.show(_console(), judgement, next_command, written)
     is_tolerated = judgement.exit is Exit.UNJUDGED and fail_on == "findings"
     raise typer.Exit(int(Exit.PASSED if is_tolerated else judgement.exit))
+
+
+def _write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:
+    out = run.folder / "report.html" if out is None else out
+    about = About.of(run.folder, run.next_command(judgement))
+    try:
+        out.write_text(document(page(judgement, about)), encoding="utf-8")
+    except OSError as error:
+        raise TTraceError(f"{out} cannot be written: {error}. Choose another place with `ttrace report -o`.") from None
+    return out
 
 
 def _progress(console: Console) -> Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,19 @@ from ttrace.report import terminal
 NEXT = "ttrace diff runs/a 0/0/fc/output"
 
 
-def shown(judgement: Judgement, *, width: int | None = None, is_terminal: bool = False) -> str:
-    """What a pipe receives, or a terminal."""
+def shown(
+    judgement: Judgement,
+    *,
+    width: int | None = None,
+    is_terminal: bool = False,
+    environment: dict[str, str] | None = None,
+) -> str:
+    """What a pipe receives, or a terminal of 24 lines."""
     file = io.StringIO()
-    terminal.show(Console(file=file, width=width, force_terminal=is_terminal), judgement, NEXT)
+    height = 24 if is_terminal else None
+    # Rich's own door for a test's environment.
+    console = Console(file=file, width=width, height=height, force_terminal=is_terminal, _environ=environment)
+    terminal.show(console, judgement, NEXT, Path("runs/a/report.html"))
     return file.getvalue()
 
 
@@ -132,3 +142,77 @@ def test_a_missing_layer_is_one_line(tmp_path: Path) -> None:
     text = shown(case.judged())
     assert "? the candidate has no layers.3: 4 tensors missing" in text
     assert "is MISSING" not in text
+
+
+def many_layers(case: Case, num_layers: int) -> Judgement:
+    """Layers of which the fourth and all after it are wrong, for want of a reduction, and lots of notes."""
+    for i in range(num_layers):
+        case.both(
+            f"0/0/model.layers.{i}.mlp.fc1/output", drawn(4, 8, seed=i), "a b/tp", (lambda x: 2 * x) if i > 2 else None
+        )
+        case.both(
+            f"0/0/model.layers.{i}.mlp/output", drawn(4, 8, seed=i), "a b/tp", (lambda x: 3 * x) if i > 2 else None
+        )
+        case.both(f"0/-/model.layers.{i}.mlp.fc1.weight/param_grad", drawn(4, 8, seed=i), "a b/tp")
+    return case.judged()
+
+
+@pytest.mark.parametrize("num_layers", [4, 12, 60])
+def test_a_finding_fits_a_screen(tmp_path: Path, num_layers: int) -> None:
+    notes = tuple(f"note number {i}, which is of a length that some notes have, and some are longer" for i in range(30))
+    judgement = many_layers(Case(tmp_path, notes=notes), num_layers)
+    rows = [
+        line[i : i + 80]
+        for line in plain(shown(judgement, width=80, is_terminal=True))
+        for i in range(0, len(line) or 1, 80)
+    ]
+    assert len(rows) < 24
+    assert rows[0].startswith("✗ model.layers.3.mlp.fc1/output is the first wrong tensor")
+    assert rows[-1] == f"next: {NEXT}"
+    assert any(row.startswith("  depth") for row in rows)
+    assert any(re.fullmatch(r"\.\.\. and \d+ more notes in the report", row) for row in rows)
+    assert len([line for line in shown(judgement).splitlines() if line.startswith("note:")]) == 30
+
+
+def plain(text: str) -> list[str]:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+
+
+def test_the_strip_has_a_mark_for_each_layer(tmp_path: Path) -> None:
+    lines = shown(many_layers(Case(tmp_path), 6), width=100).splitlines()
+    assert "  forward   ▁▁▁✗✗✗" in lines
+    assert "  weights   ▁▁▁▁▁▁" in lines
+    assert not [line for line in lines if line.startswith("  backward")]
+
+
+def test_many_layers_share_marks(tmp_path: Path) -> None:
+    lines = shown(many_layers(Case(tmp_path), 60), width=42).splitlines()
+    (forward,) = [line.split()[1] for line in lines if line.startswith("  forward")]
+    assert forward == "▁" + "✗" * 29
+    assert any("model.layers.0 to 59, 2 layers a mark" in line for line in lines)
+
+
+def test_the_tree_leads_to_the_first_wrong_tensor(tmp_path: Path) -> None:
+    lines = shown(many_layers(Case(tmp_path), 12), width=100).splitlines()
+    at = lines.index("  wrong: 18 tensors")
+    assert lines[at + 1 : at + 8] == [
+        "  └── model.layers  18",
+        "      ├── 3.mlp  2",
+        "      │   └── fc1  1: output",
+        "      ├── 4  2",
+        "      ├── 5  2",
+        "      ├── 6  2",
+        "      └── ... 5 more: 10",
+    ]
+
+
+def test_one_wrong_module_needs_no_tree_and_a_model_without_layers_no_strip(found: Judgement, tmp_path: Path) -> None:
+    assert "depth" not in shown(found)
+    case = Case(tmp_path / "one")
+    case.wrong("0/0/fc/output")
+    assert "wrong:" not in shown(case.judged())
+
+
+def test_no_colour_where_nobody_wants_it(found: Judgement) -> None:
+    assert "\x1b[1;31m" in shown(found, is_terminal=True, environment={"TERM": "xterm-256color"})
+    assert "31m" not in shown(found, is_terminal=True, environment={"TERM": "xterm-256color", "NO_COLOR": "1"})

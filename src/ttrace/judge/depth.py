@@ -51,7 +51,7 @@ class _Line:
 def _lines(comparisons: Sequence[Comparison]) -> Iterator[_Line]:
     found: dict[tuple[str, Kind], dict[int, list[Comparison]]] = {}
     for comparison in comparisons:
-        place = _place(comparison.id.name)
+        place = layer_of(comparison.id.name)
         if comparison.id.kind in _WORDS and comparison.tolerance is not None and place is not None:
             stack, layer = place
             found.setdefault((stack, comparison.id.kind), {}).setdefault(layer, []).append(comparison)
@@ -61,7 +61,7 @@ def _lines(comparisons: Sequence[Comparison]) -> Iterator[_Line]:
             yield _Line(stack, kind, {layer: layers[layer] for layer in sorted(layers, reverse=kind.is_backward)})
 
 
-def _place(name: str) -> tuple[str, int] | None:
+def layer_of(name: str) -> tuple[str, int] | None:
     """The stack of layers that a module or parameter is in, and in which of them: the first number in its name."""
     parts = name.split(".")
     at = next((i for i, part in enumerate(parts) if part.isdecimal()), None)

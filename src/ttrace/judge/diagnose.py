@@ -81,7 +81,7 @@ def _missing_all_reduce(e: Evidence) -> Cause | None:
     """Replicas along an axis differ, and their sum is the reference."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
-    for axis in _axes_of_conflict(e):
+    for axis in axes_of_conflict(e):
         error = e.error_of(_summed_over(e, axis))
         if e.is_explained(error):
             return Cause(
@@ -100,7 +100,7 @@ def _missing_average(e: Evidence) -> Cause | None:
     """Replicas along an axis differ, and their mean is the reference."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
-    for axis in _axes_of_conflict(e):
+    for axis in axes_of_conflict(e):
         if not e.comparison.id.kind.is_of_param and _has_equal(e, axis):
             continue  # only gradients of parameters are averaged: more likely the other axis was summed over
         error = e.error_of(_summed_over(e, axis), 1 / e.sizes[axis])
@@ -122,7 +122,7 @@ def _wrong_group(e: Evidence) -> Cause | None:
     """Replicas along one axis differ, and their sum is the reference times the size of another."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
-    for axis in _axes_of_conflict(e):
+    for axis in axes_of_conflict(e):
         summed = _summed_over(e, axis)
         for other, size in e.mesh.sizes.items():
             error = e.error_of(summed, 1 / size) if other != axis and size > 1 else math.inf
@@ -141,7 +141,7 @@ def _missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.CONFLICT or len(e.reference.shape) < 2 or len(e.reference.pieces) != 1:
         return None
     reference = e.reference.pieces[0].tensor().to(torch.float64)
-    for axis in _axes_of_conflict(e):
+    for axis in axes_of_conflict(e):
         summed = _summed_over(e, axis)
         if len(summed.pieces) != 1 or summed.pieces[0].region != e.reference.pieces[0].region:
             continue
@@ -184,7 +184,7 @@ def _axis_left_out(e: Evidence) -> str | None:
     if e.comparison.id.kind is not Kind.GRAD_NORM or e.comparison.verdict is not Verdict.CONFLICT:
         return None
     whole = float(e.reference.tensor())
-    for axis in _axes_of_conflict(e):
+    for axis in axes_of_conflict(e):
         shares = [float(replicas[0].tensor()) for replicas in _summed_over(e, axis).pieces[0].summands]
         if math.isclose(math.hypot(*shares), whole, rel_tol=max(NEAR * e.tolerance, 1e-12)):
             return axis
@@ -231,7 +231,7 @@ def _some_ranks(e: Evidence) -> Cause | None:
 def _replicas_differ(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
-    axes = _axes_of_conflict(e)
+    axes = axes_of_conflict(e)
     return Cause(
         REPLICAS_DIFFER,
         f"replicas that must agree differ along {', '.join(axes) or 'no single axis'}",
@@ -284,7 +284,7 @@ _TESTS = (
 )
 
 
-def _axes_of_conflict(e: Evidence) -> list[str]:
+def axes_of_conflict(e: Evidence) -> list[str]:
     """Axes along which replicas that sit alike on every other axis differ."""
     return [axis for axis, size in e.mesh.sizes.items() if size > 1 and _differs_along(e, axis)]
 

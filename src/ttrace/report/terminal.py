@@ -2,106 +2,112 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
+from ttrace.report.branches import branches
+from ttrace.report.facts import PASSED, alike, facts, headline
+from ttrace.report.strip import WRONG, strip
 
 _MOST_SHOWN = 5
 _INDENT = 12
-_ALONE = {
-    True: "wrong by itself: also where its inputs and incoming gradients are generated",
-    False: "right on generated inputs and gradients: it takes the real ones to go wrong",
-}
 
 
-def show(console: Console, judgement: Judgement, next_command: str) -> None:
-    """Print the whole judgement."""
-    parts: list[RenderableType] = []
-    alike = _alike(judgement.findings)
-    for i, (finding, *others) in enumerate(alike[:_MOST_SHOWN]):
-        parts += [_headline(finding, first=i == 0), *_details(finding, others, console.width)]
-    if len(alike) > _MOST_SHOWN:
-        parts.append(Text(f"... and {len(alike) - _MOST_SHOWN} further findings", "dim"))
-    parts += _unjudged(judgement)
-    if judgement.exit is Exit.PASSED:
-        parts.append(Text("✓ every tensor agrees with the reference as far as rounding allows", "bold green"))
-    parts.append(_counts(judgement))
-    parts += [Text(f"note: {note}", "dim") for note in judgement.notes]
-    parts.append(Text.assemble(("next: ", "dim"), (next_command, "bold")))
-    console.print(Group(*parts), soft_wrap=True)
+@dataclass(frozen=True)
+class _Block:
+    """Lines that belong together."""
+
+    parts: Sequence[RenderableType]
+    urgency: int = 0
+    """0 is always shown; else the smallest first, as long as there is room."""
+
+
+def show(console: Console, judgement: Judgement, next_command: str, report: Path | None = None) -> None:
+    """Print the judgement, and where the HTML report is: of less urgent things only what fits a terminal's screen."""
+    last = [Text.assemble(("report: ", "dim"), str(report))] if report is not None else []
+    notes = [_Block([Text(f"note: {note}", "dim")], urgency=2) for note in judgement.notes]
+    blocks = [
+        *_findings(judgement, console.width),
+        _Block(_unjudged(judgement)),
+        _Block([Text(f"✓ {PASSED}", "bold green")] if judgement.exit is Exit.PASSED else []),
+        _Block(_strip(judgement, console.width), urgency=1),
+        _Block(_tree(console, judgement), urgency=3),
+        _Block([_counts(judgement)]),
+        *notes,
+        _Block([*last, Text.assemble(("next: ", "dim"), (next_command, "bold"))]),
+    ]
+    if console.is_terminal:
+        blocks = _fitting(console, blocks)
+        num_left_out = len(notes) - sum(block in notes for block in blocks)
+        if num_left_out:
+            blocks.insert(-1, _Block([Text(f"... and {num_left_out} more notes in the report", "dim")]))
+    console.print(Group(*(part for block in blocks for part in block.parts)), soft_wrap=True)
+
+
+def _fitting(console: Console, blocks: list[_Block]) -> list[_Block]:
+    """The blocks that leave the first line on the screen, with a line for the prompt and one for what is left out."""
+    heights = [sum(len(console.render_lines(part)) for part in block.parts) for block in blocks]
+    room = console.height - 2
+    kept = set()
+    for at in sorted(range(len(blocks)), key=lambda at: blocks[at].urgency):
+        if blocks[at].urgency == 0 or heights[at] <= room:
+            kept.add(at)
+            room -= heights[at]
+    return [block for at, block in enumerate(blocks) if at in kept]
+
+
+def _findings(judgement: Judgement, width: int) -> list[_Block]:
+    groups = alike(judgement.findings)
+    blocks = []
+    for i, (finding, *others) in enumerate(groups[:_MOST_SHOWN]):
+        blocks.append(_Block([_headline(finding, first=i == 0)]))
+        blocks.append(_Block(_details(finding, others, width), urgency=0 if i == 0 else 4))
+    if len(groups) > _MOST_SHOWN:
+        blocks.append(_Block([Text(f"... and {len(groups) - _MOST_SHOWN} further findings", "dim")]))
+    return blocks
+
+
+def _strip(judgement: Judgement, width: int) -> list[Text]:
+    return [
+        Text.assemble((f"  {label:<{_INDENT - 4}}  ", "dim"), _coloured(marks))
+        for label, marks in strip(judgement.comparisons, max(width - _INDENT, 20))
+    ]
+
+
+def _coloured(marks: str) -> Text:
+    text = Text(marks)
+    text.highlight_regex(f"{WRONG}+", "bold red")
+    return text
+
+
+def _tree(console: Console, judgement: Judgement) -> list[Text]:
+    """In lines of their own: whole, a tree would fill them up with blanks."""
+    found = judgement.findings
+    tree = branches(judgement.comparisons, found[0].comparison) if found else None
+    lines = console.render_lines(tree, pad=False) if tree is not None else []
+    return [Text.assemble("  ", *((part.text, part.style or "") for part in line)) for line in lines]
 
 
 def _headline(finding: Finding, *, first: bool) -> Text:
-    comparison = finding.comparison
-    when = f"step {comparison.id.step}"
-    if comparison.id.microbatch is not None:
-        when += f", microbatch {comparison.id.microbatch}"
-    what = "the first wrong tensor" if first else "wrong by itself too"
-    return Text.assemble(("✗ ", "bold red"), (str(comparison.id.site), "bold red"), f" is {what}  ({when})")
-
-
-def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
-    """Findings of one kind with one cause, together: one bug in many modules is told once."""
-    groups: dict[tuple[str, str, str | None], list[Finding]] = {}
-    for i, finding in enumerate(findings):
-        cause = finding.cause
-        key = str(i) if cause.name == UNEXPLAINED else cause.name
-        groups.setdefault((key, finding.comparison.id.kind, cause.axis), []).append(finding)
-    return list(groups.values())
+    what, rest = headline(finding, first=first)
+    return Text.assemble(("✗ ", "bold red"), (what, "bold red"), f" {rest}")
 
 
 def _details(finding: Finding, others: list[Finding], width: int) -> list[RenderableType]:
     """What is known of a finding, in lines of this width: no table, which would fill them up with blanks."""
     lines: list[RenderableType] = []
-    for label, text in _facts(finding, others):
+    for label, text in facts(finding, others):
         wrapped = textwrap.wrap(text, max(width - _INDENT, 40), break_long_words=False, break_on_hyphens=False)
         for i, part in enumerate(wrapped):
             head = f"  {label if i == 0 else '':<{_INDENT - 4}}  "
             lines.append(Text.assemble((head, "dim"), (part, "bold" if label == "cause" else "")))
     return [*lines, Text()]
-
-
-def _facts(finding: Finding, others: list[Finding]) -> Iterator[tuple[str, str]]:
-    comparison, cause = finding.comparison, finding.cause
-    yield "cause", cause.sentence
-    yield "error", _error(comparison)
-    for i, text in enumerate(cause.evidence):
-        yield ("evidence" if i == 0 else ""), text
-    if comparison.by:
-        layout = f'"{comparison.layout}", ' if comparison.layout else ""
-        yield "layout", f"{layout}{comparison.by}"
-    if finding.source:
-        yield "module", f"{finding.module}, {finding.source}"
-    if finding.inside:
-        yield "inside", f"the first wrong result in its own code is that of {finding.inside}"
-    if finding.alone is not None:
-        yield "isolated", _ALONE[finding.alone]
-    if others:
-        named = ", ".join(str(other.comparison.id.site) for other in others[:3])
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        yield "also", f"{named}{more}, in the same way"
-    if finding.num_after:
-        after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
-        yield "then", f"{after} wrong"
-
-
-def _error(comparison: Comparison) -> str:
-    tolerance = comparison.tolerance
-    assert tolerance is not None
-    worst = max(comparison.error, comparison.replica_error)
-    between = " between replicas" if comparison.replica_error > comparison.error else ""
-    if worst <= tolerance.value:  # only its scale, or that of many together, is wrong
-        return f"{worst:.1e}, within the tolerance {tolerance.value:.1e}; scale {comparison.stats.scale:.5g}"
-    times = worst / tolerance.value if tolerance.value else math.inf
-    return (
-        f"{worst:.1e}{between}, {times:.1e} x the tolerance {tolerance.value:.1e} "
-        f"(twins {tolerance.twin_error:.1e}, floor {tolerance.floor:.1e})"
-    )
 
 
 def _unjudged(judgement: Judgement) -> list[RenderableType]:

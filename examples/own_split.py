@@ -1,0 +1,63 @@
+"""A parallelism that TTrace has never heard of: each rank has every other column. `--bug` deals them out in blocks."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import ttrace
+
+HIDDEN, WORLD, RANK = 16, int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+
+
+@ttrace.split
+def dealt(size, rank, world):
+    return tuple((i, i + 1) for i in range(rank, size, world))
+
+
+class Summed(torch.autograd.Function):
+    """Adds up what the ranks have: forward if `is_forward`, else backward."""
+
+    @staticmethod
+    def forward(ctx, x, is_forward):
+        ctx.is_forward = is_forward
+        return summed(x) if is_forward else x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad if ctx.is_forward else summed(grad), None
+
+
+def summed(x):
+    x = x.clone()
+    if WORLD > 1:
+        dist.all_reduce(x)
+    return x
+
+
+class Dealt(nn.Linear):
+    """Takes every other column of its input; the ranks' products add up."""
+
+    def forward(self, x):
+        x = Summed.apply(x, False)
+        mine = x.chunk(WORLD, -1)[RANK] if "--bug" in sys.argv else x[..., RANK::WORLD]
+        return Summed.apply(super().forward(mine), True)
+
+
+if WORLD > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Dealt(HIDDEN // WORLD, HIDDEN, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = ttrace.attach(model, optimizer, mesh={"deal": WORLD}, rules={"1.weight": "out in/deal:dealt"})
+for _ in range(10):
+    with session.step():
+        x, y = session.batch((torch.randn(4, HIDDEN), torch.randn(4, HIDDEN)))
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+if WORLD > 1:
+    dist.destroy_process_group()

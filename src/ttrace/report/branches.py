@@ -1,0 +1,82 @@
+"""This module draws where in the module tree something is wrong: the way to the first wrong tensor, else only sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.text import Text
+from rich.tree import Tree
+
+from ttrace.judge.verdict import Comparison
+from ttrace.tensors.ids import ROOT
+
+_MOST_SIBLINGS = 3
+
+
+@dataclass
+class _Node:
+    """A module with wrong tensors of its own or inside."""
+
+    children: dict[str, _Node] = field(default_factory=dict)
+    kinds: dict[str, None] = field(default_factory=dict)
+    """Of its own wrong tensors, those of its parameters with their names."""
+    count: int = 0
+
+
+def branches(comparisons: Sequence[Comparison], first: Comparison) -> Tree | None:
+    """The tree; None where only one module is wrong, which is told already."""
+    root = _Node()
+    for comparison in comparisons:
+        if comparison.verdict.is_wrong:
+            _grow(root, comparison)
+    module, _ = _place(first)
+    tree = Tree(Text(f"wrong: {root.count} tensors", "dim"), guide_style="dim")
+    _add(tree, root, module.split("."))
+    return tree if len(root.children) > 1 or any(node.children for node in root.children.values()) else None
+
+
+def _place(comparison: Comparison) -> tuple[str, str]:
+    """The module, and what is wrong of it."""
+    name, kind = comparison.id.name, comparison.id.kind.value
+    if comparison.id.kind.is_of_param:
+        module, _, parameter = name.rpartition(".")
+        return module or ROOT, f"{parameter}/{kind}"
+    return name, kind
+
+
+def _grow(root: _Node, comparison: Comparison) -> None:
+    module, what = _place(comparison)
+    node = root
+    node.count += 1
+    for part in [] if module == ROOT else module.split("."):
+        node = node.children.setdefault(part, _Node())
+        node.count += 1
+    node.kinds[what] = None
+
+
+def _add(tree: Tree, node: _Node, path: list[str]) -> None:
+    """Children of a node: the one on the path opened, and as many others as fit."""
+    others = [name for name in node.children if name not in path[:1]]
+    shown = [name for name in node.children if name in path[:1] or name in others[:_MOST_SIBLINGS]]
+    for name in shown:
+        child, label = node.children[name], name
+        is_on_path = name in path[:1]
+        rest = path[1:]
+        while is_on_path and len(child.children) == 1 and not child.kinds:
+            # A module of which only one part is wrong needs no line of its own.
+            (part, child) = next(iter(child.children.items()))
+            label, is_on_path, rest = f"{label}.{part}", part in rest[:1], rest[1:]
+        branch = tree.add(_label(label, child, is_first=is_on_path and not rest))
+        if is_on_path and rest:
+            _add(branch, child, rest)
+    if len(others) > _MOST_SIBLINGS:
+        hidden = others[_MOST_SIBLINGS:]
+        tree.add(Text(f"... {len(hidden)} more: {sum(node.children[name].count for name in hidden)}", "dim"))
+
+
+def _label(name: str, node: _Node, *, is_first: bool) -> Text:
+    kinds = list(node.kinds)
+    more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""
+    words = f": {', '.join(kinds[:3])}{more}" if kinds and not node.children else ""
+    return Text.assemble((name, "bold red" if is_first else ""), (f"  {node.count}{words}", "dim"))

@@ -1,0 +1,45 @@
+"""This module lays all tensors of a model along its depth, so that forward, backward and updates share one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ttrace.judge.verdict import Comparison
+from ttrace.tensors.ids import Kind, TensorId
+
+_ENDS = (Kind.OUTPUT, Kind.INPUT)
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Where each tensor sits: at what enters or leaves its module, in the order of the reference's forward pass."""
+
+    places: tuple[int, ...]
+    """One for each comparison."""
+    names: tuple[str, ...]
+    """The module or parameter at each place."""
+
+    @classmethod
+    def of(cls, comparisons: Sequence[Comparison]) -> Depth:
+        known: dict[tuple[str, Kind], int] = {}
+        for comparison in comparisons:
+            if comparison.id.kind in _ENDS:
+                known.setdefault((comparison.id.name, comparison.id.kind), len(known))
+        names = tuple(name for name, _ in known) or ("",)
+        places, last = [], 0
+        for comparison in comparisons:
+            # What belongs to no module, a loss for instance, sits where it was seen.
+            last = _place(comparison.id, known, last)
+            places.append(last)
+        return cls(tuple(places), names)
+
+
+def _place(tensor_id: TensorId, known: dict[tuple[str, Kind], int], last: int) -> int:
+    name, kind = tensor_id.name, tensor_id.kind.primal
+    if tensor_id.kind.is_of_param:
+        name = name.rpartition(".")[0]
+    for end in (kind, *_ENDS):
+        if (name, end) in known:
+            return known[name, end]
+    return last

@@ -1,0 +1,74 @@
+"""This module puts a finding into words, for every report alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Finding
+
+PASSED = "every tensor agrees with the reference as far as rounding allows"
+SYMBOLS = {Exit.PASSED: "✓", Exit.FOUND: "✗", Exit.UNJUDGED: "?"}
+_ALONE = {
+    True: "wrong by itself: also where its inputs and incoming gradients are generated",
+    False: "right on generated inputs and gradients: it takes the real ones to go wrong",
+}
+
+
+def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings of one kind with one cause, together: one bug in many modules is told once."""
+    groups: dict[tuple[str, str, str | None], list[Finding]] = {}
+    for i, finding in enumerate(findings):
+        cause = finding.cause
+        key = str(i) if cause.name == UNEXPLAINED else cause.name
+        groups.setdefault((key, finding.comparison.id.kind, cause.axis), []).append(finding)
+    return list(groups.values())
+
+
+def headline(finding: Finding, *, first: bool) -> tuple[str, str]:
+    """What is wrong, and the rest of the sentence."""
+    comparison = finding.comparison
+    when = f"step {comparison.id.step}"
+    if comparison.id.microbatch is not None:
+        when += f", microbatch {comparison.id.microbatch}"
+    what = "the first wrong tensor" if first else "wrong by itself too"
+    return str(comparison.id.site), f"is {what}  ({when})"
+
+
+def facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """Everything that is known of a finding, each with its label; `others` are wrong in the same way."""
+    comparison, cause = finding.comparison, finding.cause
+    yield "cause", cause.sentence
+    yield "error", _error(comparison)
+    for i, text in enumerate(cause.evidence):
+        yield ("evidence" if i == 0 else ""), text
+    if comparison.by:
+        layout = f'"{comparison.layout}", ' if comparison.layout else ""
+        yield "layout", f"{layout}{comparison.by}"
+    if finding.source:
+        yield "module", f"{finding.module}, {finding.source}"
+    if finding.inside:
+        yield "inside", f"the first wrong result in its own code is that of {finding.inside}"
+    if finding.alone is not None:
+        yield "isolated", _ALONE[finding.alone]
+    if others:
+        named = ", ".join(str(other.comparison.id.site) for other in others[:3])
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        yield "also", f"{named}{more}, in the same way"
+    if finding.num_after:
+        after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
+        yield "then", f"{after} wrong"
+
+
+def _error(comparison: Comparison) -> str:
+    tolerance = comparison.tolerance
+    assert tolerance is not None
+    worst = max(comparison.error, comparison.replica_error)
+    between = " between replicas" if comparison.replica_error > comparison.error else ""
+    if worst <= tolerance.value:  # only its scale, or that of many together, is wrong
+        return f"{worst:.1e}, within the tolerance {tolerance.value:.1e}; scale {comparison.stats.scale:.5g}"
+    times = worst / tolerance.value if tolerance.value else math.inf
+    return (
+        f"{worst:.1e}{between}, {times:.1e} x the tolerance {tolerance.value:.1e} "
+        f"(twins {tolerance.twin_error:.1e}, floor {tolerance.floor:.1e})"
+    )

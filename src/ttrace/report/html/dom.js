@@ -1,0 +1,59 @@
+"use strict";
+// Elements. Texts come from traces, which may say anything: they only ever become text nodes.
+
+function el(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== undefined) element.setAttribute(name, value === true ? "" : value);
+  }
+  return filled(element, children);
+}
+
+function filled(element, children) {
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+function section(title, lead, ...children) {
+  return el("section", {}, el("h2", {}, title), lead ? el("p", { class: "lead" }, lead) : null, ...children);
+}
+
+function table(heads, rows) {
+  const cell = (tag, value) => el(tag, { class: typeof value === "number" ? "number" : undefined }, show(value));
+  const show = (value) => (value instanceof Node ? value : value === null ? "not finite" : String(value));
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, heads.map((head) => cell("th", head)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((value) => cell("td", value))))),
+    ),
+  );
+}
+
+function command(text) {
+  const button = el("button", { class: "copy", type: "button", onclick: copy }, "copy");
+  const code = el("code", {}, text);
+  function copy() {
+    getSelection().selectAllChildren(code);
+    navigator.clipboard?.writeText(text).then(() => (button.textContent = "copied"), () => {});
+  }
+  return el("div", { class: "command" }, code, button);
+}
+
+// What is below the first screen is made when it comes near.
+function lazily(element, make) {
+  const observer = new IntersectionObserver(
+    (entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      observer.disconnect();
+      make();
+    },
+    { rootMargin: "400px" },
+  );
+  observer.observe(element);
+  return element;
+}

@@ -1,0 +1,50 @@
+// The first screen: verdict, first divergence, cause, what to do next.
+
+const VERDICTS = ["agrees", "wrong", "not judged"];
+const EXIT_STATES = ["pass", "wrong", "open"];
+const FIRST_FACTS = 12;
+
+function makeHead(head) {
+  const { exit, symbol, what, rest, mesh, ranks } = page.head;
+  const state = EXIT_STATES[exit];
+  document.title = `${symbol} ${what || rest} · ${page.title}`;
+  const [first] = page.findings;
+  const cause = first && first.facts.find(([label]) => label === "cause");
+  const around = [page.title, ranks && plural(ranks, "rank"), mesh, page.precision.name];
+  filled(head, [
+    el("p", { class: "where" }, el("b", {}, "TTrace"), ` ${around.filter(Boolean).join(" · ")}`),
+    el("h1", {}, el("span", { class: `verdict ${state}` }, `${symbol} ${VERDICTS[exit]}`),
+      what ? el("span", { class: "site" }, what) : null, el("span", { class: what ? "rest" : "rest alone" }, rest)),
+    cause ? el("p", { class: "cause" }, cause[1]) : null,
+    exit === 1 ? null : firstProblems(),
+    el("div", { class: "next" }, el("span", {}, "next"), command(page.next)),
+    chips(),
+    first ? factList(first.facts.filter((fact) => fact !== cause).slice(0, FIRST_FACTS)) : null,
+  ]);
+}
+
+function firstProblems() {
+  const told = page.problems.slice(0, 3).map((text) => el("li", {}, mark("open"), ` ${text}`));
+  const left = 3 - told.length;
+  const open = page.coverage.reasons.filter((row) => row.spoils).slice(0, left);
+  told.push(...open.map((row) => el("li", {}, mark("open"), ` ${plural(row.count, "tensor")}: ${row.reason}`)));
+  return told.length ? el("ul", { class: "plain" }, told) : null;
+}
+
+function factList(facts) {
+  return el("dl", { class: "facts" }, facts.map(([label, text]) => [el("dt", {}, label), el("dd", {}, text)]));
+}
+
+function chips() {
+  const found = Object.entries(page.counts).filter(([, count]) => count);
+  const chip = ([verdict, count]) => {
+    const state = verdict === "PASS" ? "pass" : verdict === "FAIL" || verdict === "CONFLICT" ? "wrong" : "open";
+    const label = ` ${count.toLocaleString("en")} ${verdict}`;
+    return el("button", { class: "chip", type: "button", onclick: () => document.dispatchEvent(new CustomEvent("only", { detail: verdict })) },
+      mark(state, SYMBOLS[verdict]), label);
+  };
+  const total = el("span", { class: "total" }, plural(page.count, "tensor"));
+  return el("div", { class: "chips" }, total, found.map(chip));
+}
+
+makeHead(document.getElementById("head"));

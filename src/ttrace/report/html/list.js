@@ -1,0 +1,88 @@
+// All tensors: only the rows in sight exist. And the card of one tensor.
+
+const ROW = 30;
+const wanted = { text: "", verdict: "", worstFirst: false };
+let refresh = () => {};
+
+function makeList() {
+  const search = el("input", { type: "search", placeholder: "part of an id", "aria-label": "part of an id", oninput: () => {
+    wanted.text = search.value;
+    refresh();
+  } });
+  const verdict = el("select", { "aria-label": "verdict", onchange: () => {
+    wanted.verdict = verdict.value;
+    refresh();
+  } }, el("option", { value: "" }, "every verdict"), tensors.verdict.words.map((each) => el("option", { value: each }, `${SYMBOLS[each]} ${each}`)));
+  const worst = el("input", { type: "checkbox", onchange: () => {
+    wanted.worstFirst = worst.checked;
+    refresh();
+  } });
+  const count = el("span", { class: "total" }), inner = el("div", { class: "inner" });
+  const view = el("div", { class: "list", tabindex: "0", "aria-label": "all tensors" }, inner);
+  let rows = [];
+  const render = () => rendered(view, inner, rows);
+  view.addEventListener("scroll", () => requestAnimationFrame(render), { passive: true });
+  refresh = () => {
+    verdict.value = wanted.verdict;
+    rows = chosen();
+    count.textContent = plural(rows.length, "tensor");
+    inner.style.height = `${rows.length * ROW}px`;
+    view.scrollTop = 0;
+    render();
+  };
+  lazily(view, () => refresh());
+  return el("section", { id: "all" }, el("h2", {}, "All tensors"),
+    el("div", { class: "bar" }, search, verdict, el("label", {}, worst, "worst first"), count), view);
+}
+
+function chosen() {
+  const verdict = tensors.verdict.words.indexOf(wanted.verdict), text = wanted.text.trim().toLowerCase();
+  let rows = [];
+  for (let i = 0; i < tensors.count; i++) {
+    if ((verdict < 0 || tensors.verdict.at[i] === verdict) && (!text || idOf(i).toLowerCase().includes(text))) rows.push(i);
+  }
+  const key = (i) => (Number.isNaN(excess(i)) ? -1 : excess(i));
+  if (wanted.worstFirst) {
+    const keys = new Map(rows.map((i) => [i, key(i)]));
+    rows.sort((a, b) => keys.get(b) - keys.get(a) || a - b);
+  }
+  return rows;
+}
+
+function rendered(view, inner, rows) {
+  const from = Math.max(Math.floor(view.scrollTop / ROW) - 5, 0);
+  const to = Math.min(from + Math.ceil(view.clientHeight / ROW) + 10, rows.length);
+  inner.replaceChildren(...rows.slice(from, to).map((i, k) => {
+    return el("button", { class: "row", type: "button", style: `top: ${(from + k) * ROW}px`, onclick: () => showCard(i) },
+      mark(stateOf(i), SYMBOLS[word("verdict", i)]), el("span", { class: "label" }, idOf(i)), meter(excess(i)));
+  }));
+}
+
+document.addEventListener("only", ({ detail }) => {
+  wanted.verdict = detail;
+  refresh();
+  document.getElementById("all").scrollIntoView({ block: "start" });
+});
+
+function showCard(i) {
+  const card = document.getElementById("card");
+  const layout = word("layout", i) ? `"${word("layout", i)}", ` : "";
+  const facts = [
+    ["verdict", `${SYMBOLS[word("verdict", i)]} ${word("verdict", i)}`],
+    ["why", word("reason", i)],
+    ["error", `${brief(tensors.error[i])} = ${inEpsilon(tensors.error[i])}, ${brief(excess(i))} × the tolerance`],
+    ["tolerance", `${brief(tensors.tolerance[i])} (twins ${brief(tensors.twins[i])})`],
+    ["replicas", tensors.replicas[i] > 0 ? `differ by ${brief(tensors.replicas[i])}` : ""],
+    ["scale", Number.isNaN(tensors.scale[i]) ? "" : `1 ${tensors.scale[i] < 0 ? "−" : "+"} ${brief(Math.abs(tensors.scale[i]))}`],
+    ["layout", word("by", i) ? layout + word("by", i) : ""],
+  ].filter(([, text]) => text && !text.startsWith("– "));
+  card.replaceChildren(
+    el("button", { class: "close", type: "button", "aria-label": "close", onclick: () => (card.hidden = true) }, "×"),
+    el("code", { class: "site" }, idOf(i)),
+    factList(facts),
+    command(`ttrace diff ${quoted(page.title)} ${quoted(idOf(i))}`),
+  );
+  card.hidden = false;
+}
+
+const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`);

@@ -1,0 +1,241 @@
+// Error against tolerance along the depth of the model: a panel for each part of a step, all on one axis.
+
+const PANELS = [
+  ["Activations", ["batch", "input", "output", "loss", "decision", "call", "buffer", "recompute_input", "recompute_output"]],
+  ["Activation gradients", ["grad_output", "grad_input"]],
+  ["Weight gradients", ["param_grad", "main_grad", "grad_norm", "clip"]],
+  ["Updates", ["param", "update", "param_after", "optim"]],
+];
+const MEASURES = {
+  error: ["Error", (i) => Math.max(tensors.error[i], tensors.replicas[i]), (i) => tensors.tolerance[i]],
+  replicas: ["Replicas", (i) => tensors.replicas[i], (i) => tensors.tolerance[i]],
+  scale: ["Scale", (i) => Math.abs(tensors.scale[i]), (i) => tensors.scale_tolerance[i]],
+};
+const LOWEST = 1e-3; // of an epsilon: exact zeros are drawn here
+const NEAR = 12; // pixels around the pointer
+const plots = [];
+let measure = "error", firstAt;
+
+function makePlots() {
+  const holder = el("div", { class: "panels" });
+  const choices = Object.entries(MEASURES).map(([name, [label]]) => choice(name, label, () => draw(holder)));
+  const legend = el("p", { class: "legend" },
+    mark("pass", "■"), " passes  ", mark("wrong", "◆"), " wrong  ", mark("open", "○"), " not judged  ",
+    el("span", { class: "line" }), " tolerance",
+    page.findings.length ? ["  ", el("span", { class: "line first" }), " first wrong tensor"] : null);
+  lazily(holder, () => draw(holder));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(holder));
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return; // a phone's address bar comes and goes
+    width = innerWidth;
+    plots.forEach((plot) => plot.setSize({ width: plot.root.parentNode.clientWidth, height: plot.height }));
+  });
+  return section(
+    "Along the depth of the model",
+    `In units of ε = ${brief(epsilon)}${page.precision.name ? ` (${page.precision.name})` : ""}, in the order of the ` +
+      "forward pass: gradients run from right to left. Drag to zoom, double-click to go back, click a mark for details.",
+    el("div", { class: "bar" }, el("div", { class: "choices", role: "radiogroup" }, choices), legend),
+    holder,
+  );
+}
+
+function choice(name, label, redraw) {
+  const input = el("input", { type: "radio", name: "measure", checked: name === measure, onchange: () => {
+    measure = name;
+    redraw();
+  } });
+  return el("label", {}, input, label);
+}
+
+function draw(holder) {
+  plots.splice(0).forEach((plot) => plot.destroy());
+  holder.replaceChildren();
+  const range = rangeOf();
+  for (const [title, kinds] of PANELS) {
+    const rows = rowsOf(kinds);
+    if (!rows.length) continue;
+    const panel = el("figure", {}, el("figcaption", {}, `${title} `, el("span", {}, plural(rows.length, "tensor"))));
+    holder.append(panel);
+    plots.push(plot(panel, rows, range));
+  }
+}
+
+const isMeasured = (i) => !Number.isNaN(MEASURES[measure][1](i));
+
+function rowsOf(kinds) {
+  const wanted = new Set(kinds.map((kind) => tensors.kind.words.indexOf(kind)));
+  const rows = [];
+  for (let i = 0; i < tensors.count; i++) if (wanted.has(tensors.kind.at[i]) && isMeasured(i)) rows.push(i);
+  return rows.sort((a, b) => tensors.place[a] - tensors.place[b] || a - b);
+}
+
+// Whole decades, the same for all panels.
+function rangeOf() {
+  let low = 1, high = 10;
+  for (let i = 0; i < tensors.count; i++) {
+    for (const value of [MEASURES[measure][1](i) / epsilon, MEASURES[measure][2](i) / epsilon]) {
+      if (value > LOWEST && value < low) low = value;
+      if (Number.isFinite(value) && value > high) high = value;
+    }
+  }
+  return [10 ** Math.floor(Math.log10(low) - 0.2), 10 ** Math.ceil(Math.log10(high) + 0.2)];
+}
+
+// Tensors that share a place are spread over it, so that each has an x of its own.
+function positions(rows) {
+  const counts = new Map();
+  for (const i of rows) counts.set(tensors.place[i], (counts.get(tensors.place[i]) || 0) + 1);
+  const seen = new Map();
+  return rows.map((i) => {
+    const place = tensors.place[i], at = seen.get(place) || 0;
+    seen.set(place, at + 1);
+    return place + (at + 0.5) / counts.get(place) - 0.5;
+  });
+}
+
+function plot(panel, rows, [low, high]) {
+  const [, value, tolerance] = MEASURES[measure];
+  const held = (number) => Math.min(Math.max(number / epsilon, low), high);
+  const xs = positions(rows), whole = [-0.6, page.places.length - 0.4];
+  const limits = rows.map((i) => (tolerance(i) > 0 && Number.isFinite(tolerance(i)) ? held(tolerance(i)) : null));
+  const byState = STATES.map((state) => rows.map((i) => (stateOf(i) === state ? held(value(i)) : null)));
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+  const many = rows.length > 4000;
+  const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+  const tip = el("div", { class: "tip", hidden: true });
+  const made = new uPlot(
+    {
+      width: panel.clientWidth,
+      height: 190,
+      legend: { show: false },
+      cursor: { sync: { key: "depth", setSeries: false, scales: ["x", null] }, points: { show: false }, y: false,
+        drag: { x: true, y: false } },
+      scales: { x: { time: false, range: (_, from, to) => (from === xs[0] && to === xs.at(-1) ? whole : [from, to]) },
+        y: { distr: 3, range: [low, high] } },
+      axes: [
+        { ...axis, grid: { show: false }, space: 90, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5],
+          values: (_, splits) => labels(splits) },
+        { ...axis, size: 52, splits: () => decades(low, high), filter: (_, splits) => splits, values: (_, splits) => splits.map(decade) },
+      ],
+      series: [
+        {},
+        { stroke: colour("fg"), width: 1, dash: [4, 3], points: { show: false }, spanGaps: true },
+        { ...marks(dot, many ? 2 : 5), ...painted(colour("pass"), true) },
+        { ...marks(diamond, 8), ...painted(colour("wrong"), true) },
+        { ...marks(ring, many ? 4 : 6), ...painted(colour("open"), false) },
+      ].map(({ pointPaths, ...series }) => (pointPaths ? withPoints(series, pointPaths) : series)),
+      hooks: {
+        drawAxes: [(u) => firstLine(u, colour("wrong"))],
+        setCursor: [(u) => point(u, tip, rows, xs, value)],
+        ready: [(u) => {
+          u.over.append(tip);
+          u.over.addEventListener("click", () => u.found !== undefined && showCard(u.found));
+        }],
+      },
+    },
+    [xs, limits, ...byState],
+    panel,
+  );
+  return made;
+}
+
+// Where the first wrong tensor is.
+function firstLine(u, colour) {
+  if (!page.findings.length) return;
+  firstAt ??= tensors.place[indexOf(page.findings[0].id)];
+  if (firstAt < u.scales.x.min || firstAt > u.scales.x.max) return;
+  const x = Math.round(u.valToPos(firstAt, "x", true)) + 0.5;
+  u.ctx.save();
+  u.ctx.strokeStyle = colour;
+  u.ctx.lineWidth = devicePixelRatio;
+  u.ctx.beginPath();
+  u.ctx.moveTo(x, u.bbox.top);
+  u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+  u.ctx.stroke();
+  u.ctx.restore();
+}
+
+const painted = (colour, filled) => ({ colour, filled });
+const marks = (shape, size) => ({ pointPaths: [shape, size] });
+
+function withPoints({ colour, filled }, [shape, size]) {
+  const paths = (u, series, from, to) => {
+    const path = new Path2D(), radius = (size * devicePixelRatio) / 2;
+    const [xs, ys] = [u.data[0], u.data[series]];
+    for (let i = from; i <= to; i++) {
+      if (ys[i] !== null) shape(path, u.valToPos(xs[i], "x", true), u.valToPos(ys[i], "y", true), radius);
+    }
+    return { stroke: path, fill: filled ? path : null, clip: null, flags: 3 };
+  };
+  return { paths: () => null, stroke: colour,
+    points: { show: true, paths, stroke: colour, fill: filled ? colour : undefined, width: filled ? 0.5 : 1.25 } };
+}
+
+const dot = (path, x, y, r) => path.rect(x - r, y - r, 2 * r, 2 * r);
+function diamond(path, x, y, r) {
+  path.moveTo(x, y - r);
+  for (const [dx, dy] of [[r, 0], [0, r], [-r, 0], [0, -r]]) path.lineTo(x + dx, y + dy);
+}
+function ring(path, x, y, r) {
+  path.moveTo(x + r, y);
+  path.arc(x, y, r, 0, 2 * Math.PI);
+}
+
+// At most six lines, each at a power of ten.
+function decades(low, high) {
+  const [from, to] = [Math.round(Math.log10(low)), Math.round(Math.log10(high))];
+  const step = Math.ceil((to - from) / 6), found = [];
+  for (let power = Math.ceil(from / step) * step; power <= to; power += step) found.push(10 ** power);
+  return found;
+}
+
+function decade(value) {
+  const power = Math.round(Math.log10(value));
+  return Math.abs(power) < 3 ? String(value) : `1e${power}`;
+}
+
+// The layer at each tick, where it is another than at the tick before.
+function labels(splits) {
+  let last;
+  return splits.map((at) => {
+    const name = page.places[Math.round(at)];
+    const label = name === undefined ? "" : layer(name);
+    if (label === last) return "";
+    last = label;
+    return label.length > 16 ? `…${label.slice(-15)}` : label;
+  });
+}
+
+const layer = (name) => name.match(/^.*?\d+(?=\.|$)/)?.[0] || name;
+
+// The mark nearest to the pointer, or to its depth if the pointer is in another panel.
+function point(u, tip, rows, xs, value) {
+  u.found = undefined;
+  tip.hidden = true;
+  const { left, top } = u.cursor;
+  if (left < 0 || top < 0 || !u.over.matches(":hover")) return;
+  let best = NEAR ** 2;
+  const from = first(xs, u.posToVal(left - NEAR, "x")), to = first(xs, u.posToVal(left + NEAR, "x"));
+  for (let k = from; k < to; k++) {
+    const y = u.data[2][k] ?? u.data[3][k] ?? u.data[4][k];
+    const away = (u.valToPos(xs[k], "x") - left) ** 2 + (u.valToPos(y, "y") - top) ** 2;
+    if (away < best) [best, u.found] = [away, rows[k]];
+  }
+  if (u.found === undefined) return;
+  tip.textContent = `${SYMBOLS[word("verdict", u.found)]} ${idOf(u.found)}  ${inEpsilon(value(u.found))}`;
+  tip.hidden = false;
+  tip.style.top = top > 60 ? "4px" : "auto";
+  tip.style.bottom = top > 60 ? "auto" : "4px";
+}
+
+function first(sorted, wanted) {
+  let low = 0, high = sorted.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < wanted) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

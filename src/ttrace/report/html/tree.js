@@ -1,0 +1,105 @@
+// The module tree. Only what is opened is made.
+
+const MOST_CHILDREN = 100;
+
+function makeTree() {
+  const root = grown();
+  const holder = el("div", { class: "tree" });
+  const target = firstWrongPath();
+  fill(root, holder, target);
+  return section("Modules", "Marked by the worst of what is inside, with its error in tolerances.", holder);
+}
+
+function node(label) {
+  return { label, children: new Map(), rows: [], counts: { pass: 0, wrong: 0, open: 0 }, worst: 0 };
+}
+
+function grown() {
+  const root = node("model"), byName = new Map();
+  for (let i = 0; i < tensors.count; i++) {
+    const at = tensors.name.at[i];
+    if (!byName.has(at)) byName.set(at, pathTo(root, tensors.name.words[at]));
+    const path = byName.get(at), state = stateOf(i), worst = excess(i);
+    path[path.length - 1].rows.push(i);
+    for (const each of path) {
+      each.counts[state] += 1;
+      if (worst > each.worst) each.worst = worst;
+    }
+  }
+  return root;
+}
+
+function pathTo(root, name) {
+  const path = [root];
+  if (name === ".") return path;
+  for (const part of name.split(".")) {
+    const last = path[path.length - 1];
+    if (!last.children.has(part)) last.children.set(part, node(part));
+    path.push(last.children.get(part));
+  }
+  return path;
+}
+
+function firstWrongPath() {
+  const [finding] = page.findings;
+  if (!finding) return [];
+  const name = finding.id.split("/")[2].split("@")[0];
+  return name === "." ? [] : name.split(".");
+}
+
+const stateOfNode = ({ counts }) => (counts.wrong ? "wrong" : counts.pass ? "pass" : "open");
+
+function fill(parent, holder, target) {
+  const rows = [...parent.children.values()].map((child) => () => branch(child, target));
+  rows.push(...parent.rows.map((i) => () => leaf(i)));
+  more(holder, rows, 0, target);
+}
+
+function more(holder, rows, from, target) {
+  const to = Math.min(from + MOST_CHILDREN, rows.length);
+  for (const make of rows.slice(from, to)) holder.append(make());
+  if (to === rows.length) return;
+  const button = el("button", { class: "more", type: "button" }, `${(rows.length - to).toLocaleString("en")} more`);
+  button.addEventListener("click", () => {
+    button.remove();
+    more(holder, rows, to, target);
+  });
+  holder.append(button);
+}
+
+function branch(child, target) {
+  const isTarget = target.length > 0 && child.label === target[0];
+  const inside = el("div", { class: "inside", hidden: true });
+  const { counts, worst } = child;
+  const total = counts.pass + counts.wrong + counts.open;
+  const words = counts.wrong ? `${counts.wrong.toLocaleString("en")} of ${plural(total, "tensor")} wrong` : plural(total, "tensor");
+  const row = el("button", { class: "row", type: "button", "aria-expanded": "false", onclick: toggle },
+    el("span", { class: "arrow" }, "▸"), mark(stateOfNode(child)), el("span", { class: "label" }, child.label),
+    el("span", { class: "words" }, words), meter(worst));
+  let isMade = false;
+  function toggle() {
+    if (!isMade) fill(child, inside, isTarget ? target.slice(1) : []);
+    isMade = true;
+    inside.hidden = !inside.hidden;
+    row.setAttribute("aria-expanded", String(!inside.hidden));
+    row.firstChild.textContent = inside.hidden ? "▸" : "▾";
+  }
+  if (isTarget) toggle();
+  return el("div", {}, row, inside);
+}
+
+function leaf(i) {
+  const microbatch = tensors.microbatch[i] < 0 ? "" : ` · microbatch ${tensors.microbatch[i]}`;
+  const symbol = SYMBOLS[word("verdict", i)];
+  return el("button", { class: "row leaf", type: "button", onclick: () => showCard(i) },
+    el("span", { class: "arrow" }), mark(stateOf(i), symbol), el("span", { class: "label" }, kindOf(i)),
+    el("span", { class: "words" }, `step ${tensors.step[i]}${microbatch}`), meter(excess(i)));
+}
+
+// Error in tolerances: a bar that is full at a hundred of them, half at one.
+function meter(times) {
+  const part = Number.isNaN(times) || times <= 0 ? 0 : Math.min(Math.max((Math.log10(times) + 2) / 4, 0.02), 1);
+  return el("span", { class: "meter" },
+    el("span", { class: "track" }, el("span", { class: times > 1 ? "wrong" : "pass", style: `--part: ${part}` })),
+    el("span", { class: "times" }, Number.isNaN(times) ? "–" : `× ${brief(times)}`));
+}

@@ -1,0 +1,22 @@
+// What the page says, and how it writes numbers and verdicts.
+
+const page = JSON.parse(document.getElementById("page").textContent);
+const epsilon = page.precision.epsilon;
+
+const SYMBOLS = { PASS: "✓", FAIL: "✗", CONFLICT: "≠", GAP: "◌", MISSING: "∅", UNJUDGED: "?" };
+const STATE_SYMBOLS = { pass: "✓", wrong: "✗", open: "?" };
+
+function brief(value) {
+  if (Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return "∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return size >= 1e-2 && size < 1e4 ? String(Number(value.toPrecision(3))) : value.toExponential(1);
+}
+
+const inEpsilon = (value) => `${brief(value / epsilon)} ε`;
+const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
+function mark(state, symbol) {
+  return el("span", { class: `mark ${state}` }, symbol || STATE_SYMBOLS[state]);
+}

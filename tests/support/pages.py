@@ -1,0 +1,108 @@
+"""This module reads the pages of the docs, and does what they tell a reader to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+_FENCE = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.S | re.M)
+_TITLE = re.compile(r'title="(?P<title>[^"]+)"')
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the file it is to be saved as, and what stands in it."""
+
+    language: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    status: int
+    output: str
+    seconds: float
+    """Of the machine's processors: what else they are busy with does not count."""
+
+
+def blocks(page: Path) -> list[Block]:
+    found = []
+    for fence in _FENCE.finditer(page.read_text()):
+        title = _TITLE.search(fence["rest"])
+        found.append(Block(fence["language"], title["title"] if title else "", fence["text"]))
+    return found
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """What a page tells to type, each with the lines it shows."""
+    found: list[tuple[str, list[str]]] = []
+    for block in blocks(page):
+        for line in block.text.splitlines() if block.language == "console" else ():
+            if line.startswith("$ "):
+                found.append((line.removeprefix("$ "), []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def fits(shown: list[str], printed: list[str]) -> bool:
+    """Whether the shown lines are printed in this order; `...` stands for any number of lines."""
+    rest = iter(printed)
+    return all(line == "..." or any(line.rstrip() == found.rstrip() for found in rest) for line in shown)
+
+
+def is_part_of(fragment: str, text: str) -> bool:
+    """Whether the lines of a fragment stand in a text in this order, however deep; comments and `...` aside."""
+    rest = iter(_code(text))
+    return all(any(line == found for found in rest) for line in _code(fragment) if line != "...")
+
+
+def _code(text: str) -> list[str]:
+    lines = (line.partition("  # ")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("# ")]
+
+
+@dataclass
+class Reader:
+    """Somebody in a folder with the examples, who types each command once, however many pages tell it."""
+
+    folder: Path
+    ran: dict[str, Ran] = field(default_factory=dict)
+
+    def follow(self, page: Path) -> list[tuple[str, list[str], Ran]]:
+        """Save the files of a page and run its commands, in order."""
+        for block in blocks(page):
+            if block.title:
+                (self.folder / block.title).write_text(block.text)
+        return [(command, shown, self.run(command)) for command, shown in commands(page)]
+
+    def run(self, command: str) -> Ran:
+        if command not in self.ran:
+            scripts = Path(sys.executable).parent
+            path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+            start = _children()
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.folder,
+                env={**os.environ, "PATH": path, "COLUMNS": "100"},
+                capture_output=True,
+                text=True,
+                timeout=240,
+                check=False,
+            )
+            output = done.stdout if done.returncode in (0, 1) else done.stdout + done.stderr
+            self.ran[command] = Ran(done.returncode, output, _children() - start)
+        return self.ran[command]
+
+
+def _children() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
