@@ -9,7 +9,8 @@ import torch
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.probe import Visit
-from ttrace.tensors.ids import Site, TensorId
+from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Record
 from ttrace.trace.writer import Writer
 
@@ -24,7 +25,7 @@ class Recorder:
         self._plan = plan
         self._local = local
         self._lock = threading.Lock()
-        self._seen: set[tuple[TensorId, int]] = set()
+        self._seen: set[tuple[TensorId, int, Region | None]] = set()
         self._problems: dict[str, None] = {}
 
     def visit(self, visit: Visit) -> None:
@@ -66,7 +67,12 @@ class Recorder:
             values=visit.values,
         )
         with self._lock:
-            key = (visit.id, visit.microbatch)
-            if key not in self._seen:
-                self._seen.add(key)
+            # Gradients of streamed parameters may come in parts.
+            key = (visit.id, visit.microbatch, record.region if visit.id.kind is Kind.PARAM_GRAD else None)
+            if key in self._seen:
+                return
+            self._seen.add(key)
+            if visit.is_made:
+                self._writer.write_made(record)
+            else:
                 self._writer.write(record, local)

@@ -26,6 +26,7 @@ from ttrace.trace.format import (
     parse_end,
     parse_manifest,
 )
+from ttrace.values.generate import values
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,21 @@ class RankTrace:
         try:
             if record.num_bytes == 0:
                 return torch.empty(record.shape, dtype=record.dtype)
+            if record.is_made:
+                return self._made(record)
             memory = self._map(record)
             count = record.num_bytes // record.dtype.itemsize
             flat = torch.frombuffer(memory, dtype=record.dtype, count=count, offset=record.begin)
             return flat.view(record.shape)
         except (RuntimeError, TypeError, OverflowError):
             raise TraceError(f"{record.id}: no tensor has shape {record.shape}.") from None
+
+    def _made(self, record: Record) -> torch.Tensor:
+        assert record.region is not None
+        assert record.values is not None
+        # Nothing that is made changes from step to step: where there is no memory there are no updates.
+        first = replace(record.id, step=0)
+        return values(first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed)
 
     def _map(self, record: Record) -> mmap.mmap:
         if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
