@@ -33,11 +33,11 @@ def traced(
     loss: Loss = own_loss,
     *,
     num_microbatches: int = 1,
-    adapter: Adapter | None = None,
+    adapting: Callable[[list[nn.Module]], Adapter] = Native,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trace:
     """One step; the data are generated, so that both runs have the same."""
-    session = Session(plan, model, optimizer, adapter or Native([model]), Rules())
+    session = Session(plan, model, optimizer, adapting([model]), Rules())
     with session.step():
         for _ in range(num_microbatches):
             ids, labels = torch.randint(VOCAB, (2, BATCH, LENGTH), generator=torch.Generator().manual_seed(0))

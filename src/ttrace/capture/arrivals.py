@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ttrace.reference.maker import Maker, maker_of
+from ttrace.reference.parts import summed_rows
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
@@ -47,8 +48,9 @@ class Arrivals:
 
     def flush(self) -> None:
         """Every microbatch is through: deliver what waits, and what no token reached."""
-        for (name, start), leaf in tuple(self._waiting.items()):
-            self._complete(name, leaf, start)
+        for (name, start), gradient in tuple(self._waiting.items()):
+            self._complete(name, start, gradient)
+        self._waiting.clear()
         for name, rows in self._rows.items():
             shape = self._makers[name].shape
             if rest := _others(rg.merged(sorted(rows)), shape[0]):
@@ -59,37 +61,47 @@ class Arrivals:
             maker.arrived = None
 
     def _arrived(self, name: str, leaf: torch.Tensor, start: int) -> None:
-        num_expected = self._makers[name].num_microbatches
-        self._counts[name, start] += 1
-        if self._counts[name, start] == num_expected:
-            self._complete(name, leaf, start)
-        elif self._counts[name, start] < num_expected:
-            self._waiting[name, start] = leaf
-            leaf.grad = _on_disk(leaf.grad) if self._counts[name, start] == 1 else leaf.grad
-        else:
-            leaf.grad = None
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None, "it has just come"
+        num_expected, key = self._makers[name].num_microbatches, (name, start)
+        self._counts[key] += 1
+        if self._counts[key] > num_expected:
             self._keep(
                 f"{name}: its gradient grew after {num_expected} backward passes, when it had been recorded. Say "
                 "ttrace.streamed(num_microbatches=...), and checkpoint with use_reentrant=False."
             )
-
-    def _complete(self, name: str, leaf: torch.Tensor, start: int) -> None:
-        self._waiting.pop((name, start), None)
-        gradient, shape = leaf.grad, self._makers[name].shape
-        if gradient is None:
             return
-        if gradient.is_sparse:
-            index, rows = _summed(gradient)
-            ranges = rg.from_indices(index)
-            self._deliver(name, rows, _region(shape, ranges))
-            self._rows.setdefault(name, []).extend(ranges)
-        elif leaf is not self._parameters[name]:
-            run = start, start + leaf.shape[0]
-            self._deliver(name, gradient, _region(shape, (run,)))
-            self._rows.setdefault(name, []).append(run)
+        before = self._waiting.pop(key, None)
+        total = gradient if before is None else _added(before, gradient)
+        if self._counts[key] == num_expected:
+            self._complete(name, start, total)
         else:
-            self._deliver(name, gradient, None)
-        leaf.grad = None
+            self._waiting[key] = _on_disk(total) if before is None else total
+
+    def _complete(self, name: str, start: int, gradient: torch.Tensor) -> None:
+        shape = self._makers[name].shape
+        if gradient.is_sparse:
+            rows, values = rg.from_indices(gradient._indices()[0]), gradient._values()
+        elif gradient.numel() == self._makers[name].numel:
+            self._deliver(name, gradient.view(shape), None)
+            return
+        else:
+            rows, values = ((start, start + gradient.shape[0]),), gradient
+        if rows:
+            self._deliver(name, values, _region(shape, rows))
+        self._rows.setdefault(name, []).extend(rows)
+
+
+def _added(total: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """In the order and with the roundings of an ordinary run, which adds dense gradients."""
+    if total.is_sparse and gradient.is_sparse:
+        index, rows = (torch.cat(parts) for parts in zip(_parts(total), _parts(gradient), strict=True))
+        return summed_rows(index, rows, total.shape)
+    return gradient + total if total.is_sparse else total.add_(gradient)
+
+
+def _parts(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return gradient._indices()[0], gradient._values()
 
 
 def _region(shape: tuple[int, ...], rows: Ranges) -> Region:
@@ -103,16 +115,9 @@ def _others(rows: Ranges, num: int) -> Ranges:
     return tuple((a, b) for a, b in zip(stops, starts, strict=True) if a < b)
 
 
-def _summed(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that a sparse gradient has, each once. Added in the order of the tokens, as the dense gradient is."""
-    index, inverse = gradient._indices()[0].unique(return_inverse=True)
-    rows = gradient._values().new_zeros((index.numel(), *gradient.shape[1:]))
-    return index, rows.index_add_(0, inverse, gradient._values())
-
-
-def _on_disk(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """The same values in a file without a name, which goes when the tensor does; later passes add to it in place."""
-    if gradient is None or gradient.device.type != "cpu" or gradient.layout is not torch.strided:
+def _on_disk(gradient: torch.Tensor) -> torch.Tensor:
+    """The same values in a file without a name, which goes when the tensor does."""
+    if gradient.device.type != "cpu" or gradient.is_sparse:
         return gradient
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "gradient"

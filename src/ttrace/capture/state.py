@@ -137,18 +137,14 @@ class State:
         """A streamed parameter's gradient is complete: all of it, or a region; what nothing reached is zero."""
         if not self._clock.is_running:
             return
-        tensor_id, parameter = self._id(name, Kind.PARAM_GRAD), self._held.parameters[name]
-        if region is None:
-            piece = self._adapter.gradient(parameter)
-            assert piece is not None, "it has just come"
-            self._visit(tensor_id, piece)
-            return
-        stated = replace(self._held.made[name].placed, region=region)
+        tensor_id, placed = self._id(name, Kind.PARAM_GRAD), self._held.made[name].placed
+        if region is not None:
+            placed = replace(placed, region=region)
         if gradient is not None:
-            self._visits.visit(tensor_id, gradient, stated=stated)
+            self._visits.visit(tensor_id, gradient, stated=placed)
         else:
-            zeros = torch.zeros((), dtype=parameter.dtype).expand(region.local_shape)
-            self._visits.visit(tensor_id, zeros, stated=stated, values=ZERO, is_made=True)
+            zeros = torch.zeros((), dtype=self._held.parameters[name].dtype).expand(placed.region.local_shape)
+            self._visits.visit(tensor_id, zeros, stated=placed, values=ZERO, is_made=True)
 
     def _visit(self, tensor_id: TensorId, piece: Piece, values: Distribution | None = None) -> None:
         """What is shaped like a parameter, or a run of it."""

@@ -39,14 +39,38 @@ def unbind(tensor: Any, dim: int = 0) -> Any:
 
 
 def embedding(input: torch.Tensor, weight: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # torch's name
-    """F.embedding with a gradient of the rows that occurred, unless something else adds to it."""
+    """F.embedding with a gradient of the rows that occurred."""
     names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
-    is_plain = not (options.get("max_norm") or options.get("scale_grad_by_freq"))
-    # Sums of sparse gradients keep every token's row: later microbatches would be added in another order.
-    if is_plain and _is_parameter(weight) and weight.maker.num_owners == weight.maker.num_microbatches == 1:
-        options["sparse"] = True
-    return _own_embedding(input, weight, **options)
+    if options.get("max_norm") or options.get("scale_grad_by_freq") or not _is_parameter(weight):
+        return _own_embedding(input, weight, **options)
+    return _Lookup.apply(weight, input, options.get("padding_idx"))  # type: ignore[no-untyped-call]  # torch's own
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table. Torch's own sparse gradient has a row for each token, and sums of it differ in rounding."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, index: torch.Tensor, padding: int | None) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape, ctx.padding = weight.shape, padding
+        return _own_embedding(index, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (index,), (gradient,) = ctx.saved_tensors, gradients
+        index, rows = index.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
+        if ctx.padding is not None:
+            kept = index != ctx.padding % ctx.shape[0]
+            index, rows = index[kept], rows[kept]
+        return summed_rows(index, rows, ctx.shape), None, None
+
+
+def summed_rows(index: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A sparse tensor that has each row once, added up by the kernel that makes dense gradients: others round more."""
+    found, inverse = index.unique(return_inverse=True)
+    total = torch.ops.aten.embedding_dense_backward(rows, inverse, found.numel(), -1, False)
+    return torch.sparse_coo_tensor(found[None], total, shape, is_coalesced=True, check_invariants=False)
 
 
 def linear(input: torch.Tensor, weight: Any, bias: Any = None) -> Any:  # noqa: A002  # torch's name
