@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -16,6 +18,8 @@ from ttrace.tensors.region import Region, Shape
 from ttrace.values.generate import Distribution, values
 
 _ATTRIBUTE = "_ttrace_maker"
+_LEAST_ELEMENTS = 1 << 18
+"""Fewer are not worth a thread of their own."""
 
 
 class Scratch(threading.local):
@@ -23,6 +27,11 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self._slots: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+    @cached_property
+    def threads(self) -> ThreadPoolExecutor:
+        """Who makes values."""
+        return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="ttrace-maker")
 
     def memory(self, slot: int, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Room for so many elements; what was in this slot is lost."""
@@ -68,19 +77,23 @@ class Maker:
         return math.prod(self.shape)
 
     def run(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        """These elements of the flattened parameter."""
-        # Whole rows are a box, which is made faster than a run of the flattened tensor.
-        width = math.prod(self.shape[1:])
-        if not self.shape or start % width or stop % width:
-            region = Region.flat_of(self.shape, ((start, stop),))
+        """These elements of the flattened parameter, made by as many threads as operators have."""
+        self.progress.reads(stop - start)
+        width = max(math.prod(self.shape[1:]), 1)
+        num_threads = min(torch.get_num_threads(), (stop - start) // _LEAST_ELEMENTS) if out.is_cpu else 1
+        step = -(-(stop - start) // max(num_threads, 1))
+        step += -step % width
+        parts = [(at, out[at - start : at - start + step]) for at in range(start, stop, step)]
+        if len(parts) == 1:
+            self._make(*parts[0])
         else:
-            region = Region(self.shape, (((start // width, stop // width),), *map(rg.whole, self.shape[1:])))
-        self._made(region, out.view(region.local_shape))
+            list(self.scratch.threads.map(self._make, *zip(*parts, strict=True)))
         return out
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """These rows, each one once."""
         region = Region(self.shape, (rg.from_indices(index), *map(rg.whole, self.shape[1:])))
+        self.progress.reads(region.numel)
         return self._made(region, torch.empty(region.local_shape, dtype=self.dtype, device=self.device))
 
     def tell(self, leaf: torch.Tensor, start: int = 0) -> None:
@@ -89,8 +102,16 @@ class Maker:
         if self.arrived is not None:
             self.arrived(leaf, start)
 
+    def _make(self, start: int, out: torch.Tensor) -> None:
+        # Whole rows are a box, which is made faster than a run of the flattened tensor.
+        width, stop = math.prod(self.shape[1:]), start + out.numel()
+        if not self.shape or start % width or stop % width:
+            region = Region.flat_of(self.shape, ((start, stop),))
+        else:
+            region = Region(self.shape, (((start // width, stop // width),), *map(rg.whole, self.shape[1:])))
+        self._made(region, out.view(region.local_shape))
+
     def _made(self, region: Region, out: torch.Tensor) -> torch.Tensor:
-        self.progress.reads(out.numel())
         return values(
             self.name,
             region,
