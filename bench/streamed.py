@@ -2,7 +2,7 @@
 
 By default: all of a Llama-3-8B-shaped model (bf16, 64 tokens) for its peak memory, and one layer of it, and one that is
 as wide as Llama-3.1-405B's, for the time: streamed and traced against bare with its weights in memory, in random order,
-each pair giving one ratio. Gradients are dropped as they come on both sides.
+each pair giving one ratio of CPU times, those of all threads. Gradients are dropped as they come on both sides.
 
 `--model llama-405b` and `--model deepseek-v3` run all layers of those; `--layers` runs fewer. `--out FILE` writes what
 was measured, with the command, as JSON.
@@ -28,10 +28,12 @@ import torch
 from torch import nn
 
 import ttrace
+from bench._candidate import DROPPED, judged_on_ranks
 from bench._large import MODELS, Large
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
+from ttrace.judge.verdict import Exit
 from ttrace.layouts.rules import Rules
 
 NUM_TOKENS = 64
@@ -117,7 +119,7 @@ def iteration(name: str, large: Large, folder: Path, *, num_tokens: int = NUM_TO
 
 
 def ratio(large: Large, num_pairs: int, folder: Path) -> float:
-    """The median of streamed over bare wall time, for the layers of a model."""
+    """The median of streamed over bare CPU time, for the layers of a model."""
     large = large.cut(vocab=FEW_WORDS)
     with_weights, without = bare(large), Trainee(ttrace.streamed(large.build), large.vocab)
     sides: list[Callable[[], None]] = [with_weights.step, lambda: without.traced(folder)]
@@ -132,10 +134,21 @@ def ratio(large: Large, num_pairs: int, folder: Path) -> float:
     return statistics.median(found)
 
 
+def candidate(large: Large) -> int:
+    """A tensor-parallel candidate as wide as the model, two layers deep: clean, and with an all-reduce dropped."""
+    with tempfile.TemporaryDirectory() as name:
+        found = judged_on_ranks(large.cut(2, vocab=FEW_WORDS), Path(name))
+    wrong = [f"{finding.module}: {finding.cause.sentence}" for finding in found["wrong"].findings]
+    is_found = any(DROPPED in line and "missing all-reduce over tp" in line for line in wrong)
+    is_right = found["clean"].exit is Exit.PASSED and is_found
+    print(f"candidate: clean {found['clean'].exit.name}, with a dropped all-reduce {wrong or 'nothing found'}")
+    return int(not is_right)
+
+
 def _seconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     run()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def _memory(field: str) -> int:
@@ -147,6 +160,7 @@ def parsed(options: tuple[str, ...]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench streamed")
     parser.add_argument("--model", choices=tuple(MODELS), default="llama-8b")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
+    parser.add_argument("--candidate", action="store_true", help="only check a candidate with tp=2, cut to two layers")
     parser.add_argument("--no-ratios", action="store_true", help="only the iteration")
     parser.add_argument("--out", type=Path, help="write what was measured to this file")
     return parser.parse_args(options)
@@ -155,6 +169,8 @@ def parsed(options: tuple[str, ...]) -> argparse.Namespace:
 def main(*options: str) -> int:
     args = parsed(options)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    if args.candidate:
+        return candidate(MODELS[args.model])
     is_default = args.model == "llama-8b"
     measured: dict[str, Any] = {"command": " ".join(["python -m bench streamed", *options])}
     with tempfile.TemporaryDirectory() as name:

@@ -43,8 +43,6 @@ class Arrivals:
         self._counts: Counter[tuple[str, int]] = Counter()
         self._waiting: dict[tuple[str, int], torch.Tensor] = {}
         self._rows: dict[str, list[tuple[int, int]]] = {}
-        for maker in list(self._makers.values())[:1]:
-            maker.progress.begin()
 
     def flush(self) -> None:
         """Every microbatch is through: deliver what waits, and what no token reached."""

@@ -17,25 +17,40 @@ _BACKWARD = 2
 class Progress:
     """Counts the elements of parameters that forward has read and of gradients that are complete."""
 
-    def __init__(self, numel: int, say: Callable[[str], object] | None = None, *, interval: float = INTERVAL) -> None:
-        self._total = max(numel, 1) * (1 + _BACKWARD)
+    def __init__(
+        self,
+        numel: int,
+        num_microbatches: int = 1,
+        say: Callable[[str], object] | None = None,
+        *,
+        interval: float = INTERVAL,
+    ) -> None:
+        self._total = max(numel, 1) * num_microbatches * (1 + _BACKWARD)
+        self._num_microbatches = num_microbatches
         self._say = say or _to_stderr
         self._interval = interval
-        self.begin()
-
-    def begin(self) -> None:
-        """A step begins."""
-        self._done = 0
-        self._start = self._said = time.monotonic()
+        self._is_backward = False
+        self._begin()
 
     def reads(self, numel: int) -> None:
         """A parameter is read; that backward reads it again is part of its gradient's work."""
-        if torch._C._current_graph_task_id() == -1:
-            self._grow(numel)
+        if torch._C._current_graph_task_id() != -1:
+            return
+        if self._is_backward and self._num_passes == self._num_microbatches:
+            self._begin()
+        self._is_backward = False
+        self._grow(numel)
 
     def completes(self, numel: int) -> None:
         """A gradient is complete."""
+        self._num_passes += not self._is_backward
+        self._is_backward = True
         self._grow(numel * _BACKWARD)
+
+    def _begin(self) -> None:
+        """A step begins."""
+        self._done = self._num_passes = 0
+        self._start = self._said = time.monotonic()
 
     def _grow(self, work: int) -> None:
         self._done += work

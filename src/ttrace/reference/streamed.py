@@ -83,7 +83,7 @@ def _makers(
     names = {parameter: name for name, parameter in model.named_parameters() if parameter in owners}
     check_patterns(spreads, list(names.values()))
     scratch = Scratch()
-    progress = Progress(num_microbatches * sum(parameter.numel() for parameter in owners))
+    progress = Progress(sum(parameter.numel() for parameter in owners), num_microbatches)
     return {
         parameter: Maker(
             shape=tuple(parameter.shape),
