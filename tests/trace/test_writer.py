@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ttrace.tensors.region import Region
 from ttrace.trace.format import DTYPES, End, Record
 from ttrace.trace.reader import RankTrace, Trace
 from ttrace.trace.writer import HEADER_BYTES, Writer
+from ttrace.values.generate import Normal, values
 
 
 def contents(chunk: Path) -> dict[str, torch.Tensor]:
@@ -395,3 +397,21 @@ def test_a_failed_write_costs_what_it_should_have_written(tmp_path: Path, when: 
         assert torch.equal(shard.tensor(), torch.full((1000 if i % 4 else 9000,), float(i)))
     found = contents(trace.ranks[0].folder / "chunk-0000.safetensors")
     assert {str(shard.id) for shard in shards} == set(found)
+
+
+def test_a_tensor_without_bytes_is_made_when_it_is_read(tmp_path: Path) -> None:
+    """In its place among the others, and any region of it."""
+    other, made = tensor_id("first"), tensor_id("made")
+    region = Region((6, 4), (((4, 6), (0, 1)), ((0, 4),)))
+    record = Record(made, region.local_shape, torch.bfloat16, region, values=Normal(1.0, 0.5))
+    writer = Writer(tmp_path, manifest())
+    writer.write_made(record)
+    writer.write(record_of("first", torch.ones(2)), torch.ones(2))
+    writer.write_made(replace(record, id=tensor_id("last")))
+    writer.close(End(num_steps=1))
+    trace = Trace(tmp_path)
+    assert list(trace.problems()) == []
+    assert [shard.record.order for [shard] in trace.shards.values()] == [0, 1, 2]
+    assert list(trace.shards) == [made, other, tensor_id("last")]
+    expected = values(made, region, dtype=torch.bfloat16, distribution=Normal(1.0, 0.5), seed=trace.manifest.seed)
+    assert torch.equal(trace.shards[made][0].tensor(), expected)

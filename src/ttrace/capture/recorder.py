@@ -11,6 +11,7 @@ import torch
 from ttrace.capture.plan import Plan
 from ttrace.capture.probe import Visit
 from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Record, Sketched
 from ttrace.trace.writer import Writer
 from ttrace.values.sketch import sketch
@@ -26,7 +27,7 @@ class Recorder:
         self._plan = plan
         self._local = local
         self._lock = threading.Lock()
-        self._seen: set[tuple[TensorId, int]] = set()
+        self._seen: set[tuple[TensorId, int, Region | None]] = set()
         self._problems: dict[str, None] = {}
 
     def visit(self, visit: Visit) -> None:
@@ -70,14 +71,21 @@ class Recorder:
             sketch=kept,
         )
         with self._lock:
-            key = (visit.id, visit.microbatch)
-            if key not in self._seen:
-                self._seen.add(key)
+            # Gradients of streamed parameters may come in parts.
+            key = (visit.id, visit.microbatch, record.region if visit.id.kind is Kind.PARAM_GRAD else None)
+            if key in self._seen:
+                return
+            self._seen.add(key)
+            if visit.is_made:
+                self._writer.write_made(record)
+            else:
                 self._writer.write(record, stored)
 
     def _stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, Sketched | None]:
         """What is written of a tensor: itself, or its sketch where the plan wants one, and that is less."""
         plan, placed = self._plan, visit.placed
+        if visit.is_made:
+            return local, None
         is_less = local.numel() * local.dtype.itemsize > plan.num_buckets * torch.float64.itemsize
         if placed is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
             return local, None

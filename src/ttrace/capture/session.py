@@ -34,6 +34,7 @@ from ttrace.capture.randomness import Draws
 from ttrace.capture.recorder import Recorder
 from ttrace.capture.rewriter import Perturb
 from ttrace.capture.state import Holdings, State
+from ttrace.capture.streaming import Streaming
 from ttrace.capture.visits import Visits
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.rules import Rules
@@ -82,6 +83,8 @@ class Session:
         parameters, aliases = names.parameters(reference.aliases)
         made = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
         adapter.parameters_replaced(optimizer)
+        streaming = Streaming.of(parameters.values())
+        self._streaming = streaming
         # Reference and twins must be seen in full: that is where tolerances come from.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         manifest = Manifest(
@@ -97,8 +100,8 @@ class Session:
             aliases=aliases,
             opaque=self._compiled.opaque,
             divided=tuple(adapter.divided),
-            untraced=tuple(adapter.untraced),
-            notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes),
+            untraced=(*adapter.untraced, *streaming.untraced),
+            notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes, *streaming.notes),
             versions=surroundings.versions(),
             environment=surroundings.environment(),
         )
@@ -121,7 +124,9 @@ class Session:
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
         held = Holdings(parameters, names.buffers(), made)
-        self._state = State(plan, adapter, optimizer, held, self._visits, self._clock, self._isolate)
+        self._state = State(
+            plan, adapter, optimizer, held, self._visits, self._clock, self._isolate, self._recorder.keep
+        )
         adapter.listen(self)
         self._optimizer = optimizer
         self._handles: Sequence[Handle] = ()
@@ -195,6 +200,8 @@ class Session:
         """A module is about to run, or to be recomputed."""
         clock = self._clock
         if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
+            return None
+        if again and self._streaming.recomputes:
             return None
         if not self._adapter.watches(name, isolated=self._plan.isolated):
             return None
@@ -283,10 +290,14 @@ class Session:
 
     def hears_norm(self, norm: torch.Tensor) -> None:
         """The norm is there; nothing is clipped yet."""
+        if Kind.GRAD_NORM in self._streaming.untraced:
+            return
         self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.whole(norm))
 
     def hears_clip(self, factor: torch.Tensor) -> None:
         """Gradients are about to be clipped."""
+        if Kind.CLIP in self._streaming.untraced:
+            return
         self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.whole(factor))
 
     def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:

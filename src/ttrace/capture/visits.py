@@ -48,6 +48,7 @@ class Visits:
         stated: Placed | None = None,
         fallback: Placed | None = None,
         held: Held | None = None,
+        is_made: bool = False,
     ) -> torch.Tensor | None:
         """Show a tensor to the probes; what to use in its place, if anything."""
         if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
@@ -55,7 +56,7 @@ class Visits:
         placed = stated or self.placed(tensor_id, tensor, microbatch, held, fallback)
         if placed is None and self._infers:
             placed = self._placing.inferred(tensor_id, tensor)
-        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values))
+        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values, is_made))
 
     def placed(
         self,

@@ -17,6 +17,7 @@ from ttrace.judge.verdict import (
     LOST,
     NO_LAYOUT,
     NOT_FINITE,
+    STREAMED,
     TOGETHER,
     UNSTABLE,
     UNTRACED,
@@ -49,6 +50,8 @@ class Comparer:
             return Comparison(tensor_id, Verdict.UNJUDGED, COMPILED)
         if ours and not theirs and tensor_id.kind in self.candidate.untraced:
             return Comparison(tensor_id, Verdict.UNJUDGED, UNTRACED)
+        if theirs and not ours and tensor_id.kind in self.reference.untraced:
+            return Comparison(tensor_id, Verdict.UNJUDGED, STREAMED)
         if ours and not theirs and self._is_contribution_of_none(tensor_id):
             return Comparison(tensor_id, Verdict.UNJUDGED, TOGETHER)
         if not ours or not theirs:

@@ -150,6 +150,11 @@ class Record:
         shape, dtype = self.stored
         return math.prod(shape) * dtype.itemsize
 
+    @property
+    def is_made(self) -> bool:
+        """Whether there are no bytes, as `values` says them all."""
+        return self.values is not None and self.region is not None and self.begin == self.end
+
 
 class _RegionEntry(BaseModel):
     """A region as a line spells it."""
@@ -231,7 +236,7 @@ def decode(line: str) -> Record:
     except (ValueError, KeyError, TypeError, TTraceError) as error:
         reason = " ".join(str(error).split())
         raise TraceError(f"unreadable record {line[:120]!r} ({type(error).__name__}: {reason}).") from None
-    if record.end - record.begin != record.num_bytes:
+    if record.end - record.begin != record.num_bytes and not record.is_made:
         raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored[0]}.")
     check(record)
     return record

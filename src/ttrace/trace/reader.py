@@ -88,10 +88,7 @@ class UpdateShard(Shard):
             assert region is not None
             assert region.flat is not None, "only a run of a parameter differs in shape from it"
             return torch.cat([before.reshape(-1)[start:stop] for start, stop in region.flat])
-        assert region is not None
-        assert self.before.values is not None
-        seed = self.rank.manifest.seed
-        return values(self.before.id, region, dtype=self.before.dtype, distribution=self.before.values, seed=seed)
+        return self.rank.made(replace(self.before, region=region))
 
 
 class RankTrace:
@@ -119,11 +116,21 @@ class RankTrace:
         try:
             if record.num_bytes == 0:
                 return torch.empty(shape, dtype=dtype)
+            if record.is_made:
+                return self.made(record)
             memory = self._map(record)
             count = record.num_bytes // dtype.itemsize
             return torch.frombuffer(memory, dtype=dtype, count=count, offset=record.begin).view(shape)
         except (RuntimeError, TypeError, OverflowError):
             raise TraceError(f"{record.id}: no tensor has shape {shape}.") from None
+
+    def made(self, record: Record) -> torch.Tensor:
+        """The values that a record's tensor had before the first step, wherever its region lies."""
+        assert record.region is not None
+        assert record.values is not None
+        # Nothing that is made changes from step to step: where there is no memory there are no updates.
+        first = replace(record.id, step=0)
+        return values(first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed)
 
     def _map(self, record: Record) -> mmap.mmap:
         if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:

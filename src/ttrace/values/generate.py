@@ -104,9 +104,14 @@ def values(
     distribution: Distribution,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """This region of the logical tensor called `name`: the same bits whatever the region is part of."""
-    out = torch.empty(region.local_shape, dtype=dtype, device=device)
+    """This region of the logical tensor called `name`: the same bits whatever the region is part of.
+
+    `out`, contiguous, spares fresh memory: pages that are touched for the first time cost as much as their values.
+    """
+    if out is None:
+        out = torch.empty(region.local_shape, dtype=dtype, device=device)
     stream = Stream.of(name, seed)
     found = kernels() if out.device.type == "cpu" else None
     recipe = _recipe(distribution)
