@@ -53,8 +53,8 @@ def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def compared(cases: list[Case], folder: Path) -> list[str]:
     """On one rank: each case, streamed and ordinary; what differs."""
     import ttrace
-    from zoo.harness.megatron.models import parallel
     from ttrace.adapters.megatron import Megatron
+    from zoo.harness.megatron.models import parallel
 
     def adapted(chunks: list[nn.Module]) -> Megatron:
         return Megatron(chunks, None)
