@@ -13,12 +13,23 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.difference import difference
+from ttrace.judge.engine import Threads
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
@@ -204,16 +215,20 @@ def trace(
 @app.command()
 def check(
     folder: RunFolder,
+    workers: Annotated[int, typer.Option(min=0, help="How many threads compare; 0: one per core, up to eight.")] = 0,
     margin: Margin = MARGIN,
     allow: Allow = None,
     fail_on: FailOn = "unjudged",
     json_output: Json = False,
 ) -> None:
     """Judge the traces of a run again; nothing is run again."""
-    with _progress(Console(stderr=json_output)) as progress:
+    rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with _progress(Console(stderr=json_output), *rate) as progress:
         task = progress.add_task("check", total=None)
         judgement = Run(folder).judged(
-            _strictness(margin, allow), progress=lambda done, total: progress.update(task, completed=done, total=total)
+            _strictness(margin, allow),
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            engine=Threads(workers) if workers else None,
         )
     _tell(Run(folder), judgement, json_output=json_output, fail_on=fail_on)
 
@@ -353,8 +368,8 @@ def _write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path
     return out
 
 
-def _progress(console: Console) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+def _progress(console: Console, *more: ProgressColumn) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *more)
     # In a pipe even a vanishing bar leaves an empty line.
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 

@@ -14,7 +14,7 @@ from ttrace.trace.reader import Trace
 def test_every_module_and_parameter_is_recorded_within_the_timed_step(tmp_path: Path) -> None:
     training = Training(tmp_path / "trace")
     before = [parameter.detach().clone() for parameter in training.model.parameters()]
-    cost = training.traced()
+    cost = training.traced("full")
     assert cost.seconds > 0
     trace = Trace(training.plan.out)
     assert list(trace.problems()) == []

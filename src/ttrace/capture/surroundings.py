@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
     """Of Python and of every installed package that is loaded and tells its version."""
     found = {"python": platform.python_version()}
     for name, module in sorted(sys.modules.items()):
-        version = getattr(module, "__version__", None)
+        version = getattr(module, "__dict__", {}).get("__version__")  # some warn who ask for it
         if "." not in name and isinstance(version, str) and _is_installed(getattr(module, "__file__", None)):
             found[name] = version
     return found

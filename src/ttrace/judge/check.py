@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ttrace.judge.census import absences, explained, with_reasons
 from ttrace.judge.compare import Comparer
 from ttrace.judge.depth import depth_notes
+from ttrace.judge.engine import HERE, Engine, Progress, lots
 from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
 from ttrace.judge.policy import STRICT, Policy
@@ -24,9 +25,6 @@ from ttrace.tensors.ids import ROOT, Kind
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
 
-Progress = Callable[[int, int], None]
-"""Told how many of how many tensors are done."""
-
 
 def check(
     reference: Trace,
@@ -42,7 +40,12 @@ def check(
 
 
 def checked(
-    rounding: Twins, candidate: Trace, *, policy: Policy = STRICT, progress: Progress | None = None
+    rounding: Twins,
+    candidate: Trace,
+    *,
+    policy: Policy = STRICT,
+    progress: Progress | None = None,
+    engine: Engine = HERE,
 ) -> Judgement:
     """The same with a reference whose twins were measured before: many candidates may share one."""
     reference, twins = rounding.reference, rounding.twins
@@ -50,11 +53,13 @@ def checked(
     # In the reference's order of appearance; what only the candidate has follows. Whether the reference recomputes is
     # its own affair.
     ids = list(dict.fromkeys([*(t for t in reference.shards if not t.kind.is_recompute), *candidate.shards]))
-    comparisons = []
-    for done, tensor_id in enumerate(ids, start=1):
-        comparisons.append(comparer.comparison(tensor_id))
+    sizes = {tensor_id: reference.num_bytes(tensor_id) + candidate.num_bytes(tensor_id) for tensor_id in ids}
+    comparisons, done, total = [], 0, sum(sizes.values())
+    for comparison in engine.map(Comparer.comparisons, comparer, lots(ids, sizes.__getitem__)):
+        comparisons.append(comparison)
+        done += sizes[comparison.id]
         if progress is not None:
-            progress(done, len(ids))
+            progress(done, total)
     if not reference.manifest.isolated:
         # In isolation the module around is right in any case; what is not stated is told by the ordinary run.
         comparisons = without_unstated_sums(comparisons, reference, candidate)

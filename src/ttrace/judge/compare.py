@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ttrace.judge.decided import decided
 from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, compared, measured
+from ttrace.judge.lost import NONE_LOST
 from ttrace.judge.scale import mis_scaled
 from ttrace.judge.tolerance import is_zero, replica_tolerance
 from ttrace.judge.twins import Twins
@@ -40,6 +42,15 @@ class Comparer:
     reference: Trace
     twins: Twins
     candidate: Trace
+
+    def comparisons(self, ids: Sequence[TensorId]) -> list[Comparison]:
+        """Each id by itself; what reading it took is given back."""
+        found = []
+        for tensor_id in ids:
+            found.append(self.comparison(tensor_id))
+            for trace in (self.reference, self.candidate):
+                trace.release(tensor_id)
+        return found
 
     def comparison(self, tensor_id: TensorId) -> Comparison:
         if tensor_id.kind.is_recompute:
@@ -141,8 +152,12 @@ class Comparer:
         return {key: frozenset(ranks) for key, ranks in found.items()}
 
     def _judged(self, tensor_id: TensorId, a: Logical, b: Logical) -> Comparison:
-        tolerance, lost = self.twins.tolerances[tensor_id], self.twins.lost(tensor_id)
-        total, parts = measured(a, b, factor=factor_to_come(tensor_id, self.reference, self.candidate), lost=lost)
+        tolerance, lost = self.twins.tolerances[tensor_id], NONE_LOST
+        factor = factor_to_come(tensor_id, self.reference, self.candidate)
+        total, parts = measured(a, b, factor=factor)
+        if tolerance.error(total) > tolerance.value:  # only then: to find them takes all gradients
+            lost = self.twins.lost(tensor_id)
+            total, parts = measured(a, b, factor=factor, lost=lost) if lost else (total, parts)
         replica_error = max(
             (_disagreement(x, y, tolerance) for piece in b.pieces for x, y in piece.replica_pairs()), default=0.0
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -14,7 +15,8 @@ from ttrace.tensors.coverage import Coverage, coverage
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
-from ttrace.trace.reader import Shard, Trace
+from ttrace.trace.reader import Shard, Term, Trace
+from ttrace.values.chunks import chunks
 from ttrace.values.stats import Stats, stats
 
 Sizes = Mapping[str, int]
@@ -33,13 +35,13 @@ class Piece:
 
     def tensor(self) -> torch.Tensor:
         """This region's values: one shard, or the sum of the summands."""
-        first = self.summands[0][0].tensor()
         if len(self.summands) == 1:
-            return first
-        total = first.to(torch.float64)
-        for replicas in self.summands[1:]:
-            total = total + replicas[0].tensor().to(torch.float64)
-        return total
+            return self.summands[0][0].tensor()
+        return _summed([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
+
+    def terms(self) -> tuple[Term, ...]:
+        """What must be added up to give this region's values."""
+        return tuple(term for replicas in self.summands for term in replicas[0].terms())
 
     def replica_pairs(self) -> Iterator[tuple[Shard, Shard]]:
         """Shards that must agree, each with the first that holds the same."""
@@ -132,7 +134,7 @@ def measured(
         return replace(found, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
     parts = []
     total = Stats()
-    loaded = [(piece.region, piece.tensor(), (lost or {}).get(piece.region)) for piece in a.pieces]
+    loaded = [(piece.region, piece.terms(), (lost or {}).get(piece.region)) for piece in a.pieces]
     for piece in b.pieces:
         part = _piece_stats(loaded, piece, factor)
         parts.append((piece, part))
@@ -150,20 +152,46 @@ def compared(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
 
 
 def _piece_stats(
-    reference: list[tuple[Region, torch.Tensor, torch.Tensor | None]], piece: Piece, factor: float
+    reference: Sequence[tuple[Region, Sequence[Term], torch.Tensor | None]], piece: Piece, factor: float
 ) -> Stats:
     total = Stats()
-    tensor = piece.tensor()
+    terms = piece.terms()
     for region, theirs, lost in reference:
         for part_a, part_b in region.overlaps(piece.region):
-            x, y = part_a.of(theirs), part_b.of(tensor)
-            if lost is not None:
-                left_out = part_a.of(lost)
-                x, y = x.masked_fill(left_out, 0), y.masked_fill(left_out, 0)
-            found = compared(x, y, factor=factor)
+            xs = [(sign, part_a.of(term)) for sign, term in theirs]
+            ys = [(sign, part_b.of(term)) for sign, term in terms]
+            found = _stats_of(xs, ys, factor, None if lost is None else part_a.of(lost))
             if found.max_at is not None:
                 found = replace(found, max_at=part_a.global_index(found.max_at))
             total = total + found
+    return total
+
+
+def _stats_of(xs: Sequence[Term], ys: Sequence[Term], factor: float, left_out: torch.Tensor | None) -> Stats:
+    """Two sums of tensors of one shape, in place where there is one tensor each; else chunk by chunk."""
+    if len(xs) == len(ys) == 1 and left_out is None:
+        return compared(xs[0][1], ys[0][1], factor=factor)
+    total = Stats()
+    for cut in chunks(tuple(xs[0][1].shape)):
+        where = tuple(slice(*run) for run in cut)
+        x, y = _summed(xs, where), _summed(ys, where)
+        if left_out is not None:
+            x, y = x.masked_fill(left_out[where], 0), y.masked_fill(left_out[where], 0)
+        found = compared(x, y, factor=factor)
+        if found.max_at is not None:
+            at = tuple(start + i for (start, _), i in zip(cut, found.max_at, strict=True))
+            found = replace(found, max_at=at)
+        total = total + found
+    return total
+
+
+def _summed(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
+    (_, first), *others = terms  # what comes first is never taken away
+    if not others:
+        return first[where]
+    total = first[where].to(torch.float64)
+    for sign, term in others:
+        total = torch.add(total, term[where].to(torch.float64), alpha=sign)
     return total
 
 

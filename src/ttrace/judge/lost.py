@@ -23,6 +23,7 @@ _TAIL = 3.0
 
 Masks = Mapping[Region, torch.Tensor]
 """By the reference's regions: which elements to leave out."""
+NONE_LOST: Masks = {}
 
 
 def lost_elements(

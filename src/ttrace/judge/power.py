@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ttrace.judge.check import Progress
 from ttrace.judge.compare import Comparer
+from ttrace.judge.engine import Progress
 from ttrace.judge.logical import Logical
 from ttrace.judge.twins import Twins
 from ttrace.judge.unprotected import without_power
@@ -29,7 +29,7 @@ class Altered(Shard):
 
     values: torch.Tensor
 
-    def tensor(self) -> torch.Tensor:
+    def stored(self) -> torch.Tensor:
         return self.values
 
 

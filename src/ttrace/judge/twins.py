@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 from ttrace.errors import SketchError
 from ttrace.judge import scale
+from ttrace.judge.engine import HERE, Engine, Progress, lots
 from ttrace.judge.logical import Logical, measured
 from ttrace.judge.lost import Masks, is_of_update, lost_elements, swayed_norm
 from ttrace.judge.scale import with_scale
@@ -32,13 +33,29 @@ class Twins:
     reference: Trace
     twins: Sequence[Trace]
     margin: float = MARGIN
+    engine: InitVar[Engine] = HERE
+    progress: InitVar[Progress | None] = None
     tolerances: dict[TensorId, Tolerance] = field(init=False)
     stats: dict[TensorId, tuple[Stats, ...]] = field(init=False, default_factory=dict)
     """Each twin against the reference, by id."""
     _noise: dict[TensorId, float] = field(init=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
-        samples = [sample for tensor_id in self.reference.shards if (sample := self._sample(tensor_id)) is not None]
+    def __post_init__(self, engine: Engine, progress: Progress | None) -> None:
+        gradients = [t for t in self.reference.shards if t.kind is Kind.PARAM_GRAD]  # others need their noise
+        others = [t for t in self.reference.shards if t.kind is not Kind.PARAM_GRAD]
+        known: dict[TensorId, Sample] = {}
+        sizes = {tensor_id: self.reference.num_bytes(tensor_id) for tensor_id in self.reference.shards}
+        done, total = 0, sum(sizes.values())
+        for ids in (gradients, others):
+            for sample, stats in engine.map(Twins._samples, self, lots(ids, sizes.__getitem__)):
+                known[sample.id] = sample
+                done += sizes[sample.id]
+                if progress is not None:
+                    progress(done, total)
+                self.stats[sample.id] = stats
+                if sample.id.kind is Kind.PARAM_GRAD:
+                    self._noise[sample.id] = self.margin * max([*sample.twin_errors, unit(sample.dtype)])
+        samples = [known[tensor_id] for tensor_id in self.reference.shards if tensor_id in known]
         found = with_siblings(tolerances(samples, margin=self.margin), self.stats, margin=self.margin)
         self.tolerances = with_scale(found, self.stats, margin=self.scale_margin)
 
@@ -54,7 +71,17 @@ class Twins:
         except SketchError:
             return {}
 
-    def _sample(self, tensor_id: TensorId) -> Sample | None:
+    def _samples(self, ids: Sequence[TensorId]) -> list[tuple[Sample, tuple[Stats, ...]]]:
+        found = []
+        for tensor_id in ids:
+            sample = self._sample(tensor_id)
+            if sample is not None:
+                found.append(sample)
+            for trace in (self.reference, *self.twins):
+                trace.release(tensor_id)
+        return found
+
+    def _sample(self, tensor_id: TensorId) -> tuple[Sample, tuple[Stats, ...]] | None:
         logical = Logical.found(self.reference, tensor_id)
         if logical is None:
             return None
@@ -63,15 +90,12 @@ class Twins:
             other = Logical.found(twin, tensor_id, logical.shape)
             if other is not None and other.shape == logical.shape:
                 found.append(measured(logical, other, lost=lost)[0])
-        self.stats[tensor_id] = tuple(found)
         wider = 1.0 + _NUM_SIGMAS * uncertainty(logical.num_buckets) if logical.num_buckets else 1.0
         errors = [stats.error * wider for stats in found]
         dtype = self.reference.shards[tensor_id][0].record.dtype
-        if tensor_id.kind is Kind.PARAM_GRAD:
-            self._noise[tensor_id] = self.margin * max([*errors, unit(dtype)])
         follows_update = is_of_update(tensor_id) or (tensor_id.kind is Kind.PARAM and tensor_id.step > 0)
         floor = self._update_floor(tensor_id, logical) if follows_update else 0.0
-        return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), floor)
+        return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), floor), tuple(found)
 
     def _update_floor(self, tensor_id: TensorId, logical: Logical) -> float:
         """What single elements may do to a step: three twins may happen to show nothing of it."""

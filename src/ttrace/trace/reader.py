@@ -29,6 +29,9 @@ from ttrace.trace.format import (
 from ttrace.values.generate import values
 from ttrace.values.sketch import sketch
 
+Term = tuple[float, torch.Tensor]
+"""A factor, and what it applies to."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -55,6 +58,14 @@ class Shard:
         """What the trace holds: the data, or their sketch."""
         return self.rank.stored(self.record)
 
+    def terms(self) -> tuple[Term, ...]:
+        """What must be added up to give the data."""
+        return ((1.0, self.tensor()),)
+
+    def release(self) -> None:
+        """Give back the memory into which the file was mapped, until it is touched again."""
+        self.rank.release(self.record)
+
     def sketched(self, num_buckets: int) -> torch.Tensor:
         """The sketch, or that of the data. Of what is called alike, sketches can be added and subtracted."""
         if self.record.sketch is not None:
@@ -77,6 +88,15 @@ class UpdateShard(Shard):
             return after - self.rank.stored(self.before)
         assert self.record.region is not None
         return after - sketch(self.id.name, self._before(), self.record.region, kept.num_buckets)
+
+    def terms(self) -> tuple[Term, ...]:
+        if self.record.sketch is not None:
+            return super().terms()
+        return ((1.0, super().stored()), (-1.0, self._before()))
+
+    def release(self) -> None:
+        super().release()
+        self.rank.release(self.before)
 
     def _before(self) -> torch.Tensor:
         """The parameter's values where this rank updates them: all that it has, or a run of them."""
@@ -132,6 +152,12 @@ class RankTrace:
         first = replace(record.id, step=0)
         return values(first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed)
 
+    def release(self, record: Record) -> None:
+        """Give back what a record's bytes take in memory; their file stays mapped."""
+        begin, end = -(-record.begin // mmap.PAGESIZE) * mmap.PAGESIZE, record.end // mmap.PAGESIZE * mmap.PAGESIZE
+        if record.chunk in self._maps and end > begin and hasattr(mmap, "MADV_DONTNEED"):
+            self._maps[record.chunk].madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
     def _map(self, record: Record) -> mmap.mmap:
         if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
             path = self.folder / chunk_file(record.chunk)
@@ -154,6 +180,18 @@ class Trace:
         self.ranks: tuple[RankTrace, ...] = tuple(RankTrace(path) for path in found if (path / MANIFEST).exists())
         if not self.ranks:
             raise TraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
+
+    def __reduce__(self) -> tuple[type[Trace], tuple[Path]]:
+        return Trace, (self.folder,)
+
+    def num_bytes(self, tensor_id: TensorId) -> int:
+        """What all shards of an id take."""
+        return sum(shard.record.num_bytes for shard in self.shards.get(tensor_id, ()))
+
+    def release(self, tensor_id: TensorId) -> None:
+        """Give back the memory that reading an id took."""
+        for shard in self.shards.get(tensor_id, ()):
+            shard.release()
 
     @property
     def manifest(self) -> Manifest:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ttrace.errors import TTraceError
-from ttrace.judge.check import Progress, checked
+from ttrace.judge.check import checked
+from ttrace.judge.engine import Engine, Progress, all_cores
 from ttrace.judge.isolated import combined
 from ttrace.judge.noise import Noise
 from ttrace.judge.policy import STRICT, Policy
@@ -84,19 +85,26 @@ class Run:
             mark.unlink()
 
     def judged(
-        self, strictness: Strictness = AS_USUAL, *, isolated: bool = True, progress: Progress | None = None
+        self,
+        strictness: Strictness = AS_USUAL,
+        *,
+        isolated: bool = True,
+        progress: Progress | None = None,
+        engine: Engine | None = None,
     ) -> Judgement:
         """Check the candidate, with its repeat and its isolated run where there are; runs nothing again."""
-        rounding = Twins(Trace(self.seen.reference), [Trace(path) for path in self.twins()], strictness.margin)
+        engine = engine or all_cores()
+        twins = [Trace(path) for path in self.twins()]
+        rounding = Twins(Trace(self.seen.reference), twins, strictness.margin, engine, progress)
         candidate, notes = Trace(self.seen.candidate), list[str]()
         if self.repeat.is_dir():
             noise = Noise.between(candidate, Trace(self.repeat), rounding)
             notes, rounding = noise.notes(rounding), noise.added(rounding)
-        found = checked(rounding, candidate, policy=strictness.policy, progress=progress)
+        found = checked(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
         found = replace(found, notes=(*notes, *found.notes))
         if not found.findings or not isolated or not self.isolated.candidate.is_dir():
             return found
-        return combined(found, self.isolated.judged(strictness, progress=progress))
+        return combined(found, self.isolated.judged(strictness, progress=progress, engine=engine))
 
     def selftested(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
         """What the check of this run, which must be clean, would have revealed."""
