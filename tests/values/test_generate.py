@@ -248,16 +248,16 @@ def peak():
 def made(region):
     return values("w", region, dtype=torch.float32, distribution=Normal())
 
-rows = 1 << 13
+rows = 1 << 12
 regions = {
     "box": Region((1 << 15, 1 << 14), (((rows, 2 * rows),), ((0, 1 << 12), (3 << 12, 4 << 12)))),
-    "one dim": Region.whole((1 << 26,)),
-    "flat": Region.flat_of((1 << 14, 1 << 13), ((5, 5 + (1 << 26)),)),
+    "one dim": Region.whole((1 << 25,)),
+    "flat": Region.flat_of((1 << 14, 1 << 12), ((5, 5 + (1 << 25)),)),
 }
 made(Region.whole((1024, 1024)))
 before = peak()
-assert made(regions[sys.argv[1]]).nbytes == 256 << 20
-print((peak() - before) / (256 << 20))
+assert made(regions[sys.argv[1]]).nbytes == 128 << 20
+print((peak() - before) / (128 << 20))
 """
 
 

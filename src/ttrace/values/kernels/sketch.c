@@ -2,7 +2,7 @@
 
    Element i goes to bucket (i + turn of block i / k) mod k. The sums are kept in 2 k places, i mod k + turn, so that the
    elements of a block lie side by side; the caller folds them. */
-#include "gather.h"
+#include "numbers.h"
 #include "walk.h"
 
 #define WORD 64 /* elements whose signs are the bits of one random word */
