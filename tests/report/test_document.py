@@ -163,6 +163,32 @@ def test_marks_filters_and_trees_open_what_is_behind_them(browser: Browser, huge
         assert found.complaints == []
 
 
+def test_pointing_at_a_mark_names_its_tensor_and_dragging_zooms(browser: Browser, failing: Path) -> None:
+    with opened(browser, failing) as found:
+        over = found.page.locator(".u-over").first
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        assert box is not None
+        places = found.page.evaluate("page.places")
+        x = box["x"] + (places.index("layers.2.fc1") + 0.6) / (len(places) + 0.2) * box["width"]
+        tip = found.page.locator(".tip").first
+        for y in range(0, int(box["height"]), 5):
+            found.page.mouse.move(x, box["y"] + y)
+            if tip.is_visible():
+                break
+        assert tip.inner_text().startswith("✗ 0/0/layers.2.fc1/output")
+        found.page.mouse.down()
+        found.page.mouse.up()
+        assert found.page.locator("#card .site").inner_text() == "0/0/layers.2.fc1/output"
+        found.page.locator("#card .close").click()
+        found.page.mouse.move(x, box["y"] + 40)
+        found.page.mouse.down()
+        found.page.mouse.move(x + 200, box["y"] + 40, steps=4)
+        found.page.mouse.up()
+        assert found.page.evaluate("plots.map((each) => each.scales.x.min)") == pytest.approx([5.0, 5.0], abs=0.1)
+        assert found.complaints == []
+
+
 def test_scrolling_through_all_tensors_stays_fluid(browser: Browser, huge: Path) -> None:
     with opened(browser, huge) as found:
         found.scrolled()
