@@ -9,6 +9,8 @@ import importlib
 import sys
 from pathlib import Path
 
+WITH_OPTIONS = ("streamed",)
+
 
 def names() -> list[str]:
     return sorted(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("[!_]*.py"))
@@ -18,7 +20,9 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print("\n".join(names()))
         return 0
-    if arguments[0] not in names() or arguments[1:] not in ([], ["--all"]):
+    # Some benches have options of their own.
+    is_known = arguments[1:] in ([], ["--all"]) or arguments[0] in WITH_OPTIONS
+    if arguments[0] not in names() or not is_known:
         print(f"{' '.join(arguments)!r} is no bench. Known: {', '.join(names())}.", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.{arguments[0].replace('-', '_')}")

@@ -18,8 +18,9 @@ MAY_IMPORT = {
     "layouts": {"errors", "tensors"},
     "values": {"errors", "tensors"},
     "trace": {"errors", "tensors", "layouts", "values"},
+    "reference": {"errors", "tensors", "values"},
     "adapters": {"errors", "tensors", "layouts", "values", "trace"},
-    "capture": {"errors", "tensors", "layouts", "values", "trace", "adapters"},
+    "capture": {"errors", "tensors", "layouts", "values", "trace", "adapters", "reference"},
     "judge": {"errors", "tensors", "layouts", "values", "trace"},
     "report": {"errors", "tensors", "layouts", "values", "trace", "judge"},
     "attach": {"errors", "layouts", "adapters", "capture"},
@@ -28,7 +29,7 @@ MAY_IMPORT = {
 """Folder or module, and what it may import; doors (cli, __init__, __main__) may import everything."""
 
 ONLY_IN = {
-    "torch.distributed": {"adapters", "capture"},
+    "torch.distributed": {"adapters", "capture", "reference"},
     "rich": {"report", "cli"},
     "typer": {"cli"},
     "transformers": set(),

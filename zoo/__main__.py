@@ -1,4 +1,4 @@
-"""This module is the zoo's command line: `python -m zoo list`, `run NAME`, `score`, `controls`."""
+"""This module is the zoo's command line: `python -m zoo list`, `run NAME`, `score`, `controls`, `evaluate`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from ttrace.judge.verdict import Exit
 from zoo import controls
 from zoo.bug import Tier, bugs, story, title
+from zoo.evaluation import PAGE, evaluated
 from zoo.score import score
 
 
@@ -24,8 +25,10 @@ def main(arguments: list[str]) -> int:
     clean = commands.add_parser("controls", help="run what must not be accused; status 1 if anything is")
     clean.add_argument("--all", action="store_true", help="more than 200 of them, instead of a few")
     clean.add_argument("--json", action="store_true", help="for programs")
+    commands.add_parser("evaluate", help="score, all controls and what others would say, into docs/evaluation.md")
     chosen = parser.parse_args(arguments)
-    command = {"list": _list, "run": _run, "score": _score, "controls": _controls}[chosen.command]
+    known = {"list": _list, "run": _run, "score": _score, "controls": _controls, "evaluate": _evaluate}
+    command = known[chosen.command]
     return command(chosen)
 
 
@@ -59,6 +62,13 @@ def _controls(chosen: argparse.Namespace) -> int:
     result = controls.run(controls.every() if chosen.all else controls.few(), _tell)
     print(json.dumps(result.as_json(), indent=1) if chosen.json else result)
     return 1 if result.accused else 0
+
+
+def _evaluate(_chosen: argparse.Namespace) -> int:
+    found = evaluated(_tell)
+    PAGE.write_text(found.page())
+    print(f"{found.score}\n{found.clean}\n{PAGE}")
+    return 0 if found.passes else 1
 
 
 def _tell(words: str) -> None:

@@ -16,6 +16,7 @@ import zoo.bugs
 
 if TYPE_CHECKING:
     from zoo.harness.candidate import Candidate
+    from zoo.harness.cells import Traced
     from zoo.launch import Seen
 
 Patch = Callable[["Candidate"], AbstractContextManager[object] | None]
@@ -55,6 +56,8 @@ class Expected:
     cause: str
     """A cause that the judge has no word for is unexplained, and counts as not named."""
     axis: str | None = None
+    words: str = ""
+    """What its sentence says, among others."""
 
 
 class Case(Protocol):
@@ -70,7 +73,9 @@ class Case(Protocol):
     def launcher(self) -> Launcher: ...
 
 
-Launcher = Callable[[int, Sequence[Any], Path], list["Seen"]]
+Judge = Callable[["Traced"], "Seen"]
+"""What is seen in a run once it is traced; called on one of the ranks."""
+Launcher = Callable[[int, Sequence[Any], Path, Judge], list["Seen"]]
 """Traces and judges runs on so many ranks, into a folder: whatever has a case and a patch, and a name as its text."""
 
 
@@ -124,10 +129,12 @@ class Run:
 
 @functools.cache
 def bugs() -> Mapping[str, Bug]:
-    """All entries, by name: those of the paper first, in its order."""
+    """All entries, by name: those of the paper first, in its order, the most real of each first."""
     names = sorted(module.name for module in pkgutil.iter_modules(zoo.bugs.__path__))
     found: dict[str, Bug] = {name.replace("_", "-"): _module(name).BUG for name in names}
-    return dict(sorted(found.items(), key=lambda item: (item[1].paper or 99, item[0])))
+    return dict(
+        sorted(found.items(), key=lambda item: (item[1].paper or 99, item[1].tier if item[1].paper else "", item[0]))
+    )
 
 
 def title(name: str) -> str:

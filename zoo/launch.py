@@ -13,10 +13,12 @@ from typing import Any, Protocol, TypeVar, cast
 import torch.distributed as dist
 
 from ttrace.judge.verdict import UNEXPLAINED, Exit, Judgement
-from zoo.bug import Case, Expected, Patch
+from ttrace.trace.reader import Trace
+from zoo.bug import Case, Expected, Judge, Patch
+from zoo.fixed import accusers
 from zoo.harness.cells import Traced, shared_out
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import judged
+from zoo.harness.runs import judged, measured_twins
 
 NUM_TOGETHER = 16
 """So many runs are traced before they are judged: their traces lie on disk until then."""
@@ -40,6 +42,8 @@ class Seen:
     """What was wrong or not judged, a few of it."""
     seconds: float = 0.0
     """Candidate and judgement, with the reference and its twins where no earlier run had the same."""
+    accusers: frozenset[str] = frozenset()
+    """The fixed rules that accuse it, where they were asked."""
 
     @classmethod
     def of(cls, judgement: Judgement) -> Seen:
@@ -60,7 +64,7 @@ class Seen:
     def is_because(self, expected: Expected) -> bool:
         """Whether the cause is named as it should be; that it is not known never counts."""
         is_same = (self.kind, self.cause, self.axis) == (expected.kind, expected.cause, expected.axis)
-        return is_same and self.cause != UNEXPLAINED
+        return is_same and expected.words in self.sentence and self.cause != UNEXPLAINED
 
 
 class Traceable(Protocol):
@@ -85,7 +89,22 @@ class Sided(Protocol):
 R = TypeVar("R", bound=Sided)
 
 
-def seen(runs: Sequence[R], folder: Path, tell: Callable[[str], None] = lambda _: None) -> dict[R, Seen]:
+def by_ttrace(traced: Traced) -> Seen:
+    """The judge of the score."""
+    begin = time.monotonic()
+    kept = Seen.of(judged(traced.reference, traced.candidate))
+    return replace(kept, seconds=time.monotonic() - begin)
+
+
+def by_everyone(traced: Traced) -> Seen:
+    """The judge of the evaluation: fixed rules are asked too."""
+    kept = by_ttrace(traced)
+    return replace(kept, accusers=accusers(measured_twins(traced.reference).reference, Trace(traced.candidate)))
+
+
+def seen(
+    runs: Sequence[R], folder: Path, tell: Callable[[str], None] = lambda _: None, *, judge: Judge = by_ttrace
+) -> dict[R, Seen]:
     """What is found in each run: one launch for all that can share one."""
     launches: dict[tuple[Any, int], list[R]] = {}
     for run in runs:
@@ -93,17 +112,17 @@ def seen(runs: Sequence[R], folder: Path, tell: Callable[[str], None] = lambda _
     found: dict[R, Seen] = {}
     for number, ((launcher, num_ranks), together) in enumerate(launches.items()):
         tell(f"{len(together)} runs on {num_ranks} ranks")
-        found |= dict(zip(together, launcher(num_ranks, together, folder / str(number)), strict=True))
+        found |= dict(zip(together, launcher(num_ranks, together, folder / str(number), judge), strict=True))
     return {run: found[run] for run in runs}
 
 
-def on_torch(num_ranks: int, runs: Sequence[Sided], folder: Path) -> list[Seen]:
+def on_torch(num_ranks: int, runs: Sequence[Sided], folder: Path, judge: Judge) -> list[Seen]:
     """The launcher of everything that needs nothing but what is installed."""
-    kept: list[Seen] = on_ranks(num_ranks, trace_all, runs, folder, timeout=TIMEOUT * (5 + len(runs)))[0]
+    kept: list[Seen] = on_ranks(num_ranks, trace_all, runs, folder, judge, timeout=TIMEOUT * (5 + len(runs)))[0]
     return kept
 
 
-def trace_all(runs: Sequence[Sided], folder: Path) -> list[Seen]:
+def trace_all(runs: Sequence[Sided], folder: Path, judge: Judge) -> list[Seen]:
     """On every rank: trace all runs, a few at a time, and judge them."""
     references: dict[Any, Path] = {}
     kept: list[Seen] = []
@@ -113,7 +132,7 @@ def trace_all(runs: Sequence[Sided], folder: Path) -> list[Seen]:
             begin = time.monotonic()
             traced.append(_traced(run, folder / str(run), references))
             took.append(time.monotonic() - begin)
-        outcomes = shared_out(traced, _judged)
+        outcomes = shared_out(traced, judge)
         kept += [replace(one, seconds=one.seconds + seconds) for one, seconds in zip(outcomes, took, strict=True)]
         if dist.get_rank() == 0:
             for one in traced:
@@ -129,12 +148,6 @@ def _traced(run: Sided, out: Path, references: dict[Any, Path]) -> Traced:
         raise
     dist.barrier()
     return traced
-
-
-def _judged(traced: Traced) -> Seen:
-    begin = time.monotonic()
-    kept = Seen.of(judged(traced.reference, traced.candidate))
-    return replace(kept, seconds=time.monotonic() - begin)
 
 
 def patched(patch: Patch | None, candidate: Any) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ttrace.judge.verdict import Exit
-from zoo.bug import Bug, Run, bugs
-from zoo.launch import Seen, seen
+from zoo.bug import Bug, Judge, Run, bugs
+from zoo.launch import Seen, by_ttrace, seen
 
 LOCALISED, CAUSE = 0.9, 0.85
 """The least share of bugs that must be put into their exact module, and explained rightly by the first finding."""
@@ -126,12 +126,14 @@ class Score:
         )
 
 
-def score(names: Iterable[str], tell: Callable[[str], None] = lambda _: None) -> Score:
+def score(names: Iterable[str], tell: Callable[[str], None] = lambda _: None, *, judge: Judge = by_ttrace) -> Score:
     """Run these entries, both ways."""
     chosen = list(names)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = seen([Run(name, is_clean) for name in chosen for is_clean in (False, True)], Path(folder), tell)
+        found = seen(
+            [Run(name, is_clean) for name in chosen for is_clean in (False, True)], Path(folder), tell, judge=judge
+        )
     lines = [Line(name, bugs()[name], found[Run(name, False)], found[Run(name, True)]) for name in chosen]
     return Score(lines, time.monotonic() - begin)
 

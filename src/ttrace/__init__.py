@@ -4,6 +4,7 @@ from ttrace.attach import Tracing, attach
 from ttrace.errors import CaptureError, LayoutError, TraceError, TTraceError
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.splits import split
+from ttrace.reference.streamed import streamed
 from ttrace.tensors.holds import holds
 from ttrace.tensors.mesh import Mesh
 
@@ -18,4 +19,5 @@ __all__ = [
     "attach",
     "holds",
     "split",
+    "streamed",
 ]

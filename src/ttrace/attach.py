@@ -67,18 +67,28 @@ def attach(
         return Off()
     from ttrace.adapters.megatron import Megatron, is_megatron
     from ttrace.adapters.native import Native
+    from ttrace.capture.consecutive import Consecutive
     from ttrace.capture.plan import Plan
+    from ttrace.capture.saved import Saved
     from ttrace.capture.session import Session
     from ttrace.layouts.rules import Rules
 
     chunks = list(model) if isinstance(model, (list, tuple)) else [cast("nn.Module", model)]
     adapter: Adapter = Megatron(chunks, optimizer) if is_megatron(chunks) else Native(chunks, mesh)
-    return Session(
-        Plan.load(Path(os.environ[PLAN_VARIABLE])),
-        chunks,
-        optimizer,
-        adapter,
-        Rules.of(rules),
-        num_microbatches=num_microbatches,
-        grad_factor=grad_factor,
-    )
+
+    def session(plan: Plan) -> Session:
+        return Session(
+            plan,
+            chunks,
+            optimizer,
+            adapter,
+            Rules.of(rules),
+            num_microbatches=num_microbatches,
+            grad_factor=grad_factor,
+        )
+
+    plan = Plan.load(Path(os.environ[PLAN_VARIABLE]))
+    if not plan.then:
+        return session(plan)
+    saved = Saved(chunks, adapter.steppers(optimizer), with_parameters=plan.parameters == "own")
+    return Consecutive(plan, session, saved)

@@ -29,9 +29,11 @@ from ttrace.report.document import document
 from ttrace.report.page import About, page
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
+from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
-from ttrace.workflow.run import Commands, Run, Strictness, isolated, repeated, run_all, traced
+from ttrace.workflow.run import Run, Strictness
 from ttrace.workflow.space import Space
+from ttrace.workflow.stages import Stage
 
 app = typer.Typer(
     name="ttrace",
@@ -49,6 +51,13 @@ Steps = Annotated[int, typer.Option(min=1, help="How many optimizer steps to tra
 Margin = Annotated[float, typer.Option(min=1.0, help="How many times the estimated rounding error is tolerated.")]
 Only = Annotated[list[str], typer.Option(help="Record only sites that match this glob, e.g. 'layers.0.*'.")]
 Skip = Annotated[list[str], typer.Option(help="Do not record sites that match this glob.")]
+Recorded = Annotated[
+    Literal["full", "sketch"],
+    typer.Option(
+        "--record", help="Store every tensor, or of large ones 1024 numbers that tell its error to a few percent."
+    ),
+]
+Full = Annotated[list[str], typer.Option(help="With --record sketch: store sites that match this glob in full.")]
 Own = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
 OnCompiled = Annotated[
     Literal["eager", "boundary"],
@@ -85,6 +94,8 @@ def run(
     margin: Margin = MARGIN,
     only: Only = [],  # noqa: B006  # typer reads the default and never changes it
     skip: Skip = [],  # noqa: B006
+    record: Recorded = "full",
+    full: Full = [],  # noqa: B006
     own_parameters: Own = False,
     isolate: Annotated[
         bool, typer.Option(help="When something is wrong, run again with every module's inputs generated.")
@@ -96,18 +107,32 @@ def run(
     microbatch_grads: MicrobatchGrads = False,
     allow: Allow = None,
     fail_on: FailOn = "unjudged",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run everything again, also what an earlier run in this folder left.")
+    ] = False,
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
     """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
+    settings = Plan(
+        out=out,
+        seed=seed,
+        num_steps=steps,
+        only=tuple(only),
+        skip=tuple(skip),
+        record=record,
+        full=tuple(full),
+        parameters="own" if own_parameters else "generated",
+        compiled=compiled,
+        microbatch_grads=microbatch_grads,
+    )
     strictness = _strictness(margin, allow)
     console = Console(stderr=json_output)
     folder = Run(out)
     with _progress(console) as progress:
-        task = progress.add_task("starting", total=twins + 3)
+        task = progress.add_task("starting", total=4)
 
-        def stage(name: str) -> None:
+        def begin(name: str) -> None:
             progress.update(task, description=name)
             progress.advance(task)
 
@@ -115,15 +140,20 @@ def run(
             Console(stderr=True).print(line, style="dim", highlight=False, soft_wrap=True)
 
         commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
-        run_all(folder, commands, settings, stage, say)
-        stage("check")
-        judgement = folder.judged(strictness)
+        flow = Flow(folder, commands, settings, strictness, begin, say)
+        flow.prepare(fresh=fresh)
+        flow.trace()
+        begin("check")
+        judgement = folder.judged(strictness, isolated=False)
         if judgement.findings and repeat:
-            progress.update(task, total=twins + 4)
-            judgement = repeated(folder, commands, settings, stage, judgement, strictness)
+            progress.update(task, total=5)
+            judgement = flow.repeated(judgement)
+        if judgement.findings and record == "sketch":
+            progress.update(task, total=7)
+            judgement = flow.in_full(judgement)
         if judgement.findings and isolate:
-            progress.update(task, total=twins + 8)
-            judgement = isolated(folder, commands, settings, stage, judgement, strictness)
+            progress.update(task, total=10)
+            judgement = flow.isolated(judgement)
     _tell(folder, judgement, json_output=json_output, fail_on=fail_on)
 
 
@@ -137,6 +167,8 @@ def trace(
     steps: Steps = 1,
     only: Only = [],  # noqa: B006
     skip: Skip = [],  # noqa: B006
+    record: Recorded = "full",
+    full: Full = [],  # noqa: B006
     own_parameters: Own = False,
     compiled: OnCompiled = "eager",
     microbatch_grads: MicrobatchGrads = False,
@@ -144,12 +176,23 @@ def trace(
     json_output: Json = False,
 ) -> None:
     """Run one command and keep its trace: a reference, or a twin or candidate of one."""
-    settings = _settings(out, seed, steps, only, skip, own_parameters, compiled, microbatch_grads)
+    settings = Plan(
+        out=out,
+        seed=seed,
+        num_steps=steps,
+        only=tuple(only),
+        skip=tuple(skip),
+        record=record,
+        full=tuple(full),
+        parameters="own" if own_parameters else "generated",
+        compiled=compiled,
+        microbatch_grads=microbatch_grads,
+    )
     if reference is not None:
         Space.after(reference, out, 1).check()
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
-    traced(tuple(command), settings, timeout=timeout)
+    Stage(tuple(command), settings).run(timeout=timeout)
     summary = listing.summary(out)
     if json_output:
         typer.echo(json.dumps(summary))
@@ -214,7 +257,7 @@ def diff(
     json_output: Json = False,
 ) -> None:
     """Show how one tensor of the candidate differs from the reference's: by rank, and where most."""
-    run = Run(folder)
+    run = Run(folder).seen
     found = difference(Trace(run.reference), Trace(run.candidate), TensorId.parse(tensor))
     if json_output:
         typer.echo(json.dumps(difference_report.as_json(found)))
@@ -308,28 +351,6 @@ def _write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path
     except OSError as error:
         raise TTraceError(f"{out} cannot be written: {error}. Choose another place with `ttrace report -o`.") from None
     return out
-
-
-def _settings(
-    out: Path,
-    seed: int,
-    steps: int,
-    only: list[str],
-    skip: list[str],
-    own_parameters: bool,
-    compiled: Literal["eager", "boundary"],
-    microbatch_grads: bool,
-) -> Plan:
-    return Plan(
-        out=out,
-        seed=seed,
-        num_steps=steps,
-        only=tuple(only),
-        skip=tuple(skip),
-        parameters="own" if own_parameters else "generated",
-        compiled=compiled,
-        microbatch_grads=microbatch_grads,
-    )
 
 
 def _progress(console: Console) -> Progress:

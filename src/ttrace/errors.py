@@ -16,5 +16,9 @@ class TraceError(TTraceError):
     """A trace that cannot be read or written."""
 
 
+class SketchError(TraceError):
+    """The values of a tensor of which only a sketch was recorded."""
+
+
 class CaptureError(TTraceError):
     """A run that cannot be traced as asked."""

@@ -8,12 +8,13 @@ import pytest
 
 from bench._models import CUTS, Bed, Model, bed
 from bench.calibration import TITLES, Tally, curve, estimates, faults_by_layer, ratio_of
-from bench.tolerances import FAULTS, FIXED, OURS, accusers, scaled
+from bench.tolerances import FAULTS, OURS, accusing, scaled
 from ttrace.judge.check import checked
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Comparison, Judgement, Tolerance, Verdict
 from ttrace.tensors.ids import TensorId
 from ttrace.values.stats import Stats
+from zoo.fixed import FIXED
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,8 @@ def test_a_candidate_that_computes_in_parts_differs_by_rounding(small: Bed) -> N
 
 
 def test_a_fixed_tolerance_accuses_the_clean_or_misses_the_wrong(small: Bed) -> None:
-    clean = accusers(small, small.candidate(CUTS["tp=2"]))
-    wrong = accusers(small, small.candidate(CUTS["tp=2"], scaled("layers.1.", 1.04)))
+    clean = accusing(small, small.candidate(CUTS["tp=2"]))
+    wrong = accusing(small, small.candidate(CUTS["tp=2"], scaled("layers.1.", 1.04)))
     assert OURS not in clean
     assert OURS in wrong
     assert all(name in clean or name not in wrong for name in FIXED)
@@ -61,4 +62,4 @@ def test_faults_stand_out_from_rounding(small: Bed) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_is_found(small: Bed, fault: str) -> None:
-    assert OURS in accusers(small, small.candidate(CUTS["tp=2"], FAULTS[fault]))
+    assert OURS in accusing(small, small.candidate(CUTS["tp=2"], FAULTS[fault]))

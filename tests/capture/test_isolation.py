@@ -12,7 +12,7 @@ from torch import nn
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Normal, Signed
 from zoo.harness.runs import SimulatedRank
@@ -141,3 +141,9 @@ def test_a_candidate_divides_gradients_by_the_factor_that_is_still_to_come(ordin
     candidate = isolated(right, "candidate", role="candidate", grad_factor=0.5)
     a, b = (tensor(trace, "0/0/last/grad_input") for trace in (right, candidate))
     assert b.allclose(2 * a, rtol=1e-5)
+
+
+def test_what_isolation_computes_is_no_call_of_the_module(ordinary: Trace) -> None:
+    right = isolated(ordinary, "right", inside=("inner",))
+    calls = [tensor_id.site.slot for tensor_id in right.shards if tensor_id.kind is Kind.CALL]
+    assert calls == ["tanh.0", "mul.0"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, drawn, nudged
 from ttrace.judge.verdict import Cause
 
 TABLE = drawn(12, 8)
@@ -85,3 +87,23 @@ def test_microbatches_that_count_by_halves_are_not_claimed(tmp_path: Path) -> No
 
 def test_a_gradient_made_from_nothing_known_is_not_claimed(tmp_path: Path) -> None:
     assert weight_gradient(tmp_path, made_from="foreign").name == "unexplained"
+
+
+def before_softmax(folder: Path, made: Callable[[torch.Tensor, int], torch.Tensor], *, off: float = 0.0) -> Cause:
+    """A gradient that skipped the backward of what the loss made of the logits."""
+    case, logits, arrived = Case(folder), drawn(4, 6).requires_grad_(), drawn(4, 6, seed=1)
+    [right] = torch.autograd.grad(made(logits, -1), logits, arrived)
+    case.both("0/0/./output", logits.detach())
+    case.both("0/0/./grad_output", right, change=lambda _: nudged(arrived, off))
+    return case.judged().findings[0].cause
+
+
+@pytest.mark.parametrize("name", ["log_softmax", "softmax"])
+def test_a_softmax_whose_backward_was_left_out_is_named(tmp_path: Path, name: str) -> None:
+    found = before_softmax(tmp_path, getattr(torch, name))
+    assert found.name == "backward left out"
+    assert f"of a {name.replace('_', '-')} along" in found.sentence
+
+
+def test_what_a_softmax_explains_only_nearly_is_not_claimed(tmp_path: Path) -> None:
+    assert before_softmax(tmp_path, torch.log_softmax, off=0.05).name == "unexplained"

@@ -284,3 +284,38 @@ def test_one_row_too_much_everywhere_is_a_bias(tmp_path: Path, count: float, wor
 def test_rows_that_differ_a_little_are_no_bias(tmp_path: Path) -> None:
     wrong = FULL + drawn(12, seed=3) + 1e-3 * drawn(8, 12, seed=4)
     assert changed(Case(tmp_path), wrong).name == "unexplained"
+
+
+def weighted(*weights: float) -> torch.Tensor:
+    return FULL * torch.tensor(weights)[:, None]
+
+
+MEAN_OF_MEANS = (8 / 6, 8 / 6, 8 / 6, 8 / 10, 8 / 10, 8 / 10, 8 / 10, 8 / 10)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (MEAN_OF_MEANS, "0-2 count 1.333 x, 3-7 count 0.8 x, as in a mean of means over parts of different sizes"),
+        ((0.5, *[3.0] * 7), "0 count 0.5 x, 1-7 count 3 x"),
+    ],
+)
+def test_indices_that_do_not_count_alike_are_named(tmp_path: Path, weights: tuple[float, ...], words: str) -> None:
+    found = changed(Case(tmp_path), weighted(*weights))
+    assert (found.name, found.sentence) == ("uneven weights", f"indices of dim 0 do not count alike: {words}")
+
+
+@pytest.mark.parametrize(
+    "wrong", [weighted(*range(2, 10)), weighted(*[1.0] * 4, *[0.5] * 4), nudged(weighted(*MEAN_OF_MEANS), 0.05)]
+)
+def test_a_weight_for_each_index_or_for_some_only_is_not_claimed(tmp_path: Path, wrong: torch.Tensor) -> None:
+    assert changed(Case(tmp_path), wrong).name != "uneven weights"
+
+
+def test_a_wrong_loss_is_told_by_its_gradient(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both("0/0/./loss", drawn(), "", lambda loss: 1.1 * loss)
+    case.both("0/0/./grad_output", FULL, change=lambda _: weighted(*MEAN_OF_MEANS))
+    [finding] = case.judged().findings
+    assert str(finding.comparison.id) == "0/0/./loss"
+    assert finding.cause.sentence.startswith("so says its gradient: indices of dim 0 do not count alike")

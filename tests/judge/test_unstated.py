@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.support.traces import Case, drawn
@@ -72,3 +73,18 @@ def test_a_factor_at_some_sites_only_is_not_still_to_come(tmp_path: Path) -> Non
     judgement = case.judged()
     assert judgement.exit is Exit.FOUND
     assert judgement.findings[0].cause.sentence.startswith("the candidate is 2 x the reference: scaled by dp (dp=2)")
+
+
+@pytest.mark.parametrize("is_reduced", [True, False])
+def test_what_microbatches_add_is_accused_only_if_nobody_reduces_it(tmp_path: Path, is_reduced: bool) -> None:
+    """A wrong final gradient that all ranks have tells its own story: here the first microbatch counted twice."""
+    case, parts = Case(tmp_path, "tp=2"), [drawn(4, 8, seed=seed) for seed in (1, 2)]
+    for mb, part in enumerate(parts):
+        partial_sums(case, f"0/{mb}/norm.weight/param_grad", part)
+    if is_reduced:
+        case.both("0/-/norm.weight/param_grad", parts[0] + parts[1], change=lambda _: 2 * parts[0] + parts[1])
+    else:
+        partial_sums(case, "0/-/norm.weight/param_grad", parts[0] + parts[1])
+    finding = case.judged().findings[0]
+    assert (finding.comparison.id.microbatch is None) == is_reduced
+    assert finding.cause.name == ("microbatches" if is_reduced else "missing all-reduce")

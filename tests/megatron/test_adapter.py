@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from tests.megatron.test_sweep import BF16, gpt
-from tests.support.megatron_cpu.case import Case
-from tests.support.megatron_cpu.runtime import on_megatron
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
+from zoo.harness.megatron.case import Case
+from zoo.harness.megatron.runtime import on_megatron
 
 if TYPE_CHECKING:
-    from tests.support.megatron_cpu.models import Training
+    from zoo.harness.megatron.models import Training
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ WEIGHT = "decoder.layers.1.mlp.linear_fc1.weight"
 def traced(case: Case, folder: Path, seeds: list[int]) -> None:
     """Through the door, as a script goes: once for each seed of generated parameters."""
     import ttrace
-    from tests.support.megatron_cpu.models import Training, parallel
+    from zoo.harness.megatron.models import Training, parallel
 
     for seed in seeds:
         with parallel(case), pytest.MonkeyPatch.context() as environment:
@@ -60,8 +60,8 @@ def test_the_updated_parameter_depends_on_the_generated_one(case: Case, tmp_path
 
 def disagreements(case: Case) -> dict[str, list[str]]:
     """On every rank: what the adapter says of a right model, and of one whose checkpoint is wrong."""
-    from tests.support.megatron_cpu.models import Training, parallel
     from ttrace.adapters.megatron import Megatron
+    from zoo.harness.megatron.models import Training, parallel
 
     with parallel(case):
         training = Training(case)

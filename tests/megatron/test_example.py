@@ -31,7 +31,7 @@ def test_the_pages_command_finds_nothing(tmp_path: Path) -> None:
     [block] = re.findall(r"```console\n(.*?)```", PAGE, re.S)
     command, *shown = block.strip().splitlines()
     # Where there is no GPU, the script runs inside of what replaces one.
-    on_cpu = command.removeprefix("$ ").replace("examples/", "-m tests.support.megatron_cpu.script examples/")
+    on_cpu = command.removeprefix("$ ").replace("examples/", "-m zoo.harness.megatron.script examples/")
     words = shlex.split(on_cpu.replace("runs/gpt", str(tmp_path / "gpt")))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "COLUMNS": "100"}

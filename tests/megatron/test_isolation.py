@@ -12,18 +12,18 @@ import pytest
 import torch.distributed as dist
 
 from tests.megatron.test_sweep import BF16, gpt, llama, moe
-from tests.support.megatron_cpu.case import Case
-from tests.support.megatron_cpu.runtime import on_megatron
-from tests.support.megatron_cpu.traced import Fault, trace
 from ttrace.capture.plan import Plan
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
+from zoo.harness.megatron.case import Case
+from zoo.harness.megatron.runtime import on_megatron
+from zoo.harness.megatron.traced import Fault, trace
 from zoo.harness.results import Outcome
 
 if TYPE_CHECKING:
-    from tests.support.megatron_cpu.models import Training
+    from zoo.harness.megatron.models import Training
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 

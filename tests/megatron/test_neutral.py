@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.megatron.test_sweep import BF16, gpt, llama, moe
-from tests.support.megatron_cpu.case import Case
-from tests.support.megatron_cpu.runtime import on_megatron
 from ttrace.capture.plan import Plan
+from zoo.harness.megatron.case import Case
+from zoo.harness.megatron.runtime import on_megatron
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
@@ -28,10 +28,10 @@ CASES = [
 
 def trained(case: Case, plan: Plan | None) -> list[torch.Tensor]:
     """All parameters of this rank after the steps, and the loss and norm of each step."""
-    from tests.support.megatron_cpu.models import Training, parallel
     from ttrace.adapters.megatron import Megatron
     from ttrace.capture.session import Session
     from ttrace.layouts.rules import Rules
+    from zoo.harness.megatron.models import Training, parallel
 
     torch.manual_seed(0)
     with parallel(case):

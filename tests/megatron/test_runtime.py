@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.megatron_cpu.case import Case
-from tests.support.megatron_cpu.data import Batch, microbatch
-from tests.support.megatron_cpu.install import ABSENT, REPLACED, UNBOUND, Absent, Replaced, Unbound
-from tests.support.megatron_cpu.runtime import on_megatron
-from tests.support.megatron_cpu.wheels import wheel
+from zoo.harness.megatron.case import Case
+from zoo.harness.megatron.data import Batch, microbatch
+from zoo.harness.megatron.install import ABSENT, REPLACED, UNBOUND, Absent, Replaced, Unbound
+from zoo.harness.megatron.runtime import on_megatron
+from zoo.harness.megatron.wheels import wheel
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
@@ -137,8 +137,8 @@ class Part:
 
 def save_plain(case: Case, path: Path) -> None:
     """On one rank: parameters before a step, gradients and loss of it."""
-    from tests.support.megatron_cpu.models import Training, parallel
-    from tests.support.megatron_cpu.shards import filled
+    from zoo.harness.megatron.models import Training, parallel
+    from zoo.harness.megatron.shards import filled
 
     with parallel(case):
         training = Training(case)
@@ -163,8 +163,8 @@ def grad_differences(cases: list[Case], folder: Path) -> dict[str, float]:
 
 def trained(case: Case) -> Tensors:
     """On every rank: all gradients of a step."""
-    from tests.support.megatron_cpu.models import Training, parallel
-    from tests.support.megatron_cpu.shards import filled, whole_grads
+    from zoo.harness.megatron.models import Training, parallel
+    from zoo.harness.megatron.shards import filled, whole_grads
 
     with parallel(case):
         training = Training(case)

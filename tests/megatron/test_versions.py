@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.megatron_cpu.case import Case
-from tests.support.megatron_cpu.traced import outcomes
 from ttrace.judge.verdict import Exit
+from zoo.harness.megatron.case import Case
+from zoo.harness.megatron.traced import outcomes
 from zoo.harness.results import Outcome
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow, pytest.mark.timeout(600)]

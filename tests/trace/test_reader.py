@@ -36,17 +36,17 @@ def test_writing_to_a_read_tensor_changes_no_file(tmp_path: Path) -> None:
     chunk = folder / "chunk-0000.safetensors"
     before = chunk.read_bytes()
     trace = RankTrace(folder)
-    trace.tensor(trace.records[0]).fill_(7.0)
+    trace.stored(trace.records[0]).fill_(7.0)
     assert chunk.read_bytes() == before
     again = RankTrace(folder)
-    assert torch.equal(again.tensor(again.records[0]), original)
+    assert torch.equal(again.stored(again.records[0]), original)
 
 
 def test_tensors_of_one_chunk_share_its_mapping(tmp_path: Path) -> None:
     trace = RankTrace(write_trace(tmp_path, {name: torch.randn(100) for name in "ab"}))
     a, b = trace.records
-    assert trace.tensor(a).data_ptr() == trace.tensor(a).data_ptr()
-    assert trace.tensor(b).data_ptr() - trace.tensor(a).data_ptr() == b.begin - a.begin
+    assert trace.stored(a).data_ptr() == trace.stored(a).data_ptr()
+    assert trace.stored(b).data_ptr() - trace.stored(a).data_ptr() == b.begin - a.begin
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads its memory from /proc")
@@ -58,7 +58,7 @@ def test_reading_one_record_of_a_big_chunk_reads_that_record_only(tmp_path: Path
     rewrite(folder, shape=[1 << 27], region=None, at=[0, HEADER_BYTES, HEADER_BYTES + (1 << 29)])
     trace = RankTrace(folder)
     before = resident()
-    big, small = (trace.tensor(record) for record in trace.records)
+    big, small = (trace.stored(record) for record in trace.records)
     assert float(small.sum()) == 1000.0
     assert float(big[1 << 26]) == 0.0
     assert big.numel() == 1 << 27
@@ -120,12 +120,12 @@ def test_what_is_written_later_is_found_by_opening_again(tmp_path: Path) -> None
     writer.write(record_of("a", torch.ones(3)), torch.ones(3))
     writer.flush()
     rank = RankTrace(writer.folder)
-    rank.tensor(rank.records[0])
+    rank.stored(rank.records[0])
     later = torch.randn(100_000)
     writer.write(record_of("b", later), later)
     writer.flush()
     newer = RankTrace(writer.folder).records[1]
-    assert torch.equal(rank.tensor(newer), later)
+    assert torch.equal(rank.stored(newer), later)
     writer.close(End(num_steps=1))
 
 
@@ -198,7 +198,7 @@ def test_a_missing_empty_or_short_chunk_is_named_when_it_is_needed(tmp_path: Pat
         if data is not None:
             chunk.write_bytes(data)
         with pytest.raises(TraceError, match=rf"^0/0/layer/output: .*chunk-0000\.safetensors.*{message}"):
-            RankTrace(folder).tensor(record)
+            RankTrace(folder).stored(record)
         chunk.touch()
 
 
@@ -206,4 +206,4 @@ def test_a_missing_empty_or_short_chunk_is_named_when_it_is_needed(tmp_path: Pat
 def test_an_impossible_shape_of_no_bytes_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
     trace = RankTrace(write_trace(tmp_path, {"layer": torch.ones(3)}))
     with pytest.raises(TraceError, match="no tensor has shape"):
-        trace.tensor(Record(tensor_id(), shape, torch.float32, None))
+        trace.stored(Record(tensor_id(), shape, torch.float32, None))

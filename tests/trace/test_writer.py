@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ttrace.tensors.region import Region
 from ttrace.trace.format import DTYPES, End, Record
 from ttrace.trace.reader import RankTrace, Trace
 from ttrace.trace.writer import HEADER_BYTES, Writer
+from ttrace.values.generate import Normal, values
 
 
 def contents(chunk: Path) -> dict[str, torch.Tensor]:
@@ -52,7 +54,7 @@ def test_a_closed_chunk_is_a_safetensors_file_with_the_same_bits(tmp_path: Path,
     for record in trace.records:
         assert record.begin % 8 == 0
         assert same_bits(found[str(record.id)], tensors[record.id.name])
-        assert same_bits(trace.tensor(record), tensors[record.id.name])
+        assert same_bits(trace.stored(record), tensors[record.id.name])
 
 
 def test_all_dtypes_lie_side_by_side_in_one_chunk(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_a_view_is_written_as_what_it_shows(
 ) -> None:
     shown = view(torch.randn(6, 8).to(dtype))
     trace = RankTrace(write_trace(tmp_path, {"layer": shown}))
-    assert torch.equal(trace.tensor(trace.records[0]), shown.detach())
+    assert torch.equal(trace.stored(trace.records[0]), shown.detach())
 
 
 def test_chunks_roll_over_by_size(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_chunks_roll_over_by_size(tmp_path: Path) -> None:
     assert [len(contents(chunk)) for chunk in chunks] == [3, 3, 3, 1]
     trace = RankTrace(folder)
     assert [record.chunk for record in trace.records] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-    assert all(torch.equal(trace.tensor(record), tensors[record.id.name]) for record in trace.records)
+    assert all(torch.equal(trace.stored(record), tensors[record.id.name]) for record in trace.records)
 
 
 def test_a_tensor_larger_than_a_chunk_gets_one_for_itself(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_an_id_that_repeats_is_kept_under_another_name(tmp_path: Path) -> None:
     found = contents(writer.folder / "chunk-0000.safetensors")
     assert sorted(float(tensor[0]) for tensor in found.values()) == [0.0, 1.0, 2.0, 3.0]
     trace = RankTrace(writer.folder)
-    assert [float(trace.tensor(record)[0]) for record in trace.records] == [0.0, 1.0, 2.0, 3.0]
+    assert [float(trace.stored(record)[0]) for record in trace.records] == [0.0, 1.0, 2.0, 3.0]
     assert [record.microbatch for record in trace.records] == [0, 1, 2, 3]
 
 
@@ -159,6 +161,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "random": [],
         "problems": [],
         "notes": [],
+        "sources": {},
     }
 
 
@@ -202,7 +205,7 @@ def test_equal_bytes_are_written_once(tmp_path: Path) -> None:
     assert (folder / "chunk-0000.safetensors").stat().st_size == HEADER_BYTES + 2 * data.nbytes
     assert list(contents(folder / "chunk-0000.safetensors")) == ["0/0/other/output", "0/0/out/output"]
     trace = RankTrace(folder)
-    assert all(same_bits(trace.tensor(record), tensors[record.id.name]) for record in trace.records)
+    assert all(same_bits(trace.stored(record), tensors[record.id.name]) for record in trace.records)
 
 
 def test_bytes_that_changed_without_a_new_version_are_written_anew(tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_bytes_that_changed_without_a_new_version_are_written_anew(tmp_path: Pat
         writer.write(record_of(f"after.{i}", data), data)
     writer.close(End(num_steps=1))
     trace = RankTrace(writer.folder)
-    assert [int(trace.tensor(record).sum()) for record in trace.records] == [1, 2, 3]
+    assert [int(trace.stored(record).sum()) for record in trace.records] == [1, 2, 3]
 
 
 def test_zeros_of_both_signs_and_nans_of_other_bits_are_not_equal(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def test_zeros_of_both_signs_and_nans_of_other_bits_are_not_equal(tmp_path: Path
     trace = RankTrace(write_trace(tmp_path, {"a": zeros, "b": other, "c": nans, "d": nans.clone()}))
     assert [record.begin == trace.records[0].begin for record in trace.records] == [True, False, False, False]
     assert trace.records[2].begin == trace.records[3].begin
-    assert same_bits(trace.tensor(trace.records[1]), other)
+    assert same_bits(trace.stored(trace.records[1]), other)
 
 
 def test_equal_bytes_in_an_earlier_chunk_are_written_again(tmp_path: Path) -> None:
@@ -243,7 +246,7 @@ def test_equal_bytes_that_have_left_the_arena_are_written_again(tmp_path: Path) 
     first, second, *_, last = places(folder)
     assert first == second != last
     trace = RankTrace(folder)
-    assert all(same_bits(trace.tensor(record), tensors[record.id.name]) for record in trace.records)
+    assert all(same_bits(trace.stored(record), tensors[record.id.name]) for record in trace.records)
 
 
 def test_no_more_is_held_back_than_the_arena(tmp_path: Path) -> None:
@@ -256,7 +259,7 @@ def test_no_more_is_held_back_than_the_arena(tmp_path: Path) -> None:
         missing = tensors[len(trace.records) : i + 1]
         assert sum(late.nbytes for late in missing) <= (1 << 19) + tensor.nbytes
         if trace.records:
-            assert same_bits(trace.tensor(trace.records[-1]), tensors[len(trace.records) - 1])
+            assert same_bits(trace.stored(trace.records[-1]), tensors[len(trace.records) - 1])
     writer.close(End(num_steps=1))
 
 
@@ -277,7 +280,7 @@ def test_a_tensor_that_cannot_be_copied_costs_nothing_else(tmp_path: Path) -> No
     assert same_bits(found["0/0/last/output"], -good)
     trace = RankTrace(writer.folder)
     assert [record.order for record in trace.records] == [0, 1]
-    assert same_bits(trace.tensor(trace.records[1]), -good)
+    assert same_bits(trace.stored(trace.records[1]), -good)
 
 
 class FailsLate(TorchDispatchMode):
@@ -319,7 +322,7 @@ def test_a_script_that_ends_without_closing_loses_nothing(tmp_path: Path) -> Non
         f"{tmp_path}/rank-00000 is incomplete: 30 records, then the run ended without closing it"
     ]
     for i, record in enumerate(trace.ranks[0].records):
-        assert same_bits(trace.ranks[0].tensor(record), torch.full((5000,), float(i)))
+        assert same_bits(trace.ranks[0].stored(record), torch.full((5000,), float(i)))
 
 
 class Held(TorchDispatchMode):
@@ -352,7 +355,7 @@ def test_a_tensor_out_of_order_is_copied_in_parts_within_the_limit(tmp_path: Pat
     assert 0 < held.peak <= limit
     assert held.now == 0
     trace = RankTrace(writer.folder)
-    assert all(torch.equal(trace.tensor(record), shown) for record in trace.records)
+    assert all(torch.equal(trace.stored(record), shown) for record in trace.records)
 
 
 FULL_DISK = """
@@ -394,3 +397,21 @@ def test_a_failed_write_costs_what_it_should_have_written(tmp_path: Path, when: 
         assert torch.equal(shard.tensor(), torch.full((1000 if i % 4 else 9000,), float(i)))
     found = contents(trace.ranks[0].folder / "chunk-0000.safetensors")
     assert {str(shard.id) for shard in shards} == set(found)
+
+
+def test_a_tensor_without_bytes_is_made_when_it_is_read(tmp_path: Path) -> None:
+    """In its place among the others, and any region of it."""
+    other, made = tensor_id("first"), tensor_id("made")
+    region = Region((6, 4), (((4, 6), (0, 1)), ((0, 4),)))
+    record = Record(made, region.local_shape, torch.bfloat16, region, values=Normal(1.0, 0.5))
+    writer = Writer(tmp_path, manifest())
+    writer.write_made(record)
+    writer.write(record_of("first", torch.ones(2)), torch.ones(2))
+    writer.write_made(replace(record, id=tensor_id("last")))
+    writer.close(End(num_steps=1))
+    trace = Trace(tmp_path)
+    assert list(trace.problems()) == []
+    assert [shard.record.order for [shard] in trace.shards.values()] == [0, 1, 2]
+    assert list(trace.shards) == [made, other, tensor_id("last")]
+    expected = values(made, region, dtype=torch.bfloat16, distribution=Normal(1.0, 0.5), seed=trace.manifest.seed)
+    assert torch.equal(trace.shards[made][0].tensor(), expected)

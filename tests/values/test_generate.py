@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,12 +10,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from tests.values.test_words import NAME, OTHERS, word
+from tests.values.variants import EACH_VARIANT
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, stream_key, values
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Signed, values
+from ttrace.values.kernels.library import TORCH, using
+from ttrace.values.words import Stream
 
-NAME = "0/-/layers.3.mlp.fc1.weight/param"
-OTHERS = ("0/-/layers.4.mlp.fc1.weight/param", "0/-/layers.3.mlp.fc2.weight/param", "1/-/layers.3.mlp.fc1.weight/param")
 FAR = Region((1 << 45,), ((((1 << 44) + 3, (1 << 44) + 9),),))
 """Six elements of a tensor of 2^45, from the middle: here an index kept in 32 bits would show."""
 
@@ -39,81 +42,83 @@ GOLDEN: Sequence[tuple[Region, Distribution, torch.dtype, list[str] | list[int] 
         Region.whole((3, 5)),
         Normal(),
         torch.float32,
-        ["0x1.9c78bep-2", "-0x1.2c499cp+0", "0x1.4117aap+0", "-0x1.225cb0p+0", "-0x1.c8c636p-1", "-0x1.0e7ccap+1"],
+        ["0x1.9c78bep-2", "-0x1.0ed288p+0", "-0x1.2c1074p-1", "-0x1.2920bep-1", "0x1.21af7cp-2", "0x1.2fc226p-3"],
     ),
     (
         Region.whole((3, 5)),
         Normal(0.5, 0.02),
         torch.float32,
-        ["0x1.041feep-1", "0x1.e7fa1cp-2", "0x1.0cd7fcp-1", "0x1.e8c562p-2", "0x1.edbaa2p-2", "0x1.d4b8d6p-2"],
+        ["0x1.041feep-1", "0x1.ea558ep-2", "0x1.f3ff58p-2", "0x1.f41d68p-2", "0x1.02e598p-1", "0x1.0184d0p-1"],
     ),
     (
         Region.whole((3, 5)),
         Normal(),
         torch.bfloat16,
-        ["0x1.9cp-2", "-0x1.2cp+0", "0x1.42p+0", "-0x1.22p+0", "-0x1.c8p-1", "-0x1.0ep+1"],
+        ["0x1.9cp-2", "-0x1.0ep+0", "-0x1.2cp-1", "-0x1.2ap-1", "0x1.22p-2", "0x1.30p-3"],
     ),
-    (Region.whole((3, 5)), Integers(0, 50257), torch.int64, [46180, 8034, 18106, 7899, 23599, 3179]),
-    (Region.whole((3, 5)), Integers(-3, 1000, keep=0.5), torch.int64, [918, 157, 358, 154, 467, 60, -100, -100]),
-    (Region.whole((3, 5)), Mask(0.3), torch.bool, [True, True, False, False, False, True, False, False]),
-    (Region.whole((3, 5)), Permutation(), torch.int64, [1, 5, 0, 12, 10, 9, 4, 3]),
+    (Region.whole((3, 5)), Integers(0, 50257), torch.int64, [46180, 33545, 38359, 1258, 8994, 14148]),
+    (Region.whole((3, 5)), Integers(-3, 1000, keep=0.5), torch.int64, [918, 666, 762, -100, -100, -100, 964, 147]),
+    (Region.whole((3, 5)), Mask(0.3), torch.bool, [True, True, True, False, False, False, True, False]),
+    (Region.whole((3, 5)), Permutation(), torch.int64, [10, 12, 3, 2, 14, 13, 4, 1]),
     (
         FAR,
         Normal(),
         torch.float32,
-        ["-0x1.c03c5ep-1", "0x1.1a4f8cp-1", "-0x1.2f727ap-1", "0x1.63daf2p-2", "0x1.28b8d2p-1", "-0x1.7658a4p+0"],
+        ["-0x1.b4a718p-1", "-0x1.a87cdep-1", "-0x1.19832cp-3", "-0x1.14608ap+0", "-0x1.164ab6p-2", "-0x1.7834f4p-1"],
     ),
-    (FAR, Permutation(), torch.int64, [10742899158172, 26922648966309, 24757142168744, 22160834371235]),
+    (FAR, Permutation(), torch.int64, [8708477770072, 22299410226287, 23006465268053, 7890402061494]),
 ]
 
 
+@EACH_VARIANT
 @pytest.mark.parametrize(("region", "distribution", "dtype", "golden"), GOLDEN, ids=str)
 def test_values_are_these_bits_for_ever(
-    region: Region, distribution: Distribution, dtype: torch.dtype, golden: list[str] | list[int] | list[bool]
+    region: Region,
+    distribution: Distribution,
+    dtype: torch.dtype,
+    golden: list[str] | list[int] | list[bool],
+    variant: str,
 ) -> None:
-    found = made(region, distribution, dtype)
+    with using(variant):
+        found = made(region, distribution, dtype)
     assert found.dtype == dtype
     expected = [float.fromhex(value) if isinstance(value, str) else value for value in golden]
     assert found.flatten()[: len(expected)].tolist() == expected
 
 
-def test_stream_keys_are_these_for_ever() -> None:
-    assert stream_key(NAME, 0) == -3821379955817393691
-    assert stream_key(NAME, 7) == -874800633493794822
-    assert stream_key("a", 0) == -3176261689564211179
-
-
-def word(index: int, key: int) -> int:
-    """Splitmix64 in Python's own integers."""
-    mask = (1 << 64) - 1
-    mixed = (index * 0x9E3779B97F4A7C15 + key) & mask
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
-    return mixed ^ (mixed >> 31)
-
-
-def test_words_are_splitmix64_without_overflow_anywhere() -> None:
+def test_indices_do_not_overflow_anywhere() -> None:
     """Integers over 2^31 values show bits 17 to 47 of each word."""
     index = torch.tensor([0, 1, 2**31 - 1, 2**31, 2**32, 2**40 + 17, 2**61 + 5])
     found = made(Region((1 << 62,), (rg.from_indices(index),)), Integers(0, 1 << 31), torch.int64)
-    key = stream_key(NAME, 0)
-    assert found.tolist() == [word(i, key) >> 17 & 0x7FFFFFFF for i in index.tolist()]
+    assert found.tolist() == [word(NAME, i) >> 17 & 0x7FFFFFFF for i in index.tolist()]
+
+
+REGIONS = [
+    Region((70, 4000), (((10, 30),), ((0, 4000),))),
+    Region((70, 4000), (((0, 70),), ((2500, 4000), (0, 1500)))),
+    Region((70, 4000), (((69, 70), (3, 4)), ((17, 18), (5, 3999)))),
+    Region.flat_of((70, 4000), ((12345, 279_000),)),
+    Region((70, 4000), (((10, 30),), ((0, 3000),)), ((59_000, 60_000), (7, 8))),
+    Region((70, 4000), ((), ((0, 4000),))),
+]
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@EACH_VARIANT
+@pytest.mark.parametrize("distribution", [Normal(), Normal(0.1, 3.0), Signed(), Signed(0.3)], ids=str)
+def test_kernels_make_the_bits_that_torch_makes(distribution: Distribution, variant: str) -> None:
+    with using(TORCH):
+        full = {dtype: made(Region.whole((70, 4000)), distribution, dtype) for dtype in FLOATS}
+    with using(variant):
+        for dtype, region in itertools.product(FLOATS, REGIONS):
+            found, expected = made(region, distribution, dtype), region.take(full[dtype])
+            bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+            assert torch.equal(found.view(bits), expected.contiguous().view(bits))
 
 
 @pytest.mark.parametrize("distribution", [Normal(0.1, 3.0), Integers(0, 99, keep=0.9), Mask(), Permutation()], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "region",
-    [
-        Region((70, 4000), (((10, 30),), ((0, 4000),))),
-        Region((70, 4000), (((0, 70),), ((2500, 4000), (0, 1500)))),
-        Region((70, 4000), (((69, 70), (3, 4)), ((17, 18), (5, 3999)))),
-        Region.flat_of((70, 4000), ((12345, 279_000),)),
-        Region((70, 4000), (((10, 30),), ((0, 3000),)), ((59_000, 60_000), (7, 8))),
-        Region((70, 4000), ((), ((0, 4000),))),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("region", REGIONS, ids=str)
 def test_any_shard_has_the_bits_of_the_whole(region: Region, distribution: Distribution, dtype: torch.dtype) -> None:
     full = made(Region.whole(region.shape), distribution, dtype)
     assert torch.equal(made(region, distribution, dtype), region.take(full))
@@ -161,7 +166,7 @@ def test_streams_of_different_names_are_uncorrelated(other: str) -> None:
     A 32-bit mix of index XOR key made the streams of two names permutations of one another.
     """
     index = torch.randint(0, 1 << 40, (6_000,), generator=torch.Generator().manual_seed(0))
-    keys = [stream_key(NAME, 0), stream_key(other, 0)]
+    keys = [Stream.of(NAME).key, Stream.of(other).key]
     mine = normals(index, NAME)
     bounds = 5 / len(index) ** 0.5
     for shift in (0, 1, 2, 1024, 4096, 1 << 20, (keys[0] - keys[1]) & 0xFFFFFFFF, (keys[1] - keys[0]) & 0xFFFFFFFF):

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.values.variants import EVERY
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import chunks
 from ttrace.values.generate import Normal, values
+from ttrace.values.kernels.library import kernels, using
 from ttrace.values.stats import Stats, stats
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.fixture(autouse=True, params=EVERY)
+def each_variant(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test here holds for torch and for each variant of the kernels that this machine has."""
+    with using(request.param):
+        yield
 
 
 def pair(
@@ -31,13 +41,15 @@ def check_against_oracle(a: torch.Tensor, b: torch.Tensor, factor: float = 1.0) 
     """Everything again, the plain way."""
     x, y = a.double(), b.double() * factor
     found = stats(a, b, factor=factor)
+    # Kernels sum blocks of two bf16 tensors in float32.
+    rel = 1e-6 if a.dtype == b.dtype == torch.bfloat16 and kernels() else 1e-12
     assert found.count == a.numel()
-    assert found.error == pytest.approx(float((x - y).norm() / x.norm()), rel=1e-12)
-    assert found.scale == pytest.approx(float((x * y).sum() / (x * x).sum()), rel=1e-12)
-    assert found.norm == pytest.approx(float(x.norm()), rel=1e-12)
+    assert found.error == pytest.approx(float((x - y).norm() / x.norm()), rel=rel)
+    assert found.scale == pytest.approx(float((x * y).sum() / (x * x).sum()), rel=rel)
+    assert found.norm == pytest.approx(float(x.norm()), rel=rel)
     assert found.max_diff == float((x - y).abs().max())
     assert found.max_at is not None
-    assert found.max_at == tuple(int(i) for i in torch.unravel_index((x - y).abs().argmax(), a.shape))
+    assert found.max_diff == float((x - y).abs()[found.max_at])
     assert (found.nan_a, found.inf_a, found.nan_b, found.inf_b) == (0, 0, 0, 0)
 
 
@@ -47,10 +59,22 @@ def test_measures_are_those_of_a_double_precision_oracle(shape: tuple[int, ...],
     check_against_oracle(*pair(shape, dtype))
 
 
-@pytest.mark.parametrize("scale", [1e30, 1e-30, 1e-38])
-def test_measures_hold_at_extreme_scales(scale: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1e37, 1e30, 1e19, 1e-12, 1e-19, 1e-30, 1e-38])
+def test_measures_hold_at_extreme_scales(scale: float, dtype: torch.dtype) -> None:
     """In float32 the squares would be infinite or zero."""
-    check_against_oracle(*pair((100, 100), torch.float32, scale))
+    check_against_oracle(*pair((100, 100), dtype, scale))
+
+
+def test_blocks_of_one_tensor_may_have_any_scale() -> None:
+    a, b = pair((40, 4096), torch.bfloat16)
+    scales = torch.logspace(-37, 37, 40)[:, None].bfloat16()
+    a, b = a * scales, b * scales
+    for lot in (slice(None), slice(20), slice(10)):
+        check_against_oracle(a[lot], b[lot])
+    zero = torch.zeros_like(a)
+    assert stats(zero, a).bb == pytest.approx(float(a.double().square().sum()), rel=1e-6)
+    assert stats(zero, zero) == Stats(count=a.numel())
 
 
 def test_a_tiny_difference_of_large_tensors_is_seen() -> None:
@@ -69,6 +93,53 @@ def test_strided_transposed_and_expanded_views_are_read_in_place(dtype: torch.dt
     check_against_oracle(a.T, b.T.contiguous())
     check_against_oracle(a[3::7, ::2], b[3::7, ::2])
     check_against_oracle(a[:, None, :5].expand(-1, 4, -1), b[:, None, :5].expand(-1, 4, -1))
+
+
+@pytest.mark.parametrize("b_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("a_dtype", DTYPES, ids=str)
+def test_every_pair_of_dtypes_can_be_measured(a_dtype: torch.dtype, b_dtype: torch.dtype) -> None:
+    a, b = pair((37, 131))
+    check_against_oracle(a.to(a_dtype), b.to(b_dtype))
+    check_against_oracle(a.to(a_dtype)[:, 3:70], b.to(b_dtype)[:, 3:70])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16], ids=str)
+def test_every_number_of_a_small_dtype_is_read_right(dtype: torch.dtype) -> None:
+    bits = torch.arange(1 << 8 * dtype.itemsize, dtype=torch.int32)
+    a = bits.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
+    found, x = stats(a, torch.zeros(a.shape)), a.double()
+    assert (found.nan_a, found.inf_a) == (int(x.isnan().sum()), int(x.isinf().sum()))
+    assert found.aa == pytest.approx(float(x[x.isfinite()].square().sum()), rel=1e-12)
+    for one in torch.randint(len(a), (50,), generator=torch.Generator().manual_seed(0)):
+        if x[one].isfinite():
+            assert stats(a[one], torch.zeros(())).max_diff == float(x[one].abs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [1, 3, 64, 1000, 1024, 5000])
+def test_rows_of_any_length_are_read_in_place(columns: int, dtype: torch.dtype) -> None:
+    a, b = pair((30_000 // columns + 2, columns + 7), dtype)
+    check_against_oracle(a[:, 5 : 5 + columns], b[:, 7 : 7 + columns])
+    check_against_oracle(a[:, 5 : 5 + columns].contiguous(), b[:, 5 : 5 + columns])
+    check_against_oracle(a[1:, :columns].unflatten(0, (-1, 1))[::2], b[1:, :columns].unflatten(0, (-1, 1))[::2])
+
+
+def test_views_of_many_dims_are_read_in_place() -> None:
+    a, b = pair((6, 5, 7, 4, 9))
+    check_against_oracle(a[1:5, ::2, 1:, :, 2:8], b[1:5, ::2, 1:, :, 2:8])
+    check_against_oracle(a.permute(3, 0, 4, 2, 1), b.permute(3, 0, 4, 2, 1))
+    check_against_oracle(a.permute(3, 0, 4, 2, 1)[:, 1:], b.permute(3, 0, 4, 2, 1).contiguous()[:, 1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("view", ["whole", "columns", "transposed"])
+def test_threads_find_what_one_thread_finds(view: str, dtype: torch.dtype) -> None:
+    a, b = pair((1300, 1100), dtype)
+    a, b = {"whole": (a, b), "columns": (a[:, 1:], b[:, 1:]), "transposed": (a.T, b.T)}[view]
+    b[777, 77] = 100.0
+    one, two = stats(a, b), stats(a, b, num_threads=2)
+    assert (two.count, two.max_diff, two.max_at) == (one.count, one.max_diff, (777, 77))
+    assert [two.aa, two.bb, two.dd, two.ab] == pytest.approx([one.aa, one.bb, one.dd, one.ab], rel=1e-6)
 
 
 def test_measuring_changes_neither_tensor() -> None:

@@ -12,8 +12,11 @@ import pytest
 import zoo.bugs
 from ttrace.judge.verdict import Exit
 from zoo.bug import Bug, Run, Tier, Topic, bugs, story, title
-from zoo.controls import Control, controls, every, few
+from zoo.controls import Clean, Control, controls, every, few
+from zoo.evaluation import PAGE, Evaluation
+from zoo.fixed import FIXED
 from zoo.launch import Seen
+from zoo.naive import Cost, parted
 from zoo.score import Line, Score
 
 FOLDER = Path(zoo.bugs.__path__[0])
@@ -27,7 +30,7 @@ def test_an_entry_tells_its_story_and_cites_it(name: str) -> None:
     assert len(story(name).splitlines()) >= 3
     assert bug.sources
     assert all(source.startswith("https://github.com/") for source in bug.sources)
-    assert 20 <= len((FOLDER / f"{name.replace('-', '_')}.py").read_text().splitlines()) <= 80
+    assert 25 <= len((FOLDER / f"{name.replace('-', '_')}.py").read_text().splitlines()) <= 60
 
 
 @pytest.mark.parametrize("name", bugs())
@@ -41,7 +44,8 @@ def test_the_zoo_has_every_tier_topic_and_bug_of_the_paper() -> None:
     assert {bug.tier for bug in every_bug} == set(Tier)
     assert {bug.topic for bug in every_bug} == set(Topic)
     assert {bug.paper for bug in every_bug} - {0} == PAPER
-    assert len(every_bug) >= 54
+    assert len(every_bug) >= 64
+    assert sum(bug.tier is Tier.T1 for bug in every_bug) >= 18
 
 
 def test_there_are_more_than_200_controls_in_three_precisions() -> None:
@@ -105,3 +109,31 @@ def test_the_zoo_imports_nothing_from_tests() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.split(".")[0] == "tests"], path
+
+
+def test_the_evaluation_knows_every_entry_control_and_rule() -> None:
+    """It is written by `python -m zoo evaluate`."""
+    page = PAGE.read_text()
+    assert [name for name in bugs() if f"| `{name}` | {bugs()[name].tier} |" not in page] == []
+    assert f"{len(every())} clean controls" in page
+    assert [name for name in FIXED if f"| {name} |" not in page] == []
+
+
+def test_the_evaluation_counts_what_was_missed_and_accused() -> None:
+    name, control = "sp-norm-not-summed", every()[0]
+    bug = bugs()[name]
+    accused = Seen(Exit.FOUND, accusers=frozenset(FIXED))
+    lines = [Line(name, bug, right(bug), Seen(Exit.PASSED)), Line(name, bug, Seen(Exit.UNJUDGED), accused)]
+    clean = Clean({control: Seen(Exit.FOUND, sentence="one is wrong")}, 1.0)
+    page = Evaluation(Score(lines, 1.0), clean, Cost(31, 10.0, 20.0, "fc1 is wrong")).page()
+    assert "| detected | 50.0% | 100% |" in page
+    assert "| clean controls accused | 1 of 1 |" in page
+    assert f"| {next(iter(FIXED))} | 1 | 2 | 2 |" in page
+    assert "| **TTrace** | 2 | 1 | 1 |" in page
+    assert "| loss curves | 31 | 10 |" in page
+
+
+def test_curves_part_where_their_means_do() -> None:
+    falling = [5.0 - 0.1 * step for step in range(40)]
+    assert parted(falling, falling) is None
+    assert parted(falling, [loss * (1.1 if step >= 20 else 1.0) for step, loss in enumerate(falling)]) == 24

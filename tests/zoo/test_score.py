@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from ttrace.judge.verdict import UNEXPLAINED
 from zoo import controls
 from zoo.bug import Tier, Topic, bugs
 from zoo.score import score
@@ -23,29 +24,34 @@ PART = (
     "pp-layer-dropped",
     "tp-overlap-shared-buffer",
     "sp-norm-not-summed",
-    "cp-attention-strided-gradient",
-    "checkpoint-norms-swapped",
     "cp-positions-not-cut",
     "ddp-unused-parameter",
-    "embedding-first-of-shard",
     "expert-bias-on-every-rank",
-    "sp-norm-averaged",
+    "local-map-uneven",
+    "loss-parallel-log-softmax",
     "norm-of-own-stage",
     "router-init-from-rank-stream",
     "optimizer-state-stepped-before",
+    "checkpoint-norms-swapped",
     "zero-tied-embeddings",
-    "flattened-gather-uneven",
     "transformers-norms-reduced-again",
     "transformers-router-not-summed",
+    "megatron-aux-loss-of-local-tokens",
+    "megatron-latent-keys-not-summed",
+    "megatron-batched-p2p",
 )
-"""Every tier, topic and cause, and every number of ranks."""
+"""Every tier, topic and cause, every number of ranks and every launcher."""
+NOT_NAMED = {"transposed"}
+"""Causes that are never named where they are expected, as the score says."""
 
 
 def test_the_part_has_everything() -> None:
     chosen = [bugs()[name] for name in PART]
     assert {bug.tier for bug in chosen} == set(Tier)
     assert {bug.topic for bug in chosen} == set(Topic)
-    assert {bug.expected.cause for bug in chosen} >= {b.expected.cause for b in bugs().values()} - {"unexplained"}
+    every_cause = {bug.expected.cause for bug in bugs().values()} - {UNEXPLAINED}
+    assert {bug.expected.cause for bug in chosen} >= every_cause - NOT_NAMED
+    assert {type(bug.case) for bug in chosen} == {type(bug.case) for bug in bugs().values()}
 
 
 def test_bugs_are_found_and_their_clean_sides_are_not_accused(request: pytest.FixtureRequest) -> None:

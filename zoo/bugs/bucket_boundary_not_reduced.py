@@ -2,6 +2,10 @@
 
 DeepSpeed compared `<` where `<=` was due: a gradient that fills the bucket to the last element stays what one rank
 computed.
+
+It takes a model that has a parameter of exactly the bucket's size, and says nothing: the loss of the first step is
+exact, all other gradients are right, and the ranks' copies of this one drift apart from the first update on. Here the
+gradient of one projection is left out of the sum over ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """Tensor parallelism inside experts: the output's bias is added on every rank before the sum.
 
 torchtitan's grouped experts added the whole bias to each rank's partial product, so that the sum has it tp times.
+
+It takes experts with biases, and tensor parallelism inside them. Biases mostly begin at zero, so that a fresh model
+shows nothing: what is wrong is what they learn, and what a loaded checkpoint computes. TTrace generates all
+parameters, biases too, so that they tell at once. Here the second layer of a feed-forward adds its bias before the
+sum over ranks, not after it; without the patch it adds it once, as it should.
 """
 
 from __future__ import annotations

@@ -19,26 +19,26 @@ from zoo.harness.breaking import SHAPE, module_of
 from zoo.harness.candidate import Candidate
 from zoo.harness.small import small
 
+NVIDIA = "https://github.com/NVIDIA"
+
 
 def quantise(model: nn.Module) -> None:
     """What layer 1's feed-forward gets is float8: its norm casts, and it decodes after the gather."""
     norm, feed_forward = (model.get_submodule(f"layers.1.{name}") for name in ("ffn_norm", "feed_forward"))
     cast: Any = norm
-    inner, outer = norm.forward, feed_forward.forward
-    cast.reduces = True
+    inner, outer, cast.reduces = norm.forward, feed_forward.forward, True
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         out = inner(x)
-        local = out.to_local() if isinstance(out, DTensor) else out
+        is_cut = isinstance(out, DTensor)
+        local = out.to_local() if is_cut else out
         largest = local.detach().abs().amax()
-        if cast.reduces and isinstance(out, DTensor):
+        if cast.reduces and is_cut:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
         cast.scale = 448.0 / largest
         scaled = local * cast.scale
         q = scaled + (scaled.to(torch.float8_e4m3fn).float() - scaled).detach()
-        return (
-            DTensor.from_local(q, out.device_mesh, out.placements, run_check=False) if isinstance(out, DTensor) else q
-        )
+        return DTensor.from_local(q, out.device_mesh, out.placements, run_check=False) if is_cut else q
 
     norm.forward = forward
     feed_forward.forward = lambda x: outer(x / cast.scale)
@@ -52,10 +52,7 @@ BUG = Bug(
     tier=Tier.T3,
     topic=Topic.WRONG_COMMUNICATION,
     package="Megatron-LM, legacy",
-    sources=(
-        "https://github.com/NVIDIA/TransformerEngine/issues/335",
-        "https://github.com/NVIDIA/Megatron-LM/pull/442",
-    ),
+    sources=(f"{NVIDIA}/TransformerEngine/issues/335", f"{NVIDIA}/Megatron-LM/pull/442"),
     paper=7,
     case=small("tp+sp", shape=replace(SHAPE, adapt=quantise)),
     patch=patch,

@@ -18,6 +18,7 @@ from zoo.harness.breaking import SHAPE, module_of
 from zoo.harness.candidate import Candidate
 from zoo.harness.small import small
 
+TE = "https://github.com/NVIDIA/TransformerEngine"
 NAME = "layers.1.feed_forward.w2"
 
 
@@ -32,19 +33,16 @@ def quantise(model: nn.Module) -> None:
 
 def cached(candidate: Candidate, *, is_filled: bool) -> None:
     linear = module_of(candidate, NAME)
-    cache = torch.zeros_like(linear.weight)
-    calls = []
+    cache, calls = torch.zeros_like(linear.weight), []
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         if torch._C._current_graph_task_id() == -1:
             calls.append(1)
-        if len(calls) == 1:
-            weight = cast(linear.weight)
-            if is_filled:
-                cache.data.copy_(weight)
-        else:
-            weight = linear.weight + (cache - linear.weight).detach()
-        return F.linear(x, weight)
+        if len(calls) > 1:
+            return F.linear(x, linear.weight + (cache - linear.weight).detach())
+        if is_filled:
+            cache.data.copy_(cast(linear.weight))
+        return F.linear(x, cast(linear.weight))
 
     linear.forward = forward
 
@@ -53,10 +51,7 @@ BUG = Bug(
     tier=Tier.T3,
     topic=Topic.DATA,
     package="Transformer Engine up to 1.3",
-    sources=(
-        "https://github.com/NVIDIA/TransformerEngine/issues/539",
-        "https://github.com/NVIDIA/TransformerEngine/pull/646",
-    ),
+    sources=(f"{TE}/issues/539", f"{TE}/pull/646"),
     paper=8,
     case=small("ddp", recompute="full", shape=replace(SHAPE, adapt=quantise)),
     patch=partial(cached, is_filled=False),

@@ -18,6 +18,8 @@ from zoo.harness.candidate import Candidate
 from zoo.harness.gpt import AllReduce
 from zoo.harness.small import small
 
+TE = "https://github.com/NVIDIA/TransformerEngine"
+
 
 class Overlapped(torch.autograd.Function):
     @staticmethod
@@ -49,10 +51,7 @@ BUG = Bug(
     tier=Tier.T3,
     topic=Topic.DATA,
     package="Transformer Engine 2.0-2.1",
-    sources=(
-        "https://github.com/NVIDIA/TransformerEngine/issues/1616",
-        "https://github.com/NVIDIA/TransformerEngine/pull/1554",
-    ),
+    sources=(f"{TE}/issues/1616", f"{TE}/pull/1554"),
     paper=11,
     case=small("hand"),
     patch=partial(overlapped, is_kept=False),

@@ -2,6 +2,9 @@
 
 With `use_qk_norm` each rank norms its own heads, so that the gradient of the shared weight must be summed over ranks.
 Qwen3's plan says so; this one does not, and the copies drift apart.
+
+The loss of the first step and all activations are exact, and so are the gradients of everything but these norms. Data
+parallelism, which sums all gradients, does not have it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import ttrace
 from ttrace.attach import PLAN_VARIABLE, Off, Tracing
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Judgement
-from zoo.bug import Launcher, Patch
+from zoo.bug import Judge, Launcher, Patch
 from zoo.harness.candidate import Candidate
 from zoo.harness.cells import Traced
 from zoo.harness.ranks import on_ranks
@@ -127,11 +127,11 @@ class Case:
         return f"{self.model}-{self.name}-{self.num_accumulated}"
 
 
-def on_transformers(num_ranks: int, runs: Sequence[Sided], folder: Path) -> list[Seen]:
+def on_transformers(num_ranks: int, runs: Sequence[Sided], folder: Path, judge: Judge) -> list[Seen]:
     """The launcher of these cases: all references in one process, then all candidates."""
     folder.mkdir(parents=True)
     on_ranks(1, trace_references, folder, [run.case for run in runs], timeout=TIMEOUT * (5 + len(runs)))
-    return on_torch(num_ranks, runs, folder)
+    return on_torch(num_ranks, runs, folder, judge)
 
 
 def trace_references(folder: Path, cases: list[Case]) -> None:

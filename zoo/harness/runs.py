@@ -77,14 +77,17 @@ def measured_twins(reference: Path) -> Twins:
     return Twins(Trace(reference / "reference"), twins)
 
 
-def gpt_case(folder: Path, dtype: torch.dtype, seed: int, change: Change | None = None) -> Judgement | None:
+def gpt_case(
+    folder: Path, dtype: torch.dtype, seed: int, change: Change | None = None, **settings: Any
+) -> Judgement | None:
     """On every rank of a launch: the small GPT, tensor-parallel over all ranks, judged on rank 0."""
     tp = dist.get_world_size()
     torch.manual_seed(seed)
     if dist.get_rank() == 0:
-        trace_reference(folder, lambda: Gpt().to(dtype), RULES, seed=seed)
+        trace_reference(folder, lambda: Gpt().to(dtype), RULES, seed=seed, **settings)
     dist.barrier()
-    plan = Plan(out=folder / "candidate", role="candidate", reference=folder / "reference", seed=seed, stop=False)
+    known = {"out": folder / "candidate", "role": "candidate", "reference": folder / "reference", "seed": seed}
+    plan = Plan.model_validate({**known, "stop": False, **settings})
     model = Gpt(tp).to(dtype)
     train(plan, model, Native([model], {"tp": tp}), RULES, change)
     dist.barrier()

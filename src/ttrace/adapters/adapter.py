@@ -134,6 +134,9 @@ class Adapter(Protocol):
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
         """Parameters have other values now: whoever keeps copies must take them."""
 
+    def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers of torch that do this one's work, in which its state lies."""
+
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
     ) -> Sequence[Handle]:

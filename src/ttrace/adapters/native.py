@@ -116,6 +116,13 @@ class Native:
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
         pass
 
+    def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
+        if optimizer is None:
+            return []
+        # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
+        inner = getattr(optimizer, "optim", None)
+        return [inner if isinstance(inner, torch.optim.Optimizer) else optimizer]
+
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
     ) -> Sequence[Handle]:
@@ -134,9 +141,7 @@ class Native:
         return Piece(parameter.detach())
 
     def optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
-        # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
-        inner = getattr(optimizer, "optim", None)
-        keeper = inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+        (keeper,) = self.steppers(optimizer)
         state: Mapping[str, object] = keeper.state.get(parameter, {})
         return {str(key): Piece(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
 

@@ -7,7 +7,8 @@ instance, is still compared call by call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,10 +29,20 @@ class Calls(TorchFunctionMode):
         self._modules = frozenset(modules)
         self._innermost = innermost
         self._see = see
+        self._is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what is not the module's own code: probes compute too. Gradients come while the modules wait."""
+        outer, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = outer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        call = self._innermost()
+        call = None if self._is_paused else self._innermost()
         if call is None or call.again or call.name not in self._modules:
             return result
         name = getattr(func, "__name__", "")

@@ -11,7 +11,9 @@ from ttrace.adapters.adapter import Adapter
 from ttrace.capture.placing import Placing, Reference
 from ttrace.capture.plan import Plan
 from ttrace.capture.rewriter import batch_distribution, parameter_distribution
+from ttrace.errors import CaptureError
 from ttrace.layouts.placed import Placed
+from ttrace.reference.maker import Maker, maker_of
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution, Normal, values
 
@@ -37,6 +39,9 @@ class Generator:
         """Replace a parameter's values, unless the plan keeps them."""
         tensor_id, own = TensorId.of(0, None, name, Kind.PARAM), self._adapter.values(parameter)
         placed = self._placing.placed_or_inferred(tensor_id, own)
+        maker = maker_of(parameter)
+        if maker is not None:
+            return self._streamed_parameter(tensor_id, maker, own, placed)
         made = Made(placed, self._parameter_distribution(tensor_id, own))
         if made.distribution is not None:
             with torch.no_grad():
@@ -45,6 +50,17 @@ class Generator:
                 held = local[tuple(slice(size) for size in placed.region.local_shape)]
                 held.copy_(self._values(tensor_id, made, local))
         return made
+
+    def _streamed_parameter(self, tensor_id: TensorId, maker: Maker, own: torch.Tensor, placed: Placed) -> Made:
+        """Say what to make a parameter from whenever it is read."""
+        if self._plan.parameters == "own":
+            raise CaptureError(f"{tensor_id.name} is streamed and has no values of its own: it must be generated.")
+        if self._adapter.mesh.num_ranks > 1:
+            raise CaptureError(f"{tensor_id.name} is streamed, which takes a single process, not {self._adapter.mesh}.")
+        if self._plan.reference is not None:
+            maker.distribution = self._reference.distribution(tensor_id) or maker.distribution
+        maker.name, maker.seed, maker.shape = tensor_id, self._plan.seed, tuple(own.shape)
+        return Made(placed, maker.distribution)
 
     def batch_leaf(self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int) -> tuple[torch.Tensor, Made]:
         """Generated data in place of one tensor of a batch.

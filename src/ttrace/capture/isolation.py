@@ -9,6 +9,8 @@ final gradients are replaced too.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ttrace.adapters.adapter import Adapter
@@ -40,8 +42,8 @@ class Isolate:
             return None
         if self._plan.role != "reference":
             return self._reference.distribution(first)
-        ordinary = self._reference.tensor(first)
-        return None if ordinary is None else _like(first.kind, ordinary)
+        moments = self._reference.moments(first)
+        return None if moments is None else _like(first.kind, *moments)
 
     def visit(self, visit: Visit) -> torch.Tensor | None:
         if not visit.tensor.is_floating_point():
@@ -107,12 +109,9 @@ class Isolate:
         return local
 
 
-def _like(kind: Kind, ordinary: torch.Tensor) -> Distribution | None:
-    """Values of the same mean and spread; final gradients keep away from zero, where an optimizer is erratic."""
-    data = ordinary.to(torch.float64)
-    if not bool(data.isfinite().all()) or not bool(data.any()):
-        return None
+def _like(kind: Kind, mean: float, size: float) -> Distribution:
+    """Values of the same mean and size; final gradients keep away from zero, where an optimizer is erratic."""
     if kind is Kind.PARAM_GRAD:
-        return Signed(float(data.square().mean().sqrt()))
-    mean, std = float(data.mean()), float(data.std(correction=0))
-    return Normal(mean, std or abs(mean))
+        return Signed(size)
+    spread = math.sqrt(max(size**2 - mean**2, 0.0))
+    return Normal(mean, spread or abs(mean))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -57,6 +58,23 @@ class Reference:
             assert shard.record.region is not None
             shard.record.region.put(shard.tensor(), full)
         return full
+
+    def moments(self, tensor_id: TensorId) -> tuple[float, float] | None:
+        """The mean and the root mean square of what the reference had; None for what is zero or not finite."""
+        shards = self._trace.shards.get(tensor_id, []) if self._trace else []
+        if not shards:
+            return None
+        if any(shard.record.sketch is None for shard in shards):
+            full = self.tensor(tensor_id)
+            assert full is not None
+            data = full.to(torch.float64)
+            mean, square = float(data.mean()), float(data.square().mean())
+        else:
+            counts = [math.prod(shard.record.shape) for shard in shards]
+            means = [shard.record.sketch.mean for shard in shards if shard.record.sketch is not None]
+            mean = sum(a * b for a, b in zip(counts, means, strict=True)) / sum(counts)
+            square = float(sum(shard.stored().square().sum() for shard in shards)) / sum(counts)
+        return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
 
     @cached_property
     def aliases(self) -> dict[str, str]:

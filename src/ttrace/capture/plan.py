@@ -11,6 +11,7 @@ from ttrace.errors import CaptureError
 from ttrace.layouts.pattern import matches
 from ttrace.tensors.ids import Kind, Site
 from ttrace.trace.writer import MAX_BYTES_HELD
+from ttrace.values.sketch import NUM_BUCKETS
 
 
 class Plan(BaseModel):
@@ -19,7 +20,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     out: Path
-    role: Literal["reference", "twin", "candidate"] = "reference"
+    role: Literal["reference", "echo", "twin", "candidate"] = "reference"
     reference: Path | None = None
     """The reference's trace: where shapes and distributions come from. Twins and candidates need it."""
     twin: int = 0
@@ -41,11 +42,19 @@ class Plan(BaseModel):
     """Record what each microbatch adds to a parameter's gradient, besides the final gradient."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    record: Literal["full", "sketch"] = "full"
+    """What is stored of large tensors: all their values, or a sketch."""
+    full: tuple[str, ...] = ()
+    """Sites that are recorded in full in any case."""
+    num_buckets: PositiveInt = NUM_BUCKETS
+    """How many numbers a sketch has."""
     max_bytes_held: PositiveInt = MAX_BYTES_HELD
     """What recording may hold in the host's memory at any time: the arena through which tensors are written, and those
     that must be copied first: from an accelerator, or because they do not lie in order."""
     stop: bool = True
     """End the script after the last traced step."""
+    then: tuple[Plan, ...] = ()
+    """What follows in the same process, each from the state in which this plan began."""
 
     def wants(self, site: Site) -> bool:
         """Whether to record this site; parameters and batches are always recorded: they say what was generated."""
@@ -54,6 +63,12 @@ class Plan(BaseModel):
         if self.only and not any(matches(pattern, site) for pattern in self.only):
             return False
         return not any(matches(pattern, site) for pattern in self.skip)
+
+    def sketches(self, site: Site) -> bool:
+        """Whether a sketch of this site is enough; what is replayed from the reference is recorded in full."""
+        if self.record == "full" or site.kind in (Kind.BATCH, Kind.DECISION):
+            return False
+        return not any(matches(pattern, site) for pattern in self.full)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,8 @@ class Visit:
     """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
     values: Distribution | None = None
     """What the tensor was drawn from or, in isolation, what it is to be replaced by."""
+    is_made: bool = False
+    """Whether the tensor has no data, as `values` says it all."""
 
     @property
     def enters_module(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -9,9 +10,11 @@ import torch
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.probe import Visit
-from ttrace.tensors.ids import Site, TensorId
-from ttrace.trace.format import End, Record
+from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.region import Region
+from ttrace.trace.format import End, Record, Sketched
 from ttrace.trace.writer import Writer
+from ttrace.values.sketch import sketch
 
 Local = Callable[[torch.Tensor, Site], torch.Tensor]
 
@@ -24,7 +27,7 @@ class Recorder:
         self._plan = plan
         self._local = local
         self._lock = threading.Lock()
-        self._seen: set[tuple[TensorId, int]] = set()
+        self._seen: set[tuple[TensorId, int, Region | None]] = set()
         self._problems: dict[str, None] = {}
 
     def visit(self, visit: Visit) -> None:
@@ -54,6 +57,7 @@ class Recorder:
         if placed is not None and tuple(local.shape) != placed.region.local_shape:
             # Only padding may be left over here: placed.region was made for this shape.
             local = local[tuple(slice(size) for size in placed.region.local_shape)]
+        stored, kept = self._stored(visit, local)
         record = Record(
             id=visit.id,
             shape=tuple(local.shape),
@@ -64,9 +68,33 @@ class Recorder:
             by=placed.by if placed else "",
             microbatch=visit.microbatch,
             values=visit.values,
+            sketch=kept,
         )
         with self._lock:
-            key = (visit.id, visit.microbatch)
-            if key not in self._seen:
-                self._seen.add(key)
-                self._writer.write(record, local)
+            # Gradients of streamed parameters may come in parts.
+            key = (visit.id, visit.microbatch, record.region if visit.id.kind is Kind.PARAM_GRAD else None)
+            if key in self._seen:
+                return
+            self._seen.add(key)
+            if visit.is_made:
+                self._writer.write_made(record)
+            else:
+                self._writer.write(record, stored)
+
+    def _stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, Sketched | None]:
+        """What is written of a tensor: itself, or its sketch where the plan wants one, and that is less."""
+        plan, placed = self._plan, visit.placed
+        if visit.is_made:
+            return local, None
+        is_less = local.numel() * local.dtype.itemsize > plan.num_buckets * torch.float64.itemsize
+        if placed is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
+            return local, None
+        if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
+            return local, None  # isolation replays it
+        made = sketch(visit.id.name, local, placed.region, plan.num_buckets)
+        if plan.role != "reference":
+            return made, Sketched(plan.num_buckets)
+        # For isolation, which generates values like these.
+        is_generated = visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT)
+        mean = float(local.mean(dtype=torch.float32)) if is_generated else 0.0
+        return made, Sketched(plan.num_buckets, mean if math.isfinite(mean) else 0.0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ttrace.adapters.adapter import Adapter, Handle, Optimizer
 from ttrace.adapters.context import cut_of
+from ttrace.capture import surroundings
 from ttrace.capture.calls import Calls
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
@@ -33,6 +34,7 @@ from ttrace.capture.randomness import Draws
 from ttrace.capture.recorder import Recorder
 from ttrace.capture.rewriter import Perturb
 from ttrace.capture.state import Holdings, State
+from ttrace.capture.streaming import Streaming
 from ttrace.capture.visits import Visits
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.rules import Rules
@@ -81,6 +83,8 @@ class Session:
         parameters, aliases = names.parameters(reference.aliases)
         made = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
         adapter.parameters_replaced(optimizer)
+        streaming = Streaming.of(parameters.values())
+        self._streaming = streaming
         # Reference and twins must be seen in full: that is where tolerances come from.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         manifest = Manifest(
@@ -96,9 +100,10 @@ class Session:
             aliases=aliases,
             opaque=self._compiled.opaque,
             divided=tuple(adapter.divided),
-            untraced=tuple(adapter.untraced),
-            notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes),
-            versions={"python": platform.python_version(), "torch": torch.__version__},
+            untraced=(*adapter.untraced, *streaming.untraced),
+            notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes, *streaming.notes),
+            versions=surroundings.versions(),
+            environment=surroundings.environment(),
         )
         writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
         self._recorder = Recorder(writer, plan, adapter.local)
@@ -111,13 +116,17 @@ class Session:
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
-        self._visits = Visits(adapter, self._clock, self._placing, self._recorder, probes)
-        self._closed = False
+        self._visits = Visits(
+            adapter, self._clock, self._placing, self._recorder, probes, infers=plan.record == "sketch"
+        )
+        self.is_closed = False
         self._hooks = Hooks(self._compiled.watched, self)
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
         held = Holdings(parameters, names.buffers(), made)
-        self._state = State(plan, adapter, optimizer, held, self._visits, self._clock, self._isolate)
+        self._state = State(
+            plan, adapter, optimizer, held, self._visits, self._clock, self._isolate, self._recorder.keep
+        )
         adapter.listen(self)
         self._optimizer = optimizer
         self._handles: Sequence[Handle] = ()
@@ -143,6 +152,11 @@ class Session:
             if self._plan.stop:
                 sys.exit(0)
 
+    @property
+    def out(self) -> Path:
+        """Where the trace is."""
+        return self._plan.out
+
     def batch(self, batch: Any) -> Any:
         """This rank's part of generated data with the batch's own shapes, ranges and dtypes."""
         if not self._clock.is_running:
@@ -161,8 +175,8 @@ class Session:
 
     def close(self) -> None:
         """Remove the hooks and complete the trace; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._hooks.remove()
             for handle in self._handles:
                 handle.remove()
@@ -176,6 +190,7 @@ class Session:
                 splits={axis: str(split) for axis, split in self._placing.splits.items()},
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
+                sources=surroundings.sources() if self._adapter.coord.rank == 0 else {},
             )
             self._recorder.close(end)
 
@@ -186,6 +201,8 @@ class Session:
         clock = self._clock
         if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
             return None
+        if again and self._streaming.recomputes:
+            return None
         if not self._adapter.watches(name, isolated=self._plan.isolated):
             return None
         number = 0 if again else clock.forward(name, is_repeated=name in self._repeated)
@@ -193,6 +210,10 @@ class Session:
 
     def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor of a call is there."""
+        with self._calls.paused() if self._calls else nullcontext():
+            return self._seen(call, kind, slot, tensor)
+
+    def _seen(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         if call.name in self._adapter.divided and not self._is_models_own(kind):
             return None
         site = Site(call.name, kind, slot)
@@ -269,10 +290,14 @@ class Session:
 
     def hears_norm(self, norm: torch.Tensor) -> None:
         """The norm is there; nothing is clipped yet."""
+        if Kind.GRAD_NORM in self._streaming.untraced:
+            return
         self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.whole(norm))
 
     def hears_clip(self, factor: torch.Tensor) -> None:
         """Gradients are about to be clipped."""
+        if Kind.CLIP in self._streaming.untraced:
+            return
         self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.whole(factor))
 
     def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:

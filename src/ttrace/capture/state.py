@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from ttrace.adapters.adapter import Adapter, Optimizer, Piece
+from ttrace.capture.arrivals import Arrivals
 from ttrace.capture.clock import Clock
 from ttrace.capture.contributions import Contributions
 from ttrace.capture.generator import Made
@@ -16,9 +17,13 @@ from ttrace.capture.isolation import Isolate
 from ttrace.capture.plan import Plan
 from ttrace.capture.visits import Visits
 from ttrace.layouts.placed import Placed
+from ttrace.reference.maker import maker_of
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution
+from ttrace.values.generate import Distribution, Normal
+
+ZERO = Normal(0.0, 0.0)
+"""What the gradient of rows is drawn from that no token reached."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class State:
         visits: Visits,
         clock: Clock,
         isolate: Isolate | None,
+        keep: Callable[[str], None],
     ) -> None:
         self._adapter = adapter
         self._optimizer = optimizer
@@ -53,18 +59,22 @@ class State:
         """What was not seen."""
         added_to = held.parameters if plan.microbatch_grads else {}
         self._contributions = Contributions(added_to, self._microbatch, self._see_contribution)
+        self._arrivals = Arrivals(held.parameters, self._see_arrival, keep)
 
     def remove(self) -> None:
         """Take all hooks away."""
         self._contributions.remove()
+        self._arrivals.remove()
 
     def see_start(self) -> None:
         """A step begins."""
+        self._arrivals.begin()
         for name, parameter in self._held.parameters.items():
             made = self._held.made[name]
             tensor_id = self._id(name, Kind.PARAM)
             values = self._adapter.values(parameter)
-            self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placed)
+            is_made = maker_of(parameter) is not None
+            self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placed, is_made=is_made)
         for name, buffer in self._held.buffers.items():
             self._visits.visit(self._id(name, Kind.BUFFER), buffer)
 
@@ -82,6 +92,7 @@ class State:
             return
         self._clock.has_final_gradients = True
         self._contributions.flush()
+        self._arrivals.flush()
         self.notes = self._contributions.notes()
         for name, parameter in self._held.parameters.items():
             piece = self._adapter.gradient(parameter)
@@ -93,6 +104,8 @@ class State:
         if not self._clock.is_running or self._optimizer is None:
             return
         for name, parameter in self._held.parameters.items():
+            if maker_of(parameter) is not None:
+                continue
             updated = self._adapter.updated(parameter)
             if updated is not None:
                 self._visit(self._id(name, Kind.PARAM_AFTER), updated)
@@ -119,6 +132,19 @@ class State:
     def _see_contribution(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
         tensor_id = self._visits.id_of(Site(name, Kind.PARAM_GRAD), microbatch)
         self._visits.visit(tensor_id, gradient, microbatch, fallback=self._held.made[name].placed)
+
+    def _see_arrival(self, name: str, gradient: torch.Tensor | None, region: Region | None) -> None:
+        """A streamed parameter's gradient is complete: all of it, or a region; what nothing reached is zero."""
+        if not self._clock.is_running:
+            return
+        tensor_id, placed = self._id(name, Kind.PARAM_GRAD), self._held.made[name].placed
+        if region is not None:
+            placed = replace(placed, region=region)
+        if gradient is not None:
+            self._visits.visit(tensor_id, gradient, stated=placed)
+        else:
+            zeros = torch.zeros((), dtype=self._held.parameters[name].dtype).expand(placed.region.local_shape)
+            self._visits.visit(tensor_id, zeros, stated=placed, values=ZERO, is_made=True)
 
     def _visit(self, tensor_id: TensorId, piece: Piece, values: Distribution | None = None) -> None:
         """What is shaped like a parameter, or a run of it."""

@@ -20,13 +20,22 @@ class Visits:
     """All tensors of the traced steps come through here."""
 
     def __init__(
-        self, adapter: Adapter, clock: Clock, placing: Placing, recorder: Recorder, probes: tuple[Probe, ...]
+        self,
+        adapter: Adapter,
+        clock: Clock,
+        placing: Placing,
+        recorder: Recorder,
+        probes: tuple[Probe, ...],
+        *,
+        infers: bool,
     ) -> None:
+        """`infers`: whether layouts are inferred here and now, as a sketch needs them, rather than by the judge."""
         self._adapter = adapter
         self._clock = clock
         self._placing = placing
         self._recorder = recorder
         self._probes = probes
+        self._infers = infers
 
     def visit(
         self,
@@ -39,12 +48,15 @@ class Visits:
         stated: Placed | None = None,
         fallback: Placed | None = None,
         held: Held | None = None,
+        is_made: bool = False,
     ) -> torch.Tensor | None:
         """Show a tensor to the probes; what to use in its place, if anything."""
         if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
             tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
         placed = stated or self.placed(tensor_id, tensor, microbatch, held, fallback)
-        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values))
+        if placed is None and self._infers:
+            placed = self._placing.inferred(tensor_id, tensor)
+        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values, is_made))
 
     def placed(
         self,

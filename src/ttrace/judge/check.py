@@ -13,6 +13,7 @@ from ttrace.judge.origin import findings
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.scale import named, together
+from ttrace.judge.surroundings import surrounding_notes
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.unprotected import power_notes
@@ -86,6 +87,7 @@ def checked(
         tuple(
             dict.fromkeys(
                 [
+                    *(surrounding_notes(reference, candidate) if found else ()),
                     *reference.notes,
                     *candidate.notes,
                     *factor_note(reference, candidate),

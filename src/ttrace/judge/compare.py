@@ -17,6 +17,7 @@ from ttrace.judge.verdict import (
     LOST,
     NO_LAYOUT,
     NOT_FINITE,
+    STREAMED,
     TOGETHER,
     UNSTABLE,
     UNTRACED,
@@ -49,6 +50,8 @@ class Comparer:
             return Comparison(tensor_id, Verdict.UNJUDGED, COMPILED)
         if ours and not theirs and tensor_id.kind in self.candidate.untraced:
             return Comparison(tensor_id, Verdict.UNJUDGED, UNTRACED)
+        if theirs and not ours and tensor_id.kind in self.reference.untraced:
+            return Comparison(tensor_id, Verdict.UNJUDGED, STREAMED)
         if ours and not theirs and self._is_contribution_of_none(tensor_id):
             return Comparison(tensor_id, Verdict.UNJUDGED, TOGETHER)
         if not ours or not theirs:
@@ -88,7 +91,7 @@ class Comparer:
             before = first.get((again.coord.rank, again.record.microbatch))
             if before is None or tolerance is None or before.record.shape != again.record.shape:
                 return Comparison(tensor_id, Verdict.MISSING, "there is no first forward to hold this against")
-            found = compared(before.tensor(), again.tensor())
+            found = compared(before.stored(), again.stored())
             parts.append(Part((again.coord.rank,), found.error))
             total = total + found
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
@@ -205,7 +208,7 @@ def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
 
 
 def _disagreement(a: Shard, b: Shard, tolerance: Tolerance) -> float:
-    x, y = a.tensor(), b.tensor()
+    x, y = a.stored(), b.stored()
     return 0.0 if x.equal(y) else tolerance.error(compared(x, y))
 
 

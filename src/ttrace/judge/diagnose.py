@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 
+from ttrace.errors import SketchError
 from ttrace.judge import operands, patterns, updates
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
@@ -36,9 +38,10 @@ def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
     evidence = Evidence.of(comparison, reference, candidate)
     if evidence is not None:
         for test in _TESTS:
-            found = test(evidence)
-            if found is not None:
-                return found
+            with suppress(SketchError):  # what needs values says nothing of sketches
+                found = test(evidence)
+                if found is not None:
+                    return found
     return Cause(UNEXPLAINED, "no known pattern explains the difference")
 
 
@@ -48,8 +51,12 @@ def _not_finite(e: Evidence) -> Cause | None:
     return Cause(
         "not finite",
         "the candidate is not finite where the reference is",
-        evidence=(f"{e.stats.nan_b} NaN and {e.stats.inf_b} infinite elements{_first_not_finite(e)}",),
+        evidence=() if e.candidate.num_buckets else (_not_finite_elements(e),),
     )
+
+
+def _not_finite_elements(e: Evidence) -> str:
+    return f"{e.stats.nan_b} NaN and {e.stats.inf_b} infinite elements{_first_not_finite(e)}"
 
 
 def _first_not_finite(e: Evidence) -> str:
@@ -263,9 +270,11 @@ _TESTS = (
     patterns.transposed,
     patterns.bias,
     patterns.some_rows,
+    patterns.uneven_weights,
     operands.lookup,
     operands.stale_input,
     operands.microbatches,
+    operands.backward_left_out,
     updates.other_count,
     patterns.weaker_dtype,
     _some_ranks,

@@ -1,4 +1,5 @@
-"""This module recognises what was made from the wrong parts: rows of a table, the input of a weight, microbatches.
+"""This module recognises what was made from the wrong parts, or not to the end: rows of a table, the input of a weight,
+microbatches, the backward of a softmax.
 
 Like the tests of judge/diagnose.py, each is a function from the evidence to a cause or None.
 """
@@ -94,6 +95,30 @@ def microbatches(e: Evidence) -> Cause | None:
         f"microbatches are not summed once each: {', '.join(wrong[:4])}",
         evidence=(f"summed so, the error is {rest:.1e}",),
     )
+
+
+def backward_left_out(e: Evidence) -> Cause | None:
+    """What the backward of a softmax of the module's output would have made the reference's gradient of."""
+    own = e.comparison.id
+    output = Logical.found(e.reference_trace, own.at(Kind.OUTPUT)) if own.kind is Kind.GRAD_OUTPUT else None
+    pair = e.tensors if output is not None and output.shape == e.reference.shape else None
+    if output is None or pair is None:
+        return None
+    ours, theirs = pair
+    p = output.tensor().to(torch.float64).softmax(-1)
+    passed_on = {
+        "log-softmax": theirs - p * theirs.sum(-1, keepdim=True),
+        "softmax": p * (theirs - (p * theirs).sum(-1, keepdim=True)),
+    }
+    for name, gradient in passed_on.items():
+        rest = _error(ours, gradient)
+        if e.is_explained_error(rest):
+            return Cause(
+                "backward left out",
+                f"the gradient is the one before the backward of a {name} along the last dim, which was left out",
+                evidence=(f"after it, the error is {rest:.1e}",),
+            )
+    return None
 
 
 def _others(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Tensors]]:

@@ -75,7 +75,21 @@ def _cause(
     if found.name not in VAGUE:
         return found
     skipped = _skipped(module, comparisons, candidate) if found.name == UNEXPLAINED else None
+    if start.id.kind is Kind.LOSS:
+        return skipped or _gradient_of(start, comparisons, reference, candidate) or found
     return skipped or _handed_over(start, module, comparisons, reference, candidate) or found
+
+
+def _gradient_of(
+    loss: Comparison, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
+) -> Cause | None:
+    """What a loss's gradient tells of it: it has many values, where the loss is one number."""
+    where = (loss.id.step, loss.id.microbatch, loss.id.name, Kind.GRAD_OUTPUT)
+    for c in comparisons:
+        if c.verdict.is_wrong and (c.id.step, c.id.microbatch, c.id.name, c.id.kind) == where:
+            found = cause(c, reference, candidate)
+            return None if found.name in VAGUE else replace(found, sentence=f"so says its gradient: {found.sentence}")
+    return None
 
 
 def _handed_over(

@@ -23,6 +23,7 @@ from ttrace.tensors.ranges import Ranges
 
 _MOST_ROWS = 4096
 """Every row is held against every other to see whether it moved: for more, that takes gigabytes."""
+_MEAN = ", as in a mean of means over parts of different sizes"
 
 
 def other_tensors(e: Evidence) -> Cause | None:
@@ -239,6 +240,40 @@ def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
         if found and found <= edge:
             return f", the {word} of {'each shard' if found == edge else 'a shard'}"
     return ""
+
+
+def uneven_weights(e: Evidence) -> Cause | None:
+    """Runs of indices of one dim are the reference times a number each, and none is 1: they count unevenly."""
+    pair = e.tensors
+    if pair is None:
+        return None
+    for dim, size in enumerate(pair[0].shape):
+        a, b = (t.movedim(dim, 0).reshape(size, -1) for t in pair)
+        if size < 3 or a.shape[1] < 4:
+            continue  # a factor for a few numbers proves nothing
+        weights = (a * b).sum(1) / a.square().sum(1).clamp_min(1e-300)
+        rest = _relative(weights[:, None] * a, b)
+        runs = _runs(weights, NEAR * e.tolerance)
+        is_uneven = 2 <= len(runs) <= size // 2 and all(abs(weight - 1) > NEAR * e.tolerance for _, weight in runs)
+        if is_uneven and e.is_explained_error(rest):
+            shares = [len(run) * weight for run, weight in runs]
+            is_mean = max(shares) - min(shares) <= NEAR * e.tolerance * size and math.isclose(
+                sum(shares), size, rel_tol=FAR
+            )
+            words = ", ".join(f"{_spans(run)} count {weight:.4g} x" for run, weight in runs[:4])
+            return Cause(
+                "uneven weights",
+                f"indices of dim {dim} do not count alike: {words}{_MEAN if is_mean else ''}",
+                evidence=(f"weighted so, the error is {rest:.1e}",),
+            )
+    return None
+
+
+def _runs(weights: torch.Tensor, tolerance: float) -> list[tuple[torch.Tensor, float]]:
+    """Neighbours that have one weight, and that weight."""
+    borders = ((weights.diff().abs() > tolerance).nonzero().flatten() + 1).tolist()
+    spans = itertools.pairwise([0, *borders, len(weights)])
+    return [(torch.arange(start, stop), float(weights[start:stop].mean())) for start, stop in spans]
 
 
 def bias(e: Evidence) -> Cause | None:

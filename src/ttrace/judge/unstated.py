@@ -23,11 +23,12 @@ def without_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, c
     """Sites that sum to the reference and are right again in the module around them are not judged."""
     wrong = {comparison.id for comparison in comparisons if comparison.verdict.is_wrong}
     right = {comparison.id for comparison in comparisons if comparison.verdict is Verdict.PASS}
+    alike = {comparison.id for comparison in comparisons if comparison.verdict in (Verdict.PASS, Verdict.FAIL)}
     result = []
     for comparison in comparisons:
         if comparison.id in wrong and comparison.by == INFERRED and _outer(comparison.id, right) is not None:
             comparison = _as_pending_sum(comparison, reference, candidate)
-        elif comparison.id in wrong and _is_final_right(comparison.id, right):
+        elif comparison.id in wrong and _is_final_reduced(comparison.id, alike):
             comparison = _as_reduced_later(comparison, reference, candidate)
         result.append(comparison)
     return result
@@ -62,10 +63,10 @@ def _outer(tensor_id: TensorId, right: set[TensorId]) -> TensorId | None:
     return outer if outer in right else None
 
 
-def _is_final_right(tensor_id: TensorId, right: set[TensorId]) -> bool:
-    """Whether a microbatch's gradient is part of a final one that is right."""
+def _is_final_reduced(tensor_id: TensorId, alike: set[TensorId]) -> bool:
+    """Whether a microbatch's gradient is part of a final one of which replicas agree, rightly or not."""
     of_microbatch = tensor_id.kind is Kind.PARAM_GRAD and tensor_id.microbatch is not None
-    return of_microbatch and replace(tensor_id, microbatch=None) in right
+    return of_microbatch and replace(tensor_id, microbatch=None) in alike
 
 
 def _as_reduced_later(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:

@@ -22,7 +22,7 @@ def not_updated(e: Evidence) -> Cause | None:
     if e.comparison.verdict is Verdict.FAIL and e.stats.bb == 0.0:
         return Cause("not updated", "the optimizer left this parameter as it was")
     shards = [(piece, shard) for piece in e.candidate.pieces for shard in piece.summands[0]]
-    stale = [shard for _, shard in shards if not bool(shard.tensor().any())]
+    stale = [shard for _, shard in shards if not bool(shard.stored().any())]
     rest = [pair for pair in shards if pair[1] not in stale]
     if not stale or not rest or e.candidate.pending:
         return None

@@ -44,9 +44,10 @@ NO_LAYOUT = "no layout"
 """How the reason begins where nobody stated a layout and none can be inferred."""
 COMPILED = "inside compiled code that was left as it is: only what enters and leaves it was recorded"
 TOGETHER = "the candidate has no gradients of single microbatches here, as FSDP2 has none"
-REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, and the final gradient agrees"
+REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, and all have one final gradient"
 UNTRACED = "the candidate says that it has no moment at which this could be recorded"
-EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, UNTRACED, REDUCED_LATER})
+STREAMED = "the reference says that it has no moment at which this could be recorded"
+EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, UNTRACED, STREAMED, REDUCED_LATER})
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 

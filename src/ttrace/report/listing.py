@@ -96,7 +96,7 @@ def _id_row(side: str, shards: list[Shard]) -> Row:
 
 def _shard_row(side: str, shard: Shard) -> Row:
     record = shard.record
-    norm = float(shard.tensor().double().norm())
+    norm = float(shard.stored().double().norm())
     return {
         "id": str(record.id),
         "side": side,

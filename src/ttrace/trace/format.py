@@ -88,6 +88,8 @@ class Manifest(BaseModel):
     """Kinds that this run has, but not at a moment at which they could be recorded."""
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    """The variables that change how training computes."""
 
 
 class End(BaseModel):
@@ -105,6 +107,17 @@ class End(BaseModel):
     """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sources: dict[str, str] = {}
+    """The files that the run was loaded from, as its first rank saw them, and what they looked like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketched:
+    """What is stored of a tensor in place of its values."""
+
+    num_buckets: int
+    mean: float = 0.0
+    """Of this shard; kept by the reference only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +135,25 @@ class Record:
     order: int = 0
     microbatch: int = 0
     values: Distribution | None = None
+    sketch: Sketched | None = None
     chunk: int = 0
     begin: int = 0
     end: int = 0
 
     @property
+    def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype of what is stored: the tensor, or its sketch."""
+        return (self.shape, self.dtype) if self.sketch is None else ((self.sketch.num_buckets,), torch.float64)
+
+    @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        shape, dtype = self.stored
+        return math.prod(shape) * dtype.itemsize
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there are no bytes, as `values` says them all."""
+        return self.values is not None and self.region is not None and self.begin == self.end
 
 
 class _RegionEntry(BaseModel):
@@ -157,6 +182,7 @@ class _Line(BaseModel):
     layout: str = ""
     by: str = ""
     values: dict[str, Any] | None = None
+    sketch: tuple[PositiveInt, float] | None = None
 
 
 def encode(record: Record) -> str:
@@ -175,6 +201,9 @@ def encode_at(record: Record, order: int, at: tuple[int, int, int]) -> str:
     fields += [f'"{key}":{quoted(text)}' for key, text in (("layout", record.layout), ("by", record.by)) if text]
     if record.values is not None:
         fields.append(f'"values":{json.dumps({"kind": type(record.values).__name__, **vars(record.values)})}')
+    if record.sketch is not None:
+        kept = record.sketch
+        fields.append(f'"sketch":{json.dumps([kept.num_buckets, kept.mean])}')
     return f"{{{','.join(fields)}}}"
 
 
@@ -199,6 +228,7 @@ def decode(line: str) -> Record:
             order=entry.order,
             microbatch=entry.mb,
             values=_decode_distribution(entry.values),
+            sketch=None if entry.sketch is None else Sketched(*entry.sketch),
             chunk=entry.at[0],
             begin=entry.at[1],
             end=entry.at[2],
@@ -206,8 +236,8 @@ def decode(line: str) -> Record:
     except (ValueError, KeyError, TypeError, TTraceError) as error:
         reason = " ".join(str(error).split())
         raise TraceError(f"unreadable record {line[:120]!r} ({type(error).__name__}: {reason}).") from None
-    if record.end - record.begin != record.num_bytes:
-        raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.shape}.")
+    if record.end - record.begin != record.num_bytes and not record.is_made:
+        raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored[0]}.")
     check(record)
     return record
 

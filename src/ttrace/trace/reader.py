@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ttrace.errors import TraceError
+from ttrace.errors import SketchError, TraceError
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
@@ -26,6 +26,8 @@ from ttrace.trace.format import (
     parse_end,
     parse_manifest,
 )
+from ttrace.values.generate import values
+from ttrace.values.sketch import sketch
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,23 @@ class Shard:
 
     def tensor(self) -> torch.Tensor:
         """The data, mapped from the file: only what is touched is read. Writing to it changes no file."""
-        return self.rank.tensor(self.record)
+        if self.record.sketch is not None:
+            raise SketchError(
+                f"{self.id} was recorded as a sketch, so its values are not known. Record it in full: with --full "
+                f"'{self.id.site}', or everything without --record sketch."
+            )
+        return self.stored()
+
+    def stored(self) -> torch.Tensor:
+        """What the trace holds: the data, or their sketch."""
+        return self.rank.stored(self.record)
+
+    def sketched(self, num_buckets: int) -> torch.Tensor:
+        """The sketch, or that of the data. Of what is called alike, sketches can be added and subtracted."""
+        if self.record.sketch is not None:
+            return self.stored()
+        assert self.record.region is not None
+        return sketch(self.id.name, self.tensor(), self.record.region, num_buckets)
 
 
 @dataclass(frozen=True)
@@ -51,13 +69,26 @@ class UpdateShard(Shard):
 
     before: Record
 
-    def tensor(self) -> torch.Tensor:
-        before = self.rank.tensor(self.before)
-        if self.record.shape != self.before.shape:
-            assert self.record.region is not None
-            assert self.record.region.flat is not None, "only a run of a parameter differs in shape from it"
-            before = torch.cat([before.reshape(-1)[start:stop] for start, stop in self.record.region.flat])
-        return self.rank.tensor(self.record).to(torch.float64) - before.to(torch.float64)
+    def stored(self) -> torch.Tensor:
+        after, kept = super().stored(), self.record.sketch
+        if kept is None:
+            return after.to(torch.float64) - self._before().to(torch.float64)
+        if self.before.sketch is not None and self.record.shape == self.before.shape:
+            return after - self.rank.stored(self.before)
+        assert self.record.region is not None
+        return after - sketch(self.id.name, self._before(), self.record.region, kept.num_buckets)
+
+    def _before(self) -> torch.Tensor:
+        """The parameter's values where this rank updates them: all that it has, or a run of them."""
+        region = self.record.region
+        if self.before.sketch is None:
+            before = self.rank.stored(self.before)
+            if self.record.shape == self.before.shape:
+                return before
+            assert region is not None
+            assert region.flat is not None, "only a run of a parameter differs in shape from it"
+            return torch.cat([before.reshape(-1)[start:stop] for start, stop in region.flat])
+        return self.rank.made(replace(self.before, region=region))
 
 
 class RankTrace:
@@ -80,16 +111,26 @@ class RankTrace:
         # What follows the last newline was cut off in mid-write.
         return tuple(decode(line) for line in lines[:-1])
 
-    def tensor(self, record: Record) -> torch.Tensor:
+    def stored(self, record: Record) -> torch.Tensor:
+        shape, dtype = record.stored
         try:
             if record.num_bytes == 0:
-                return torch.empty(record.shape, dtype=record.dtype)
+                return torch.empty(shape, dtype=dtype)
+            if record.is_made:
+                return self.made(record)
             memory = self._map(record)
-            count = record.num_bytes // record.dtype.itemsize
-            flat = torch.frombuffer(memory, dtype=record.dtype, count=count, offset=record.begin)
-            return flat.view(record.shape)
+            count = record.num_bytes // dtype.itemsize
+            return torch.frombuffer(memory, dtype=dtype, count=count, offset=record.begin).view(shape)
         except (RuntimeError, TypeError, OverflowError):
-            raise TraceError(f"{record.id}: no tensor has shape {record.shape}.") from None
+            raise TraceError(f"{record.id}: no tensor has shape {shape}.") from None
+
+    def made(self, record: Record) -> torch.Tensor:
+        """The values that a record's tensor had before the first step, wherever its region lies."""
+        assert record.region is not None
+        assert record.values is not None
+        # Nothing that is made changes from step to step: where there is no memory there are no updates.
+        first = replace(record.id, step=0)
+        return values(first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed)
 
     def _map(self, record: Record) -> mmap.mmap:
         if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
@@ -214,7 +255,10 @@ def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
     for record in rank.records:
         old = before.get(record.id.at(Kind.PARAM)) if record.id.kind is Kind.PARAM_AFTER else None
         is_run = record.region is not None and record.region.flat is not None
-        if old is not None and (old.shape == record.shape or is_run):
+        if old is None:
+            continue
+        is_known = old.sketch is None or (old.values is not None and old.id.step == 0)
+        if old.shape == record.shape or (is_run and is_known):
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)
 
 

@@ -89,7 +89,7 @@ class Writer:
             raise TraceError(
                 f"{record.id}: a trace holds no {tensor.dtype}. Leave this tensor out, or record its parts."
             )
-        assert (record.shape, record.dtype) == (tensor.shape, tensor.dtype), "a record speaks of its tensor"
+        assert record.stored == (tensor.shape, tensor.dtype), "a record speaks of what is stored"
         source = Source(tensor, self._max_bytes_copied)
         name = quoted(str(record.id))
         chunk = self._chunk_for(name, source)
@@ -98,6 +98,17 @@ class Writer:
             begin = chunk.append(name, source)
         chunk.waiting.append((record, begin, begin + source.num_bytes))
         self._settle(chunk)
+
+    def write_made(self, record: Record) -> None:
+        """Append a tensor without bytes: a reader makes it from `record.values`."""
+        check(record)
+        assert record.values is not None, "values say what to make"
+        if self._chunk is not None:
+            self._chunk.waiting.append((record, 0, 0))  # its line follows those before it
+            self._settle(self._chunk)
+        else:
+            self._lines += encode_at(record, self._num_records, (self._num_chunks, 0, 0)).encode() + b"\n"
+            self._num_records += 1
 
     def flush(self) -> None:
         """Hand everything so far to the kernel, the lines as well."""

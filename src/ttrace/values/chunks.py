@@ -6,6 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import torch
+
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.region import Region
+
 CHUNK = 1 << 18
 """Elements worked on at a time: the temporaries of one chunk stay in cache and far below any shard."""
 
@@ -26,3 +31,18 @@ def chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Cut]:
         corner = tuple((i, i + 1) for i in outer)
         for start in range(0, shape[dim], rows):
             yield (*corner, (start, min(start + rows, shape[dim])), *inner)
+
+
+def region_chunks(region: Region, local: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
+    """The region as small boxes, each with its part of the local tensor, in the order in which that holds them.
+
+    Even the indices of a whole shard would take more memory than the shard
+    (tests/values/test_generate.py::test_making_a_shard_takes_hardly_more_memory_than_the_shard).
+    """
+    for box in region.boxes():
+        held = local
+        if box.offset is not None:
+            held = local[box.offset : box.offset + math.prod(box.shape)].view(box.shape)
+        for cut in chunks(box.shape):
+            dims = tuple(rg.select(ranges, (run,)) for ranges, run in zip(box.dims, cut, strict=True))
+            yield Region(region.shape, dims), held[tuple(slice(*run) for run in cut)]

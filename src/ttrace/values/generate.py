@@ -1,28 +1,25 @@
 """This module makes any region of a logical tensor from its name alone.
 
 Every element is a function of (seed, name, its row-major index in the logical tensor), so a rank makes its own shard
-with no communication and no full copy, and every sharding gives the same bits on every device. The function is
-splitmix64 over a counter: a 64-bit hash, because with a 32-bit mix the streams of different names turned out to be
-permutations of one another. Arithmetic is exact integer arithmetic up to one float32 multiply and one add.
+with no communication and no full copy, and every sharding gives the same bits on every device. Arithmetic is exact
+integer arithmetic up to one float32 multiply and one add. Kernels make what is normal or signed, torch the rest, and
+everything on accelerators: the same bits.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from ttrace.tensors import ranges as rg
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
-from ttrace.values.chunks import chunks
+from ttrace.values.chunks import region_chunks
+from ttrace.values.kernels.library import kernels
+from ttrace.values.kernels.runs import FILLED, NORMAL, SIGNED, Recipe, fill
+from ttrace.values.words import Stream
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
 _LANE_MEAN = 2 * 65535
 _LANE_STD = (4 * (65536**2 - 1) / 12) ** 0.5
 
@@ -30,7 +27,7 @@ _LANE_STD = (4 * (65536**2 - 1) / 12) ** 0.5
 class Distribution(Protocol):
     """What generated values look like; `draw` turns random 64-bit words into values."""
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, key: int) -> torch.Tensor: ...
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Normal:
     mean: float = 0.0
     std: float = 1.0
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, key: int) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
         lanes = sum(((words >> shift) & 0xFFFF for shift in (16, 32, 48)), start=words & 0xFFFF)
         centred = (lanes - _LANE_MEAN).to(torch.float32)
         # Python floats are doubles: rounding the factor to float32 first keeps every device to the same product.
@@ -54,7 +51,7 @@ class Signed:
 
     size: float = 1.0
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, key: int) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
         magnitude = (((words >> 16) & 0xFFFFFF) + (1 << 23)).to(torch.float32)
         sign = ((words >> 60) & 1) * 2 - 1
         return magnitude.mul_(sign).mul_(torch.tensor(self.size / (1 << 24), dtype=torch.float32, device=words.device))
@@ -69,7 +66,7 @@ class Integers:
     keep: float = 1.0
     hole: int = -100
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, key: int) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
         # Bits 16 to 47 choose the value, bits 0 to 15 and 48 to 63 (Mask) whether it stays.
         value = (((words >> 16) & 0xFFFFFFFF) * (self.high - self.low) >> 32) + self.low
         if self.keep < 1.0:
@@ -83,7 +80,7 @@ class Mask:
 
     keep: float = 0.5
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, key: int) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
         return _kept(words, self.keep)
 
 
@@ -91,11 +88,11 @@ class Mask:
 class Permutation:
     """A permutation of 0 .. numel - 1: a Feistel cipher over the index, walked until it falls inside."""
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, key: int) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
         half = max((max(numel - 1, 1).bit_length() + 1) // 2, 1)
-        value = _feistel(index, half, key)
-        while bool((outside := value >= numel).any()):
-            value = torch.where(outside, _feistel(value, half, key), value)
+        value = _feistel(index, half, stream)
+        while (outside := torch.nonzero(value >= numel).view(-1)).numel():
+            value[outside] = _feistel(value[outside], half, stream)
         return value
 
 
@@ -107,54 +104,42 @@ def values(
     distribution: Distribution,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """This region of the logical tensor called `name`: the same bits whatever the region is part of."""
-    out = torch.empty(region.local_shape, dtype=dtype, device=device)
-    flat = out.view(-1)
-    key = stream_key(name, seed)
-    numel = Region.whole(region.shape).numel
-    at = 0
-    for chunk in _chunks(region):
-        rows, columns = (part.to(device) for part in chunk.linear())
-        index = (rows[:, None] + columns).view(-1)
-        drawn = distribution.draw(_words(index, key), index, numel, key)
-        flat[at : at + index.numel()] = drawn.to(dtype)
-        at += index.numel()
+    """This region of the logical tensor called `name`: the same bits whatever the region is part of.
+
+    `out`, contiguous, spares fresh memory: pages that are touched for the first time cost as much as their values.
+    """
+    if out is None:
+        out = torch.empty(region.local_shape, dtype=dtype, device=device)
+    stream = Stream.of(name, seed)
+    found = kernels() if out.device.type == "cpu" else None
+    recipe = _recipe(distribution)
+    if found is None or recipe is None:
+        _fill(out, region, stream, distribution)
+    elif dtype in FILLED:
+        fill(found, out, region, stream, recipe)
+    else:
+        for chunk, part in region_chunks(region, out):
+            part.copy_(fill(found, torch.empty(chunk.local_shape), chunk, stream, recipe))
     return out
 
 
-def stream_key(name: str | TensorId, seed: int) -> int:
-    """The 64-bit key of a name's stream, as a signed integer."""
-    digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+def _recipe(distribution: Distribution) -> Recipe | None:
+    """How kernels make these values, if they do."""
+    if isinstance(distribution, Normal):
+        return Recipe(NORMAL, distribution.std / _LANE_STD, distribution.mean)
+    return Recipe(SIGNED, distribution.size / (1 << 24)) if isinstance(distribution, Signed) else None
 
 
-def _chunks(region: Region) -> Iterator[Region]:
-    """The region as small boxes, in the order in which the local tensor holds them.
-
-    Even the indices of a whole shard would take more memory than the shard
-    (tests/values/test_generate.py::test_making_a_shard_takes_hardly_more_memory_than_the_shard).
-    """
-    for box in region.boxes():
-        for cut in chunks(box.shape):
-            dims = tuple(rg.select(ranges, (run,)) for ranges, run in zip(box.dims, cut, strict=True))
-            yield Region(region.shape, dims)
-
-
-def _words(index: torch.Tensor, key: int) -> torch.Tensor:
-    """One 64-bit word per index; int64 wraps around, and shifts are made logical by masking."""
-    word = index * _signed(_GOLDEN) + key
-    word = (word ^ _shift_right(word, 30)) * _signed(_MIX_1)
-    word = (word ^ _shift_right(word, 27)) * _signed(_MIX_2)
-    return word ^ _shift_right(word, 31)
-
-
-def _shift_right(word: torch.Tensor, bits: int) -> torch.Tensor:
-    return (word >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >= 1 << 63 else word
+def _fill(out: torch.Tensor, region: Region, stream: Stream, distribution: Distribution) -> None:
+    """With torch, on any device."""
+    numel = Region.whole(region.shape).numel
+    for chunk, part in region_chunks(region, out):
+        rows, columns = (index.to(out.device) for index in chunk.linear())
+        index = (rows[:, None] + columns).view(-1)
+        drawn = distribution.draw(stream.words(index), index, numel, stream)
+        part.copy_(drawn.view(part.shape))
 
 
 def _kept(words: torch.Tensor, keep: float) -> torch.Tensor:
@@ -162,9 +147,9 @@ def _kept(words: torch.Tensor, keep: float) -> torch.Tensor:
     return chance < round(keep * (1 << 32))
 
 
-def _feistel(value: torch.Tensor, half: int, key: int) -> torch.Tensor:
+def _feistel(value: torch.Tensor, half: int, stream: Stream) -> torch.Tensor:
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
     for turn in range(4):
-        left, right = right, left ^ (_words(right, key + turn + 1) & mask)
+        left, right = right, left ^ (stream.moved(turn + 1).words(right) & mask)
     return left << half | right

@@ -1,16 +1,21 @@
 """This module measures how two tensors differ, in one pass of sums that add up over shards.
 
-Sums are kept in float64 whatever the dtype: float32 sums are off by a percent at 10^8 elements and overflow at 1e30.
+Totals are kept in float64 whatever the dtype: float32 sums are off by a percent at 10^8 elements and overflow at 1e30.
+The C kernels measure tensors in memory, strided ones where they lie; torch measures the rest, chunk by chunk.
 """
 
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 
 import torch
 
 from ttrace.values.chunks import Cut, chunks
+from ttrace.values.kernels.library import Kernels, is_readable, kernels
+from ttrace.values.kernels.pair import measured
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,47 @@ class Stats:
 _SUMS = ("count", "aa", "bb", "dd", "ab", "nan_a", "inf_a", "nan_b", "inf_b")
 
 
-def stats(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0) -> Stats:
-    """Measure b x factor against a; `max_at` is an index into a."""
+def stats(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, num_threads: int = 1) -> Stats:
+    """Measure b x factor against a; `max_at` is an index into a, of one of its largest differences."""
     if a.shape != b.shape:
         raise ValueError(f"cannot compare shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    if num_threads > 1 and a.numel() >= _WORTH_A_THREAD:
+        return _in_threads(a, b, factor, num_threads)
+    found = kernels() if is_readable(a) and is_readable(b) else None
+    return _torch_stats(a, b, factor) if found is None else _kernel_stats(found, a, b, factor)
+
+
+_WORTH_A_THREAD = 1 << 20
+
+
+def _in_threads(a: torch.Tensor, b: torch.Tensor, factor: float, num_threads: int) -> Stats:
+    """Parts along the longest dim, one per thread; the first in this one."""
+    dim = max(range(a.dim()), key=lambda d: a.shape[d])
+    first, *others = zip(a.tensor_split(num_threads, dim), b.tensor_split(num_threads, dim), strict=True)
+    with ThreadPoolExecutor(num_threads - 1) as pool:
+        # The copied context brings along which kernels the caller chose.
+        waiting = [pool.submit(copy_context().run, stats, x, y, factor=factor) for x, y in others]
+        total, start = stats(*first, factor=factor), first[0].shape[dim]
+        for (x, _), part in zip(others, waiting, strict=True):
+            total, start = total + _moved(part.result(), dim, start), start + x.shape[dim]
+    return total
+
+
+def _moved(part: Stats, dim: int, by: int) -> Stats:
+    if part.max_at is None:
+        return part
+    return replace(part, max_at=tuple(i + by if d == dim else i for d, i in enumerate(part.max_at)))
+
+
+def _kernel_stats(found: Kernels, a: torch.Tensor, b: torch.Tensor, factor: float) -> Stats:
+    if not a.numel():
+        return Stats()
+    sums, at = measured(found, a, b, factor)
+    names = ("aa", "bb", "dd", "ab", "max_diff", "nan_a", "inf_a", "nan_b", "inf_b")
+    return Stats(count=a.numel(), max_at=at, **{name: getattr(sums, name) for name in names})
+
+
+def _torch_stats(a: torch.Tensor, b: torch.Tensor, factor: float) -> Stats:
     total = Stats()
     for cut in chunks(tuple(a.shape)):
         # Strided shards are read in place.

@@ -139,6 +139,9 @@ class Megatron:
         for part in optimizers.parts(optimizer):
             part.reload_model_params()
 
+    def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
+        return [part.optimizer for part in optimizers.parts(optimizer)]
+
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
     ) -> Sequence[Handle]:

@@ -1,0 +1,77 @@
+"""This module follows several plans in one process: to start a training script takes longer than to run one step.
+
+Whether the script allows that cannot be known beforehand: it may end its loop, or keep something that is not brought
+back. So one of the plans is an echo, the reference again without a nudge, and who launched the script compares the two.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from ttrace.capture.plan import Plan
+from ttrace.capture.saved import Saved
+from ttrace.capture.session import Session
+
+LONGEST = 60.0
+"""Seconds: where the first plan took longer, to start again costs little beside it, and an echo much."""
+
+
+class Consecutive:
+    """A session for each plan, one after the other, each from the state in which the first began."""
+
+    def __init__(self, plan: Plan, start: Callable[[Plan], Session], saved: Saved) -> None:
+        *first, last = (plan, *plan.then)
+        self._plans = [*(one.model_copy(update={"stop": False}) for one in first), last]
+        self._start = start
+        self._saved = saved
+        self._session = start(self._plans.pop(0))
+        self._began = 0.0
+        self._stop = plan.stop
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        if self._session.is_closed and self._plans:
+            self._go_on()  # only now: between two steps a script sets its learning rate
+        self._began = self._began or time.monotonic()
+        with self._session.step():
+            yield
+
+    def batch(self, batch: Any) -> Any:
+        return self._session.batch(batch)
+
+    def close(self) -> None:
+        self._plans.clear()
+        self._session.close()
+
+    def _go_on(self) -> None:
+        is_short = time.monotonic() - self._began <= LONGEST
+        self._began = 0.0
+        if not _all_ranks(is_short and self._is_room()):
+            self._plans.clear()
+            if self._stop:
+                sys.exit(0)
+            return
+        self._saved.restore()
+        self._session = self._start(self._plans.pop(0))
+
+    def _is_room(self) -> bool:
+        """Whether the disk takes what is still to come."""
+        folder = self._session.out
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return size * len(self._plans) < shutil.disk_usage(folder).free
+
+
+def _all_ranks(agree: bool) -> bool:
+    """Whether all ranks do; when this returns, all have written what the next plan reads."""
+    if not dist.is_available() or not dist.is_initialized():
+        return agree
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, agree)
+    return all(answers)

@@ -1,0 +1,84 @@
+"""This module keeps what a training step changes, and brings it back."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+Restore = Callable[[], None]
+
+
+class Saved:
+    """The state of a model, its optimizers and the random numbers, as it was when this was made.
+
+    Parameters that are generated need not be kept: they are generated again.
+    """
+
+    def __init__(
+        self, chunks: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], *, with_parameters: bool
+    ) -> None:
+        # Of Module itself: Megatron's DDP calls its gradient buffers so.
+        kept = [buffer for chunk in chunks for buffer in nn.Module.buffers(chunk)]
+        if with_parameters:
+            kept += [parameter for chunk in chunks for parameter in nn.Module.parameters(chunk)]
+        self._chunks = chunks
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in kept]
+        self._optimizers = [(optimizer, _of(optimizer)) for optimizer in optimizers]
+        self._random = [save() for save in _GENERATORS]
+
+    def restore(self) -> None:
+        """As it was; and without gradients."""
+        with torch.no_grad():
+            for tensor, values in self._tensors:
+                tensor.copy_(values)
+        for chunk in self._chunks:
+            nn.Module.zero_grad(chunk)
+        for optimizer, (state, options) in self._optimizers:
+            optimizer.state.clear()
+            optimizer.state.update(copy.deepcopy(state))
+            for group, old in zip(optimizer.param_groups, options, strict=True):
+                group.update(copy.deepcopy(old))
+        for restore in self._random:
+            restore()
+
+
+def _of(optimizer: torch.optim.Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
+    """State by parameter, and the options of each group; the parameters themselves are not copied."""
+    state = {parameter: copy.deepcopy(kept) for parameter, kept in optimizer.state.items()}
+    options = [{key: option for key, option in group.items() if key != "params"} for group in optimizer.param_groups]
+    return state, copy.deepcopy(options)
+
+
+def _python() -> Restore:
+    state = random.getstate()
+    return lambda: random.setstate(state)
+
+
+def _numpy() -> Restore:
+    if "numpy" not in sys.modules:
+        return lambda: None
+    numbers: Any = sys.modules["numpy"].random
+    state = numbers.get_state()
+    return lambda: numbers.set_state(state)
+
+
+def _torch() -> Restore:
+    state = torch.get_rng_state()
+    return lambda: torch.set_rng_state(state)
+
+
+def _accelerator() -> Restore:
+    if not torch.accelerator.is_available():
+        return lambda: None
+    device: Any = torch.get_device_module()
+    state = device.get_rng_state()
+    return lambda: device.set_rng_state(state)
+
+
+_GENERATORS = (_python, _numpy, _torch, _accelerator)

@@ -1,0 +1,89 @@
+"""This module loads the C kernels and chooses the variant of them that this processor runs best.
+
+The library has no part of Python's or torch's ABI and may be absent: the package then computes with torch.
+`TTRACE_KERNELS` chooses a variant by name, or `torch`; `using` does so for a block of code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ttrace.errors import TTraceError
+
+TORCH = "torch"
+VARIANTS = ("avx512", "avx2", "sse2", "neon")
+"""Best first."""
+DTYPES = {
+    dtype: code
+    for code, dtype in enumerate(
+        (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+    )
+}
+"""As lanes.h counts them."""
+
+_FILE = Path(__file__).parent / "kernels.so"
+_asked: ContextVar[str | None] = ContextVar("_asked", default=None)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One variant's functions; calls release the GIL."""
+
+    variant: str
+    functions: ctypes.CDLL
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        function: Callable[..., int] = getattr(self.functions, f"ttrace_{name}_{self.variant}")
+        object.__setattr__(self, name, function)
+        return function
+
+
+def kernels() -> Kernels | None:
+    """The kernels to use here and now; None where torch is to compute."""
+    name = _asked.get() or os.environ.get("TTRACE_KERNELS") or None
+    if name == TORCH:
+        return None
+    found = _runnable()
+    if name is None:
+        return next(iter(found.values()), None)
+    if name not in found:
+        raise TTraceError(f"there are no kernels {name!r} here; known are {', '.join([*found, TORCH])}.")
+    return found[name]
+
+
+def variants() -> tuple[str, ...]:
+    """The variants that this processor can run, best first; none without the library."""
+    return tuple(_runnable())
+
+
+@contextmanager
+def using(variant: str) -> Iterator[None]:
+    """Compute with this variant, or with `torch`, in this block."""
+    token = _asked.set(variant)
+    try:
+        kernels()
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether kernels can read this tensor where it lies."""
+    return tensor.dtype in DTYPES and tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+@functools.cache
+def _runnable() -> dict[str, Kernels]:
+    if not _FILE.exists():
+        return {}
+    library = ctypes.CDLL(str(_FILE))
+    return {name: Kernels(name, library) for name in VARIANTS if getattr(library, f"ttrace_can_run_{name}")()}

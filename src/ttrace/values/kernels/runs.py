@@ -1,0 +1,115 @@
+"""This module hands regions to the kernels that walk them: per dim the ranges held, in as few dims as may be."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.ranges import Ranges
+from ttrace.tensors.region import Region
+from ttrace.values.kernels.library import DTYPES, Kernels
+from ttrace.values.words import Stream
+
+_Dim = tuple[Ranges, int, int]
+"""Ranges of a dim, and the steps from one index to the next in the logical and the local tensor."""
+
+
+NORMAL, SIGNED = 0, 1
+"""As generate.c counts them."""
+FILLED = (torch.float32, torch.bfloat16)
+"""What `fill` can write."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is made of each random word: NORMAL or SIGNED, times a factor, plus a mean."""
+
+    kind: int
+    factor: float
+    mean: float = 0.0
+
+
+class _Described(ctypes.Structure):
+    """As walk.h reads a dim."""
+
+    _fields_ = (
+        ("num_ranges", ctypes.c_int64),
+        ("ranges", ctypes.POINTER(ctypes.c_int64)),
+        ("logical_step", ctypes.c_int64),
+        ("local_step", ctypes.c_int64),
+    )
+
+
+def fill(kernels: Kernels, out: torch.Tensor, region: Region, stream: Stream, recipe: Recipe) -> torch.Tensor:
+    """Fill a contiguous tensor with the generated values of this region."""
+    for dims, at in _boxes(out, region):
+        kernels.generate(
+            ctypes.c_void_p(at),
+            ctypes.c_int64(DTYPES[out.dtype]),
+            dims,
+            ctypes.c_int64(len(dims)),
+            ctypes.c_int64(stream.key),
+            ctypes.c_int64(stream.step),
+            ctypes.c_int64(recipe.kind),
+            ctypes.c_float(recipe.factor),
+            ctypes.c_float(recipe.mean),
+        )
+    return out
+
+
+def sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: Stream, k: int) -> torch.Tensor:
+    """The sketch of a tensor whose last dim has no gaps; a flat shard has none at all."""
+    places = torch.zeros(2 * k, dtype=torch.float64)
+    for dims, at in _boxes(local, region):
+        kernels.sketch(
+            ctypes.c_void_p(at),
+            ctypes.c_int64(DTYPES[local.dtype]),
+            dims,
+            ctypes.c_int64(len(dims)),
+            ctypes.c_int64(stream.key),
+            ctypes.c_int64(stream.step),
+            ctypes.c_int64(k),
+            ctypes.c_void_p(places.data_ptr()),
+        )
+    return places[:k] + places[k:]
+
+
+def _boxes(local: torch.Tensor, region: Region) -> Iterator[tuple[ctypes.Array[_Described], int]]:
+    """The boxes of a region, and where each begins in memory."""
+    logical = _contiguous(region.shape)
+    for box in region.boxes() if region.numel else ():
+        steps = local.stride() if box.offset is None else _contiguous(box.shape)
+        at = local.data_ptr() + (box.offset or 0) * local.element_size()
+        yield _described(list(zip(box.dims, logical, steps, strict=True))), at
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def _described(dims: list[_Dim]) -> ctypes.Array[_Described]:
+    merged = _merged(dims)
+    found = []
+    for ranges, logical, local in merged:
+        bounds = [bound for run in ranges for bound in run]
+        found.append(_Described(len(ranges), (ctypes.c_int64 * len(bounds))(*bounds), logical, local))
+    return (_Described * len(found))(*found)
+
+
+def _merged(dims: list[_Dim]) -> list[_Dim]:
+    """A dim that is held as a whole becomes part of the one before it, where both tensors go on without a gap."""
+    merged: list[_Dim] = []
+    for ranges, logical, local in dims:
+        if merged and ranges:
+            held, outer_logical, outer_local = merged[-1]
+            size = outer_logical // logical
+            if ranges == rg.whole(size) and outer_local == size * local:
+                merged[-1] = (tuple((start * size, stop * size) for start, stop in held), logical, local)
+                continue
+        merged.append((ranges, logical, local))
+    return merged or [(((0, 1),), 1, 1)]

@@ -1,0 +1,76 @@
+"""This module turns names and indices into random 64-bit words: what generated values and sketches are made from.
+
+The function is splitmix64: a counter, stepped by an odd number, goes through a 64-bit mix. Start and step both depend
+on the name. With one step for all names, every stream was the same sequence from another place on, and two of a million
+long ones would overlap; with a 32-bit mix the streams of different names were even permutations of one another.
+Arithmetic is that of integers, so torch on any device, the kernels and Python make the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ttrace.tensors.ids import TensorId
+
+_STEP = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_ALTERNATING = 0xAAAAAAAAAAAAAAAA
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The random words of a name: word i is `mix(key + i * step)`. Both are signed, as int64 tensors need them."""
+
+    key: int
+    step: int
+
+    @classmethod
+    def of(cls, name: str | TensorId, seed: int = 0) -> Stream:
+        key = stream_key(name, seed)
+        return cls(key, _step(key))
+
+    def words(self, index: torch.Tensor) -> torch.Tensor:
+        """One word per index; int64 wraps around, and shifts are made logical by masking."""
+        word = index * self.step + self.key
+        word = (word ^ shift_right(word, 30)) * _signed(_MIX_1)
+        word = (word ^ shift_right(word, 27)) * _signed(_MIX_2)
+        return word ^ shift_right(word, 31)
+
+    def moved(self, by: int) -> Stream:
+        """Another stream of the same name, for use beside this one."""
+        return Stream(_signed((self.key + by) & _MASK), self.step)
+
+
+def stream_key(name: str | TensorId, seed: int) -> int:
+    """The 64-bit key of a name's stream, as a signed integer."""
+    digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def shift_right(word: torch.Tensor, bits: int) -> torch.Tensor:
+    return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@lru_cache(maxsize=4096)
+def _step(key: int) -> int:
+    """An odd step with bits in disorder, chosen as the inventors of splitmix64 do for each of their generators."""
+    step = _mix((key + _STEP) & _MASK) | 1
+    if (step ^ step >> 1).bit_count() < 24:
+        step ^= _ALTERNATING
+    return _signed(step)
+
+
+def _mix(word: int) -> int:
+    word = ((word ^ word >> 30) * _MIX_1) & _MASK
+    word = ((word ^ word >> 27) * _MIX_2) & _MASK
+    return word ^ word >> 31
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word

@@ -1,0 +1,142 @@
+"""This module runs one command under one plan into a trace, and knows whether that was done before.
+
+A stage that ended well leaves a mark beside its trace. It stands for the trace as long as the command, the plan, the
+files it was loaded from, the variables around it and the reference it was made for are the same.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ttrace.capture.plan import Plan
+from ttrace.capture.surroundings import environment
+from ttrace.errors import TTraceError
+from ttrace.trace.format import MANIFEST
+from ttrace.trace.reader import Trace
+from ttrace.trace.sources import changed, fingerprint
+from ttrace.workflow.launch import launch
+
+
+class _Mark(BaseModel):
+    """What a stage that ended well was made from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stamp: str
+    """Another one for each trace."""
+    of: str
+    """The stamp of its reference."""
+    command: tuple[str, ...]
+    plan: Plan
+    environment: dict[str, str]
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command under one plan."""
+
+    command: tuple[str, ...]
+    plan: Plan
+
+    @property
+    def trace(self) -> Trace:
+        return Trace(self.plan.out)
+
+    def is_done(self) -> bool:
+        """Whether an earlier trace may stand for what would be made now."""
+        mark = _read(self.plan.out)
+        if mark is None or (mark.command, mark.plan) != (self.command, self._plan):
+            return False
+        return (mark.of, mark.environment) == (self._of, environment()) and changed(mark.sources) is None
+
+    def run(self, *, timeout: float, then: Sequence[Stage] = ()) -> Trace:
+        """Make the trace; it is complete. An earlier one in the same place is removed.
+
+        `then` are stages that the same process is asked to go on with: those that it completed are there afterwards,
+        but not marked as done yet.
+        """
+        for stage in (self, *then):
+            stage.clear()
+        plan = self.plan.model_copy(update={"then": tuple(stage._plan for stage in then)})
+        launched = launch(self.command, plan, timeout=timeout)
+        words = shlex.join(self.command)
+        is_excused = then and self.is_complete()  # it failed only at what it was asked on top
+        if launched.status != 0 and not is_excused:
+            raise TTraceError(
+                f"{words} ended with status {launched.status}:\n{launched.complaint()}\n(from {launched.log})"
+            )
+        if not any(self.plan.out.glob(f"rank-*/{MANIFEST}")):
+            raise TTraceError(
+                f"{words} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its "
+                f"output is in {launched.log}."
+            )
+        unfinished = [rank for rank in self.trace.ranks if rank.end is None]
+        if unfinished:
+            raise TTraceError(
+                f"{words} ended well, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
+                "every rank run its step inside `with session.step():`, and often enough? Its output is in "
+                f"{launched.log}."
+            )
+        self.mark()
+        return self.trace
+
+    def is_complete(self) -> bool:
+        """Whether every rank finished."""
+        if not any(self.plan.out.glob(f"rank-*/{MANIFEST}")):
+            return False
+        trace = self.trace
+        return len(trace.ranks) == trace.manifest.num_ranks and all(rank.end is not None for rank in trace.ranks)
+
+    def mark(self) -> None:
+        """Say that the trace is what this stage makes."""
+        end = self.trace.ranks[0].end
+        named = {word: fingerprint(Path(word)) for word in self.command if Path(word).is_file()}
+        mark = _Mark(
+            stamp=uuid.uuid4().hex,
+            of=self._of,
+            command=self.command,
+            plan=self._plan,
+            environment=environment(),
+            sources={**named, **(end.sources if end else {})},
+        )
+        _mark_of(self.plan.out).write_text(mark.model_dump_json(indent=1))
+
+    def clear(self) -> None:
+        """Whatever lies here afterwards was made by this plan, on every rank."""
+        plan = self.plan
+        if plan.reference is not None and plan.reference.resolve() == plan.out.resolve():
+            raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
+        _mark_of(plan.out).unlink(missing_ok=True)
+        for manifest in plan.out.glob(f"rank-*/{MANIFEST}"):
+            shutil.rmtree(manifest.parent)
+        if plan.out.is_dir() and not any(plan.out.iterdir()):
+            plan.out.rmdir()
+
+    @property
+    def _plan(self) -> Plan:
+        """The plan wherever it is read."""
+        return self.plan.model_copy(update={"out": self.plan.out.resolve()})
+
+    @property
+    def _of(self) -> str:
+        mark = _read(self.plan.reference) if self.plan.reference else None
+        return mark.stamp if mark else ""
+
+
+def _mark_of(out: Path) -> Path:
+    return out.parent / f"{out.name}.done.json"
+
+
+def _read(out: Path) -> _Mark | None:
+    try:
+        return _Mark.model_validate_json(_mark_of(out).read_text())
+    except (OSError, ValidationError):
+        return None

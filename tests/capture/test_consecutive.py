@@ -1,0 +1,96 @@
+"""Several plans in one process: each begins where the first began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ttrace.attach import PLAN_VARIABLE, Tracing, attach
+from ttrace.capture import consecutive
+from ttrace.capture.plan import Plan
+from ttrace.judge.noise import is_repeated
+from ttrace.trace.reader import Trace
+
+
+class Counting(nn.Module):
+    """Normalises with running statistics, which a step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.linear(x))
+        return out
+
+
+@contextmanager
+def training(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[Callable[[], Tracing]]:
+    """A script with this plan, which goes on with an echo and a twin; one call is one iteration of it."""
+    known = {"reference": folder / "reference", **settings}
+    then = (
+        Plan.model_validate({"out": folder / "echo", "role": "echo", **known}),
+        Plan.model_validate({"out": folder / "twin-1", "role": "twin", "twin": 1, **known}),
+    )
+    Plan.model_validate({"out": folder / "reference", "then": then, **settings}).save(folder / "plan.json")
+    monkeypatch.setenv(PLAN_VARIABLE, str(folder / "plan.json"))
+    torch.manual_seed(0)
+    model = Counting()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+    session = attach(model, optimizer)
+
+    def iteration() -> Tracing:
+        with session.step():
+            optimizer.zero_grad()
+            model(session.batch(torch.randn(16, 8))).square().mean().backward()
+            optimizer.step()
+        schedule.step()
+        return session
+
+    yield iteration
+    session.close()
+
+
+@pytest.mark.parametrize("parameters", ["generated", "own"])
+def test_an_echo_is_the_reference_bit_for_bit_and_a_twin_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameters: str
+) -> None:
+    with training(tmp_path, monkeypatch, parameters=parameters) as iteration:
+        iteration()
+        iteration()
+        with pytest.raises(SystemExit):
+            iteration()
+    reference, echo, twin = (Trace(tmp_path / name) for name in ("reference", "echo", "twin-1"))
+    assert is_repeated(reference, echo)
+    assert reference.shards.keys() == twin.shards.keys()
+    assert not is_repeated(reference, twin)
+
+
+def test_what_cannot_be_brought_back_shows_in_the_echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with training(tmp_path, monkeypatch, num_steps=2) as iteration:  # the schedule's own counter is not ours
+        for _ in range(5):
+            iteration()
+        with pytest.raises(SystemExit):
+            iteration()
+    assert not is_repeated(Trace(tmp_path / "reference"), Trace(tmp_path / "echo"))
+
+
+def test_a_long_iteration_is_not_repeated_in_the_same_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consecutive, "LONGEST", 0.0)
+    with training(tmp_path, monkeypatch) as iteration:
+        iteration()
+        with pytest.raises(SystemExit):
+            iteration()
+    assert not (tmp_path / "echo").exists()
+
+
+def test_a_script_may_stop_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with training(tmp_path, monkeypatch) as iteration:
+        iteration().close()
+    assert Trace(tmp_path / "reference").ranks[0].end is not None

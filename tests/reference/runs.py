@@ -1,0 +1,70 @@
+"""This module traces one step of a model, streamed and ordinary, and compares the two traces bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ttrace.adapters.adapter import Adapter
+from ttrace.adapters.native import Native
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
+from ttrace.judge.logical import Logical
+from ttrace.layouts.rules import Rules
+from ttrace.trace.reader import Trace
+
+VOCAB, LENGTH, BATCH = 48, 8, 2
+Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
+
+
+def own_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The loss that transformers models compute."""
+    loss: torch.Tensor = model(**batch).loss
+    return loss
+
+
+def traced(
+    plan: Plan,
+    model: nn.Module,
+    loss: Loss = own_loss,
+    *,
+    num_microbatches: int = 1,
+    adapting: Callable[[list[nn.Module]], Adapter] = Native,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Trace:
+    """One step; the data are generated, so that both runs have the same."""
+    session = Session(plan, model, optimizer, adapting([model]), Rules())
+    with session.step():
+        for _ in range(num_microbatches):
+            ids, labels = torch.randint(VOCAB, (2, BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+            batch = session.batch({"input_ids": ids, "labels": labels})
+            (loss(model, batch) / num_microbatches).backward()
+        if optimizer is not None:
+            optimizer.step()
+    return Trace(plan.out)
+
+
+def both(folder: Path, streamed: nn.Module, ordinary: nn.Module, *args: Any, **settings: Any) -> tuple[Trace, Trace]:
+    """A streamed reference, and an ordinary run of the same model on the same generated parameters."""
+    reference = traced(Plan(out=folder / "streamed", stop=False), streamed, *args, **settings)
+    plan = Plan(out=folder / "ordinary", role="candidate", reference=folder / "streamed", stop=False)
+    return reference, traced(plan, ordinary, *args, **settings)
+
+
+def assert_same_bits(a: Trace, b: Trace) -> None:
+    """Every id, dtype and element; and nothing held twice, lost or complained of."""
+    assert [*a.problems(), *b.problems()] == []
+    assert set(a.shards) == set(b.shards)
+    for tensor_id in a.shards:
+        x, y = Logical.found(a, tensor_id), Logical.found(b, tensor_id)
+        assert x is not None
+        assert y is not None
+        cover = x.coverage()
+        assert not cover.num_gap, tensor_id
+        assert not cover.num_overlap, tensor_id
+        assert x.dtype == y.dtype, tensor_id
+        assert torch.equal(x.tensor(), y.tensor()), tensor_id

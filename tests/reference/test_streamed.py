@@ -1,0 +1,288 @@
+"""A streamed model is the ordinary one, bit for bit, with no parameter in memory; what it cannot do it says."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ttrace
+from tests.reference.runs import BATCH, LENGTH, VOCAB, assert_same_bits, both, own_loss, traced
+from ttrace.capture.plan import Plan
+from ttrace.errors import CaptureError
+from ttrace.judge.check import check
+from ttrace.judge.logical import Logical
+from ttrace.judge.verdict import STREAMED, Exit, Verdict
+from ttrace.reference.maker import maker_of
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.trace.reader import Trace
+from ttrace.values.generate import Normal
+from zoo.harness.hugging import CONFIGS
+
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+def hugging(family: str, dtype: torch.dtype, *, tied: bool) -> nn.Module:
+    """A small transformers model, its experts run one by one."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM  # it has no types
+    settings = CONFIGS[family] | {"tie_word_embeddings": tied, "num_experts": 8}
+    config = transformers.AutoConfig.for_model(family, **settings)
+    model: nn.Module = auto.from_config(config, dtype=dtype, experts_implementation="eager")
+    return model
+
+
+def small(**settings: Any) -> nn.Module:
+    return hugging("llama", FP32, **{"tied": False, **settings})
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3"])
+def test_streamed_is_the_ordinary_reference_bit_for_bit(
+    family: str, dtype: torch.dtype, tied: bool, tmp_path: Path
+) -> None:
+    build = partial(hugging, family, dtype, tied=tied)
+    streamed, ordinary = both(tmp_path, ttrace.streamed(build), build())
+    assert_same_bits(streamed, ordinary)
+    assert {Kind.LOSS, Kind.PARAM_GRAD, Kind.GRAD_INPUT} <= {t.kind for t in streamed.shards}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_blocks_are_the_ordinary_reference_bit_for_bit(family: str, tied: bool, tmp_path: Path) -> None:
+    build = partial(hugging, family, BF16, tied=tied)
+    assert_same_bits(*both(tmp_path, ttrace.streamed(build, by="blocks"), build()))
+
+
+@pytest.mark.parametrize("by", ["operators", "blocks"])
+def test_autocast_is_the_ordinary_reference_bit_for_bit(by: Any, tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return own_loss(model, batch)
+
+    build = partial(hugging, "qwen3_moe", FP32, tied=True)
+    streamed, ordinary = both(tmp_path, ttrace.streamed(build, by=by), build(), loss)
+    assert_same_bits(streamed, ordinary)
+    assert any(shards[0].record.dtype == BF16 for shards in streamed.shards.values())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_gradients_of_microbatches_wait_for_the_last(family: str, tmp_path: Path) -> None:
+    build = partial(hugging, family, BF16, tied=False)
+    model = ttrace.streamed(build, num_microbatches=3)
+    assert_same_bits(*both(tmp_path, model, build(), num_microbatches=3))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_checkpointed_layers_are_the_ordinary_reference_bit_for_bit(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        model = small()
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        return model
+
+    assert_same_bits(*both(tmp_path, ttrace.streamed(build), build()))
+
+
+def test_other_values_in_backward_would_be_seen(tmp_path: Path) -> None:
+    """What the tests above rest on: backward reads values that are made anew."""
+    model = ttrace.streamed(small)
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        found = own_loss(model, batch)
+        maker = maker_of(model.get_parameter("model.layers.0.mlp.down_proj.weight"))
+        if maker is not None:
+            maker.seed = 1
+        return found
+
+    with pytest.raises(AssertionError, match="mlp"):
+        assert_same_bits(*both(tmp_path, model, small(), loss))
+
+
+def test_nothing_is_kept(tmp_path: Path) -> None:
+    """After a step there is neither a value nor a gradient; in the trace parameters have no bytes."""
+    model = ttrace.streamed(partial(hugging, "qwen3_moe", FP32, tied=False))
+    trace = traced(Plan(out=tmp_path, stop=False), model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(
+        parameter.untyped_storage().nbytes() == 0 or parameter.data_ptr() == 0 for parameter in model.parameters()
+    )
+    records = [shards[0].record for tensor_id, shards in trace.shards.items() if tensor_id.kind is Kind.PARAM]
+    assert records
+    assert all(record.is_made and record.begin == record.end for record in records)
+    embedded = trace.shards[TensorId.of(0, None, "model.embed_tokens.weight", Kind.PARAM_GRAD)]
+    assert sum(s.record.end - s.record.begin for s in embedded) <= BATCH * LENGTH * 32 * 4  # rows that occurred
+
+
+def test_a_candidate_is_judged_against_a_streamed_reference(tmp_path: Path) -> None:
+    """One that has an optimizer: its updates are not judged, and that is said."""
+    folders = [tmp_path / str(number) for number in range(4)]
+    plan = Plan(out=folders[0], stop=False)
+    traced(plan, ttrace.streamed(small))
+    for twin in (1, 2, 3):
+        update = {"out": folders[twin], "role": "twin", "twin": twin, "reference": folders[0]}
+        traced(plan.model_copy(update=update), ttrace.streamed(small))
+    model = small()
+    plan = Plan(out=tmp_path / "candidate", role="candidate", reference=folders[0], stop=False)
+    candidate = traced(plan, model, optimizer=torch.optim.AdamW(model.parameters()))
+    judgement = check(Trace(folders[0]), [Trace(folder) for folder in folders[1:]], candidate)
+    assert judgement.exit is Exit.PASSED
+    unjudged = {c.id.kind for c in judgement.comparisons if c.verdict is Verdict.UNJUDGED}
+    assert unjudged == {Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM}
+    assert any(STREAMED in note for note in judgement.notes)
+    assert any("updates and the norm of all gradients are not traced" in note for note in judgement.notes)
+
+
+def test_a_large_weight_is_used_in_slices(tmp_path: Path) -> None:
+    """Forward and the weight's gradient are as good as whole; the input's gradient is summed in another order."""
+    streamed, ordinary = both(tmp_path, ttrace.streamed(small, max_bytes=1000), small())
+    head = TensorId.of(0, None, "lm_head.weight", Kind.PARAM_GRAD)
+    assert len(streamed.shards[head]) == 7  # of 7 rows with 128 bytes each
+    for tensor_id in ordinary.shards:
+        x, y = Logical.found(streamed, tensor_id), Logical.found(ordinary, tensor_id)
+        assert x is not None
+        assert y is not None
+        torch.testing.assert_close(x.tensor(), y.tensor(), atol=1e-6, rtol=1e-4)
+
+
+class Raw(torch.autograd.Function):
+    """x * weight by a kernel that knows addresses only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.weight = weight
+        ctx.save_for_backward(x)
+        return x * read(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * read(ctx.weight), (gradients[0] * x).flatten(0, -2).sum(0)
+
+
+def read(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.data_ptr()
+    memory = (ctypes.c_char * (weight.numel() * 4)).from_address(weight.data_ptr())
+    return torch.frombuffer(bytearray(memory), dtype=torch.float32)
+
+
+class Gain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = Raw.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return y
+
+
+def gains() -> nn.Module:
+    stack = nn.ModuleList([nn.Sequential(Gain(), nn.Linear(8, 8)), nn.Sequential(Gain(), nn.Linear(8, VOCAB))])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.blocks = nn.Embedding(VOCAB, 8), stack
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x: torch.Tensor = self.table(ids)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    return Model()
+
+
+def token_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+
+
+def test_kernels_that_are_handed_addresses_run_by_blocks(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ordinary = gains()
+    model = ttrace.streamed(gains, by="blocks")
+    assert_same_bits(*both(tmp_path, model, ordinary, token_loss))
+    assert all(bool(parameter.isnan().all()) for parameter in model.parameters())  # too late would be loud
+
+
+def test_frozen_parameters_are_streamed_too(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        model = gains()
+        model.blocks[0].requires_grad_(False)  # type: ignore[index]
+        return model
+
+    assert_same_bits(*both(tmp_path, ttrace.streamed(build, by="blocks"), build(), token_loss))
+
+
+def test_without_a_session_it_is_a_model_like_others() -> None:
+    model = ttrace.streamed(small)
+    own_loss(model, {name: torch.randint(VOCAB, (1, 4)) for name in ("input_ids", "labels")}).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_gradient_that_grows_after_it_was_recorded_is_a_problem(tmp_path: Path) -> None:
+    trace = traced(Plan(out=tmp_path, stop=False), ttrace.streamed(small), num_microbatches=2)
+    assert any("its gradient grew after 1 backward passes" in problem for problem in trace.problems())
+
+
+def test_reentrant_checkpoints_that_share_a_weight_are_a_problem(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x: torch.Tensor = model[0](batch["input_ids"])  # type: ignore[index]
+        for _ in range(2):
+            x = checkpoint(model[1], x, use_reentrant=True)  # type: ignore[index]
+        return x.square().mean()
+
+    model = ttrace.streamed(lambda: nn.Sequential(nn.Embedding(VOCAB, 8), nn.Linear(8, 8)))
+    trace = traced(Plan(out=tmp_path, stop=False), model, loss)
+    assert any("use_reentrant=False" in problem for problem in trace.problems())
+
+
+def test_spreads_follow_the_rule_unless_stated() -> None:
+    model = ttrace.streamed(small, spreads={"*.layers.*.weight": (0.0, 0.5), "*.1.mlp.up_proj.weight": (1.0, 0.25)})
+    found = {name: maker.distribution for name, p in model.named_parameters() if (maker := maker_of(p)) is not None}
+    assert found["model.norm.weight"] == Normal(1.0, 0.02)
+    assert found["lm_head.weight"] == Normal(0.0, 0.02)
+    assert found["model.layers.0.mlp.up_proj.weight"] == Normal(0.0, 0.5)
+    assert found["model.layers.1.mlp.up_proj.weight"] == Normal(1.0, 0.25)
+    wide = ttrace.streamed(lambda: nn.Linear(40000, 4))
+    bias, weight = (maker_of(parameter) for parameter in (wide.bias, wide.weight))  # type: ignore[arg-type]
+    assert bias is not None
+    assert bias.distribution == Normal(0.0, 0.02)
+    assert weight is not None
+    assert weight.distribution == Normal(0.0, 0.005)
+
+
+def test_misuse_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no parameter of this model is on the meta device"):
+        ttrace.streamed(nn.Linear(2, 2))
+    with torch.device("meta"):
+        model = nn.BatchNorm1d(2)
+    with pytest.raises(CaptureError, match=r"buffer running_mean is on the meta device.*lambda: Model"):
+        ttrace.streamed(model)
+    with pytest.raises(CaptureError, match=r"spreads has 'head\.\*'"):
+        ttrace.streamed(lambda: nn.Linear(2, 2), spreads={"head.*": (0.0, 1.0)})
+    with pytest.raises(CaptureError, match="writes to a streamed parameter"):
+        nn.init.zeros_(ttrace.streamed(lambda: nn.Linear(2, 2)).weight)  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="streamed and has no values of its own"):
+        traced(Plan(out=tmp_path, stop=False, parameters="own"), ttrace.streamed(small))
+
+
+def test_a_parameter_that_two_modules_get_while_building_stays_one() -> None:
+    def build() -> nn.Module:
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        shared = nn.Parameter(torch.ones(4, 4))
+        shared.mark = "kept"  # type: ignore[attr-defined]
+        first.weight = second.weight = shared
+        return nn.Sequential(first, second)
+
+    model = ttrace.streamed(build)
+    assert model[0].weight is model[1].weight  # type: ignore[index]
+    assert model[0].weight.mark == "kept"  # type: ignore[index]

@@ -1,0 +1,57 @@
+"""Random words: the bits every implementation must make."""
+
+from __future__ import annotations
+
+import torch
+
+from ttrace.values.words import Stream, stream_key
+
+NAME = "0/-/layers.3.mlp.fc1.weight/param"
+OTHERS = ("0/-/layers.4.mlp.fc1.weight/param", "0/-/layers.3.mlp.fc2.weight/param", "1/-/layers.3.mlp.fc1.weight/param")
+MASK = (1 << 64) - 1
+
+
+def mixed(word: int) -> int:
+    """Splitmix64 in Python's own integers."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    return word ^ (word >> 31)
+
+
+def word(name: str, index: int, seed: int = 0) -> int:
+    stream = Stream.of(name, seed)
+    return mixed((index * stream.step + stream.key) & MASK)
+
+
+def test_streams_are_these_for_ever() -> None:
+    assert stream_key(NAME, 0) == -3821379955817393691
+    assert stream_key(NAME, 7) == -874800633493794822
+    assert stream_key("a", 0) == -3176261689564211179
+    assert [Stream.of(NAME, seed).step for seed in (0, 7)] == [5076727677734422143, 1167853325982816805]
+    assert [word(NAME, index) for index in (0, 1, 1 << 45)] == [
+        13696268061861614191,
+        862627210044186757,
+        14128062942216043502,
+    ]
+
+
+def test_words_do_not_overflow_anywhere() -> None:
+    index = torch.tensor([0, 1, 2**31 - 1, 2**31, 2**32, 2**40 + 17, 2**62 + 5])
+    found = Stream.of(NAME).words(index)
+    assert [x & MASK for x in found.tolist()] == [word(NAME, i) for i in index.tolist()]
+
+
+def test_steps_are_odd_in_disorder_and_all_different() -> None:
+    steps = [Stream.of(f"layers.{i}").step & MASK for i in range(10_000)]
+    assert len(set(steps)) == len(steps)
+    assert all(step % 2 for step in steps)
+    assert min((step ^ step >> 1).bit_count() for step in steps) >= 23
+
+
+def test_no_stream_is_another_from_some_place_on() -> None:
+    """With one step for all, the stream of one name went on as that of another, at a place that can be computed."""
+    first, second = Stream.of(NAME), Stream.of(OTHERS[0])
+    for step in (first.step, second.step):
+        shift = (second.key - first.key) * pow(step & MASK, -1, 1 << 64) & MASK
+        same = sum(word(NAME, shift + i) == word(OTHERS[0], i) for i in range(1, 1000))
+        assert same == 0

@@ -1,0 +1,140 @@
+"""What was done is not done again, what has changed is, and a run that was cut off goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.test_run import ROOT, SCRIPTS, ttrace
+
+SCRIPT = """
+import os, sys, time, torch, ttrace
+from pathlib import Path
+from part import SIZE
+print("started", flush=True)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(SIZE, 8), torch.nn.Linear(8, SIZE))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if "wrong" in sys.argv:
+    model[1].weight.register_hook(lambda grad: 2 * grad)
+session = ttrace.attach(model, optimizer)
+hold, plan = Path(__file__).with_name("hold"), Path(os.environ["TTRACE_PLAN"]).name
+for number in range(8):
+    with session.step():
+        while hold.exists() and plan == f"{hold.read_text()}.plan.json":
+            print("waiting", flush=True)
+            time.sleep(0.1)
+        if "changing" in sys.argv:
+            model[0].weight.data.mul_(1 + number)
+        optimizer.zero_grad()
+        model(session.batch(torch.randn(4, SIZE))).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "part.py").write_text("SIZE = 16\n")
+    return tmp_path
+
+
+def words(folder: Path, *more: str, reference: str = "", candidate: str = "") -> tuple[str, ...]:
+    command = f"{sys.executable} {folder}/train.py"
+    return (
+        *("run", "--reference", f"{command} {reference}".strip(), "--candidate", f"{command} {candidate}".strip()),
+        *("--out", str(folder / "run"), "--twins", "2", "--json", *more),
+    )
+
+
+def kept(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line.split(":")[0] for line in done.stderr.splitlines() if ": kept, " in line]
+
+
+def stamps(folder: Path) -> dict[str, str]:
+    marks = sorted((folder / "run").glob("*.done.json"))
+    return {mark.name.removesuffix(".done.json"): json.loads(mark.read_text())["stamp"] for mark in marks}
+
+
+@pytest.mark.slow
+def test_only_what_has_changed_is_run_again(scripts: Path) -> None:
+    first = ttrace(*words(scripts))
+    assert (first.returncode, kept(first)) == (0, []), first.stderr
+    made = stamps(scripts)
+    assert made.keys() == {"reference", "twin-1", "twin-2", "candidate"}
+    assert (scripts / "run" / "reference.log").read_text().count("started") == 1  # twins shared the launch
+
+    again = ttrace(*words(scripts))
+    assert kept(again) == ["reference", "candidate"]
+    assert stamps(scripts) == made
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+
+    few = ("--no-isolate", "--no-repeat")
+    other = ttrace(*words(scripts, *few, candidate="wrong"))
+    assert (other.returncode, kept(other)) == (1, ["reference"])
+    (scripts / "part.py").write_text("SIZE = 12\n")
+    changed = ttrace(*words(scripts, *few, candidate="wrong"))
+    assert (changed.returncode, kept(changed)) == (1, [])
+    made = stamps(scripts)
+    assert kept(ttrace(*words(scripts, *few, "--fresh", candidate="wrong"))) == []
+    assert not made.items() & stamps(scripts).items()
+
+
+@pytest.mark.slow
+def test_a_script_whose_iterations_differ_gets_a_launch_for_each_twin(scripts: Path) -> None:
+    done = ttrace(*words(scripts, reference="changing", candidate="changing"))
+    assert done.returncode == 0, done.stdout
+    assert "the reference's iterations differ by themselves" in done.stderr
+    assert (scripts / "run" / "twin-2.log").exists()
+
+
+KILLED = [
+    ("reference", signal.SIGTERM),
+    ("candidate", signal.SIGKILL),
+    ("repeat", signal.SIGINT),
+    ("isolated/reference", signal.SIGTERM),
+    ("isolated/candidate", signal.SIGKILL),
+]
+"""Stages, and what ends them: SIGKILL hits the command's own process, the others `ttrace` itself."""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cut_off_at_every_stage_goes_on_each_time(scripts: Path) -> None:
+    command = words(scripts, candidate="wrong")
+    for stage, number in KILLED:
+        (scripts / "hold").write_text(Path(stage).name)
+        (scripts / "run" / f"{stage}.log").unlink(missing_ok=True)
+        _kill(command, scripts / "run" / f"{stage}.log", number)
+    (scripts / "hold").unlink()
+    made = stamps(scripts)
+    done = ttrace(*command)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["findings"][0]["alone"] is True
+    assert made.items() <= stamps(scripts).items()  # each run went on with what those before it had done
+
+
+def _kill(command: tuple[str, ...], log: Path, number: signal.Signals) -> None:
+    """Run the command until a stage's script waits, and end it there: nothing of it is left."""
+    environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        ["ttrace", *command], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (log.exists() and "waiting" in log.read_text()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child) if number is signal.SIGKILL else process.pid, number)
+    _, told = process.communicate(timeout=60)
+    # A script that fails in isolation is a note on what was found, one that fails before it leaves nothing to judge.
+    assert process.returncode not in ((0,) if "isolated" in str(log) else (0, 1)), told
+    assert "Traceback" not in told
+    assert not Path(f"/proc/{child}").exists()
