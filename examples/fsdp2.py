@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-import ttrace
+import ttrace  # 1
 
 HIDDEN, NUM_LAYERS, NUM_MICROBATCHES = 32, 3, 4
 DP = int(os.environ.get("WORLD_SIZE", "1"))
@@ -22,11 +22,11 @@ if DP > 1:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-session = ttrace.attach(model, optimizer)
+session = ttrace.attach(model, optimizer)  # 2
 for step in range(10):
-    with session.step():
+    with session.step():  # 3
         for _ in range(NUM_MICROBATCHES // DP):
-            x, y = session.batch((torch.randn(4, HIDDEN), torch.randn(4, HIDDEN)))
+            x, y = session.batch((torch.randn(4, HIDDEN), torch.randn(4, HIDDEN)))  # 4
             loss = F.mse_loss(model(x), y) * DP / NUM_MICROBATCHES
             loss.backward()
         optimizer.step()

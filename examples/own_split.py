@@ -8,12 +8,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-import ttrace
+import ttrace  # 1
 
 HIDDEN, WORLD, RANK = 16, int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 
 
-@ttrace.split
+@ttrace.split  # 2
 def dealt(size, rank, world):
     return tuple((i, i + 1) for i in range(rank, size, world))
 
@@ -52,10 +52,10 @@ if WORLD > 1:
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Dealt(HIDDEN // WORLD, HIDDEN, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session = ttrace.attach(model, optimizer, mesh={"deal": WORLD}, rules={"1.weight": "out in/deal:dealt"})
+session = ttrace.attach(model, optimizer, mesh={"deal": WORLD}, rules={"1.weight": "out in/deal:dealt"})  # 3
 for _ in range(10):
-    with session.step():
-        x, y = session.batch((torch.randn(4, HIDDEN), torch.randn(4, HIDDEN)))
+    with session.step():  # 4
+        x, y = session.batch((torch.randn(4, HIDDEN), torch.randn(4, HIDDEN)))  # 5
         F.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

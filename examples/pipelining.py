@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-import ttrace
+import ttrace  # 1
 
 HIDDEN, NUM_LAYERS, NUM_MICROBATCHES = 32, 4, 4
 PP, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -22,6 +22,10 @@ def stack(layers):
     return nn.Sequential(OrderedDict(made))
 
 
+def drawn():
+    return torch.randn(4, HIDDEN), torch.randn(4, HIDDEN)
+
+
 torch.manual_seed(0)
 per_stage = NUM_LAYERS // PP
 model = stack(range(RANK * per_stage, (RANK + 1) * per_stage))
@@ -30,10 +34,10 @@ if PP > 1:
     dist.init_process_group("gloo")
     stage = PipelineStage(model, RANK, PP, torch.device("cpu"))
     schedule = Schedule1F1B(stage, n_microbatches=NUM_MICROBATCHES, loss_fn=F.mse_loss)
-session = ttrace.attach(model, optimizer, mesh={"pp": PP})
+session = ttrace.attach(model, optimizer, mesh={"pp": PP})  # 2
 for _ in range(10):
-    with session.step():
-        batches = [session.batch((torch.randn(4, HIDDEN), torch.randn(4, HIDDEN))) for _ in range(NUM_MICROBATCHES)]
+    with session.step():  # 3
+        batches = [session.batch(drawn()) for _ in range(NUM_MICROBATCHES)]  # 4
         if PP > 1:
             x = torch.cat([x for x, _ in batches])
             y = torch.cat([y for _, y in (reversed(batches) if "--bug" in sys.argv else batches)])

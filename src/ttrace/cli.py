@@ -360,7 +360,7 @@ def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str) ->
 
 def _write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:
     out = run.folder / "report.html" if out is None else out
-    about = About.of(run.folder, run.next_command(judgement))
+    about = About.of(run.folder, run.next_command(judgement), run.seen.folder)
     try:
         out.write_text(document(page(judgement, about)), encoding="utf-8")
     except OSError as error:

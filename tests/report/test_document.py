@@ -6,6 +6,7 @@ All of it takes about 15 seconds. The images it is held against are made by `TTR
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from ttrace.report.document import document
 from ttrace.report.page import About, page
 
 SHOTS = Path(__file__).parent / "shots"
+FIGURE = Path(__file__).parents[2] / "docs" / "howto" / "figures" / "report.png"
 NAME = "<!--<script>window.owned=1;\"'&lt;{{REST}}"
 """A name has neither blanks nor slashes."""
 TEXT = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>"
@@ -112,7 +114,9 @@ def compared_with_shot(png: bytes, name: str) -> None:
     with Image.open(fresh) as image:
         seen = image.convert("RGB")
     if os.environ.get("TTRACE_SHOTS"):
-        seen.quantize(32).save(kept, optimize=True)
+        seen.quantize(96).save(kept, optimize=True)
+        if name == "failing-1280":
+            shutil.copy(kept, FIGURE)
     with Image.open(kept) as image:
         known = image.convert("RGB")
     assert seen.size == known.size
@@ -120,7 +124,7 @@ def compared_with_shot(png: bytes, name: str) -> None:
     difference = ImageChops.difference(
         seen.resize(small, Image.Resampling.BOX), known.resize(small, Image.Resampling.BOX)
     )
-    assert max(ImageStat.Stat(difference).mean) < 4, f"the page looks different: compare {fresh} with {kept}"
+    assert max(ImageStat.Stat(difference).mean) < 3, f"the page looks different: compare {fresh} with {kept}"
     fresh.unlink()
 
 
@@ -160,6 +164,32 @@ def test_marks_filters_and_trees_open_what_is_behind_them(browser: Browser, huge
             "attn",
             "proj",
         ]
+        assert found.complaints == []
+
+
+def test_pointing_at_a_mark_names_its_tensor_and_dragging_zooms(browser: Browser, failing: Path) -> None:
+    with opened(browser, failing) as found:
+        over = found.page.locator(".u-over").first
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        assert box is not None
+        places = found.page.evaluate("page.places")
+        x = box["x"] + (places.index("layers.2.fc1") + 0.6) / (len(places) + 0.2) * box["width"]
+        tip = found.page.locator(".tip").first
+        for y in range(0, int(box["height"]), 5):
+            found.page.mouse.move(x, box["y"] + y)
+            if tip.is_visible():
+                break
+        assert tip.inner_text().startswith("✗ 0/0/layers.2.fc1/output")
+        found.page.mouse.down()
+        found.page.mouse.up()
+        assert found.page.locator("#card .site").inner_text() == "0/0/layers.2.fc1/output"
+        found.page.locator("#card .close").click()
+        found.page.mouse.move(x, box["y"] + 40)
+        found.page.mouse.down()
+        found.page.mouse.move(x + 200, box["y"] + 40, steps=4)
+        found.page.mouse.up()
+        assert found.page.evaluate("plots.map((each) => each.scales.x.min)") == pytest.approx([5.0, 5.0], abs=0.1)
         assert found.complaints == []
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ttrace.report.depth import Depth
 from ttrace.report.document import document
 from ttrace.report.page import About, page
 from ttrace.report.timing import stages
+from ttrace.trace.format import Sketched
 
 
 def unpacked(packed: dict[str, str]) -> list[Any]:
@@ -89,6 +91,22 @@ def test_replicas_that_differ_are_told_by_axis(tmp_path: Path) -> None:
         case.candidate.record(rank, "0/0/fc/output", full * (1 + rank % 2), "...")
     (conflict,) = page(case.judged(), About.of(tmp_path, ""))["conflicts"]
     assert (conflict["axis"], conflict["count"], conflict["first"]) == ("tp", 1, "0/0/fc/output")
+
+
+def test_sketches_have_no_maps_and_no_axes(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    full = drawn(4, 8)
+    case.trusted("0/0/fc/output", full)
+    for rank in range(2):
+        case.candidate.record(rank, "0/0/fc/output", full * (1 + rank), "...")
+    judgement, about = case.judged(), About.of(tmp_path, "")
+    assert about.traces is not None
+    for trace in about.traces:
+        for shards in trace.shards.values():
+            shards[:] = [replace(s, record=replace(s.record, sketch=Sketched(16, 0.0))) for s in shards]
+    made = page(judgement, about)
+    assert made["maps"] == []
+    assert made["conflicts"][0]["axis"] == "not known: only sketches were recorded"
 
 
 def test_an_empty_judgement_has_a_page_too(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ttrace.errors import SketchError
 from ttrace.judge.evidence import Evidence
 from ttrace.judge.logical import Logical
 from ttrace.judge.verdict import Comparison
@@ -41,12 +42,14 @@ class ErrorMap:
 
 
 def error_map(comparison: Comparison, reference: Trace, candidate: Trace) -> ErrorMap | None:
-    """None where the two sides cannot be laid over each other, or there is nothing to see."""
+    """None where the two sides cannot be laid over each other, or only sketches are known of them."""
     evidence = Evidence.of(comparison, reference, candidate)
     if evidence is None or evidence.reference.shape != evidence.candidate.shape or not comparison.stats.count:
         return None
-    shown = list(_parts(evidence.candidate))
-    full = _full(evidence.reference)
+    try:
+        shown, full = list(_parts(evidence.candidate)), _full(evidence.reference)
+    except SketchError:
+        return None
     size = comparison.stats.norm / math.sqrt(comparison.stats.count) or 1.0
     ranks = tuple(
         RankMap(where, str(region), _blocks(full, region, tensor, evidence.factor, size))

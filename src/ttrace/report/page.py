@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ttrace.errors import SketchError
 from ttrace.judge.diagnose import axes_of_conflict
 from ttrace.judge.errormap import RankMap, error_map
 from ttrace.judge.evidence import Evidence
@@ -49,9 +50,9 @@ class About:
     """Reference and candidate; without them there are no maps, and nothing is said of axes and parameters."""
 
     @classmethod
-    def of(cls, folder: Path, next_command: str) -> About:
-        """What a run's folder tells."""
-        traces = Trace(folder / "reference"), Trace(folder / "candidate")
+    def of(cls, folder: Path, next_command: str, seen: Path | None = None) -> About:
+        """What a run's folder tells; `seen` is the one in which tensors are known best, if it is another."""
+        traces = Trace((seen or folder) / "reference"), Trace((seen or folder) / "candidate")
         return cls(str(folder), next_command, _commands(folder), stages(folder), traces)
 
 
@@ -173,8 +174,7 @@ def _conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace]) -
     found: dict[str, list[Comparison]] = {}
     conflicts = [c for c in comparisons if c.verdict is Verdict.CONFLICT]
     for comparison in conflicts[:MOST_CONFLICTS]:
-        evidence = Evidence.of(comparison, *traces)
-        for axis in (axes_of_conflict(evidence) if evidence else []) or ["no single axis"]:
+        for axis in _axes(comparison, traces):
             found.setdefault(axis, []).append(comparison)
     return [
         {
@@ -187,6 +187,14 @@ def _conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace]) -
         }
         for axis, mine in found.items()
     ]
+
+
+def _axes(comparison: Comparison, traces: tuple[Trace, Trace]) -> list[str]:
+    evidence = Evidence.of(comparison, *traces)
+    try:
+        return (axes_of_conflict(evidence) if evidence else []) or ["no single axis"]
+    except SketchError:
+        return ["not known: only sketches were recorded"]
 
 
 def _coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:

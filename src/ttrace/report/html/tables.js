@@ -70,7 +70,7 @@ function makeNotes() {
 function makeRun() {
   const { commands, seconds, versions } = page.run;
   const longest = Math.max(...seconds.map(([, value]) => value), 0);
-  const times = seconds.map(([name, value]) => [name, `${value.toFixed(1)} s`,
+  const times = seconds.map(([name, value]) => [name, `${value.toFixed(1)}\u00a0s`,
     el("span", { class: "time", style: `--part: ${value / longest}` })]);
   const both = versions.map(([name, ours, theirs]) => [name, ours, ours === theirs ? "" : theirs]);
   return section("The run", "",
