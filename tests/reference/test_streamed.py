@@ -144,6 +144,15 @@ def test_a_candidate_is_judged_against_a_streamed_reference(tmp_path: Path) -> N
     assert any("updates and the norm of all gradients are not traced" in note for note in judgement.notes)
 
 
+def test_an_isolated_run_is_streamed_too(tmp_path: Path) -> None:
+    build = partial(hugging, "qwen3_moe", FP32, tied=False)
+    traced(Plan(out=tmp_path / "first", stop=False), ttrace.streamed(build))
+    plan = Plan(out=tmp_path / "streamed", isolated=True, reference=tmp_path / "first", stop=False)
+    streamed = traced(plan, ttrace.streamed(build))
+    update = {"out": tmp_path / "ordinary", "role": "candidate", "reference": tmp_path / "streamed"}
+    assert_same_bits(streamed, traced(plan.model_copy(update=update), build()))
+
+
 def test_an_optimizer_is_harmless_and_norms_are_not_traced(tmp_path: Path) -> None:
     model = ttrace.streamed(small)
     optimizer = torch.optim.AdamW(model.parameters())
