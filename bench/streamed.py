@@ -11,6 +11,7 @@ was measured, with the command, as JSON.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -99,6 +100,7 @@ def _drop(parameter: torch.Tensor) -> None:
 
 def iteration(name: str, large: Large, folder: Path, *, num_tokens: int = NUM_TOKENS) -> Iteration:
     """Build, stream and trace a model; its memory counts from here, and is that of the whole process."""
+    importlib.import_module("transformers")  # before the clock starts
     Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
     trainee = Trainee(ttrace.streamed(large.build), large.vocab, num_tokens)

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "values": {"errors", "tensors"},
     "trace": {"errors", "tensors", "layouts", "values"},
     "reference": {"errors", "tensors", "values"},
-    "adapters": {"errors", "tensors", "layouts", "values", "trace"},
+    "adapters": {"errors", "tensors", "layouts", "values", "trace", "reference"},
     "capture": {"errors", "tensors", "layouts", "values", "trace", "adapters", "reference"},
     "judge": {"errors", "tensors", "layouts", "values", "trace"},
     "report": {"errors", "tensors", "layouts", "values", "trace", "judge"},

@@ -19,12 +19,12 @@ LOW_RANK = {"q_lora_rank": 64, "kv_lora_rank": 32, "num_key_value_heads": 16, "m
 
 
 def test_a_streamed_iteration_holds_less_than_its_weights(tmp_path: Path) -> None:
-    """Four layers of Llama's shape, made narrow; weights and gradients would take 94 MiB more than is allowed."""
-    iteration("warm", MODELS["llama-8b"].cut(1, vocab=64, **NARROW), tmp_path, num_tokens=8)
-    before = iteration("none", MODELS["llama-8b"].cut(1, vocab=64, **NARROW), tmp_path, num_tokens=8)
-    found = iteration("llama", MODELS["llama-8b"].cut(24, vocab=64, **NARROW), tmp_path, num_tokens=8)
+    """Layers of Llama's shape, made narrow: twelve more of them cost less than half of their weights and gradients."""
+    iteration("warm", MODELS["llama-8b"].cut(4, vocab=64, **NARROW), tmp_path, num_tokens=8)
+    before = iteration("few", MODELS["llama-8b"].cut(4, vocab=64, **NARROW), tmp_path, num_tokens=8)
+    found = iteration("llama", MODELS["llama-8b"].cut(16, vocab=64, **NARROW), tmp_path, num_tokens=8)
     weights = 2 * 2 * (found.num_parameters - before.num_parameters) / GIB
-    assert weights > 0.2
+    assert weights > 0.1
     assert found.peak_gib - before.peak_gib < 0.5 * weights
     trace = Trace(tmp_path)
     assert list(trace.problems()) == []

@@ -15,11 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 import ttrace
 from tests.reference.runs import BATCH, LENGTH, VOCAB, assert_same_bits, both, own_loss, traced
+from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
 from ttrace.errors import CaptureError
 from ttrace.judge.check import check
 from ttrace.judge.logical import Logical
 from ttrace.judge.verdict import STREAMED, Exit, Verdict
+from ttrace.layouts.rules import Rules
 from ttrace.reference.maker import maker_of
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
@@ -139,6 +142,28 @@ def test_a_candidate_is_judged_against_a_streamed_reference(tmp_path: Path) -> N
     assert unjudged == {Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM}
     assert any(STREAMED in note for note in judgement.notes)
     assert any("updates and the norm of all gradients are not traced" in note for note in judgement.notes)
+
+
+def test_an_isolated_run_is_streamed_too(tmp_path: Path) -> None:
+    build = partial(hugging, "qwen3_moe", FP32, tied=False)
+    traced(Plan(out=tmp_path / "first", stop=False), ttrace.streamed(build))
+    plan = Plan(out=tmp_path / "streamed", isolated=True, reference=tmp_path / "first", stop=False)
+    streamed = traced(plan, ttrace.streamed(build))
+    update = {"out": tmp_path / "ordinary", "role": "candidate", "reference": tmp_path / "streamed"}
+    assert_same_bits(streamed, traced(plan.model_copy(update=update), build()))
+
+
+def test_an_optimizer_is_harmless_and_norms_are_not_traced(tmp_path: Path) -> None:
+    model = ttrace.streamed(small)
+    optimizer = torch.optim.AdamW(model.parameters())
+    session = Session(Plan(out=tmp_path, stop=False), model, optimizer, Native([model]), Rules())
+    with session.step():
+        own_loss(model, {name: torch.randint(VOCAB, (1, 4)) for name in ("input_ids", "labels")}).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    kinds = {tensor_id.kind for tensor_id in Trace(tmp_path).shards}
+    assert Kind.PARAM_GRAD in kinds
+    assert not kinds & {Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM}
 
 
 def test_a_large_weight_is_used_in_slices(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from ttrace.adapters.wrappers import canonical
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
+from ttrace.reference.divided import divided_in
 from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
 
@@ -79,7 +80,10 @@ class Native:
     def name(self, chunk: nn.Module, path: str) -> str:  # noqa: ARG002
         return canonical(path)
 
-    divided = frozenset({ROOT})
+    @cached_property
+    def divided(self) -> frozenset[str]:
+        return frozenset({ROOT}).union(*map(divided_in, self.chunks))
+
     untraced: frozenset[Kind] = frozenset()
 
     def watches(self, name: str, *, isolated: bool) -> bool:  # noqa: ARG002

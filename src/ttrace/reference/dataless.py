@@ -47,6 +47,9 @@ class Streamed(torch.Tensor):
     def __init__(self, *args: Any) -> None:
         pass  # all is done; torch.Tensor would take no arguments
 
+    def __repr__(self) -> str:  # type: ignore[override]  # torch's reads the values
+        return f"Streamed({self.maker.name}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
     @property
     def maker(self) -> Maker:
         found = maker_of(self)
@@ -97,8 +100,9 @@ class Streamed(torch.Tensor):
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, Streamed):
-            if func.is_view or func is _aten.detach.default:
-                return _view(func, first, args[1:], kwargs)
+            is_view = func.is_view or func is _aten.detach.default
+            if is_view and (view := _view(func, first, args[1:], kwargs)) is not None:
+                return view
             if func is _aten._to_copy.default and _is_cast(first, kwargs):
                 return Streamed(torch.empty(first.shape, dtype=kwargs["dtype"], device="meta"), first.maker, first)
             if func is _aten.embedding.default and first.is_whole_parameter:
@@ -113,7 +117,10 @@ class Streamed(torch.Tensor):
 
 
 def _view(func: Any, viewed: Streamed, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The view, or None if it changes more than which elements there are: they are then made and viewed."""
     views = func(viewed.geometry, *args, **kwargs)
+    if any(view.dtype != viewed.dtype or view.is_neg() or view.is_conj() for view in pytree.tree_leaves(views)):
+        return None
     return pytree.tree_map_only(torch.Tensor, lambda view: Streamed(view, viewed.maker, viewed.source), views)
 
 

@@ -6,18 +6,16 @@ as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ttrace.errors import CaptureError
 from ttrace.reference import blocks
 from ttrace.reference.dataless import Streamed
+from ttrace.reference.hollow import check_buffers, parameters_on_meta
 from ttrace.reference.maker import Maker, Scratch
 from ttrace.reference.progress import Progress
 from ttrace.reference.spread import Spreads, check_patterns, spread
@@ -45,9 +43,9 @@ def streamed(
     passes a step has: with more than one, gradients wait for the last in temporary files.
     """
     if not isinstance(model, nn.Module):
-        with _parameters_on_meta():
+        with parameters_on_meta():
             model = model()
-    _check_buffers(model)
+    check_buffers(model)
     makers = _makers(model, spreads or {}, max_bytes, num_microbatches, torch.device(device))
     if by == "blocks":
         blocks.stream(model, makers)
@@ -99,33 +97,3 @@ def _makers(
         )
         for parameter, held_by in owners.items()
     }
-
-
-def _check_buffers(model: nn.Module) -> None:
-    for name, buffer in model.named_buffers():
-        if buffer.is_meta:
-            raise CaptureError(
-                f"buffer {name} is on the meta device and has no values. Have ttrace.streamed build the model, as in "
-                "ttrace.streamed(lambda: Model(config)): it leaves buffers where they are."
-            )
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Parameters lose their values as soon as a module gets them; buffers keep theirs."""
-    known = WeakTensorKeyDictionary()  # a parameter that two modules get stays one
-
-    def hollow(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:  # noqa: ARG001
-        if parameter is None or parameter.is_meta:
-            return None
-        if parameter not in known:
-            known[parameter] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-            vars(known[parameter]).update(vars(parameter))
-        found: nn.Parameter = known[parameter]
-        return found
-
-    handle = register_module_parameter_registration_hook(hollow)  # type: ignore[arg-type]  # it may return one
-    try:
-        yield
-    finally:
-        handle.remove()

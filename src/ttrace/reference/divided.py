@@ -1,0 +1,19 @@
+"""This module lets a stage say which of its modules every stage has a part of, besides the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+_ATTRIBUTE = "_ttrace_divided"
+
+
+def divided_in(stage: nn.Module) -> frozenset[str]:
+    """What the stage said."""
+    found: frozenset[str] = getattr(stage, _ATTRIBUTE, frozenset())
+    return found
+
+
+def set_divided(stage: nn.Module, names: Iterable[str]) -> None:
+    object.__setattr__(stage, _ATTRIBUTE, frozenset(names))

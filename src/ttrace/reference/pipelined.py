@@ -1,0 +1,196 @@
+"""This module runs a reference as a pipeline: for models that fit onto several devices, but not onto one.
+
+GPipe of torch.distributed.pipelining, with no overlap and no recomputation: every operator runs as it does in one
+process, on the same values and in the same order, so that the trace is that of one process, bit for bit. The
+model's own `forward` runs on every stage. Blocks of other stages are taken out, what comes before the blocks passes on
+what the stage received, and what comes after them passes on what the blocks gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.utils import _pytree as pytree
+
+from ttrace.errors import CaptureError
+from ttrace.reference.divided import set_divided
+from ttrace.reference.hollow import check_buffers, parameters_on_meta
+from ttrace.reference.spread import Spreads, check_patterns, spread
+from ttrace.tensors.region import Region
+from ttrace.values.generate import values
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The loss of a model's output and the target."""
+
+
+def pipelined(
+    build: Callable[[], nn.Module],
+    *,
+    stage: int | None = None,
+    num_stages: int | None = None,
+    spreads: Spreads | None = None,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """This rank's part of the model that `build` makes, with memory for no other: give it to `attach` and to `GPipe`.
+
+    The blocks are the list of modules with the most parameters; each stage has an equal share of them, the first stage
+    also all that the model registers before them, the last all that follows. Attach it with `mesh={"pp": num_stages}`.
+    """
+    stage = dist.get_rank() if stage is None else stage
+    num_stages = dist.get_world_size() if num_stages is None else num_stages
+    with parameters_on_meta():
+        model = build()
+    check_buffers(model)
+    _refuse_ties(model)
+    path, blocks = _blocks(model)
+    names = [name for name, _ in model.named_parameters()]
+    check_patterns(spreads or {}, names)
+    if len(blocks) < num_stages:
+        raise CaptureError(f"{path} has {len(blocks)} blocks, which is not one for each of {num_stages} stages.")
+    before, after = _around(model, path)
+    _leave_out(model, before if stage > 0 else [], after if stage < num_stages - 1 else [])
+    first, last = (len(blocks) * number // num_stages for number in (stage, stage + 1))
+    for number in range(len(blocks)):
+        if not first <= number < last:
+            del blocks._modules[str(number)]
+    _materialise(model, spreads or {}, torch.device(device))
+    parts = path.split(".")
+    set_divided(model, [".".join(parts[:depth]) for depth in range(1, len(parts))])
+    model.register_forward_hook(_first_tensor)
+    return model
+
+
+class GPipe:
+    """Runs this rank's stage, as rank of the group, through all microbatches forward, then all backward.
+
+    The loss is divided by the number of microbatches, as in a loop that accumulates gradients.
+    """
+
+    def __init__(
+        self, stage: nn.Module, loss: Loss, num_microbatches: int, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._number, self._num_stages = dist.get_rank(group), dist.get_world_size(group)
+        device = next(stage.parameters()).device
+        self._schedule = ScheduleGPipe(
+            PipelineStage(stage, self._number, self._num_stages, device, group=group),
+            num_microbatches,
+            loss_fn=lambda output, target: loss(output, target) / num_microbatches,
+            scale_grads=False,
+        )
+
+    def step(self, *, target: torch.Tensor, **inputs: torch.Tensor) -> None:
+        """All microbatches, forward and backward. Every stage is given the whole batch, with the model's own names."""
+        is_first, is_last = self._number == 0, self._number == self._num_stages - 1
+        # Torch takes a first stage without positional input for one that receives; `pipelined` drops it.
+        received: tuple[Any, ...] = tuple(inputs.values())[:1] if is_first else ()
+        more: dict[str, Any] = {**inputs, "target": target} if is_last else dict(inputs)
+        self._schedule.step(*received, **more)
+
+
+@dataclass(frozen=True)
+class _Before:
+    """Stands for a module before the blocks: one of them gives what the stage received, others add nothing to it."""
+
+    received: list[torch.Tensor]
+    is_first: bool
+
+    def __call__(self, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
+        if value.is_floating_point():
+            return value  # dropout of what was received
+        return self.received[0] if self.is_first else self.received[0].new_zeros(())
+
+
+def _after(value: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
+    """Stands for a module after the blocks."""
+    return value
+
+
+def _leave_out(model: nn.Module, before: list[str], after: list[str]) -> None:
+    """Put functions, which nobody takes for modules, in place of what other stages have."""
+    received: list[torch.Tensor] = []
+
+    def receive(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
+        received[:] = args[:1]
+        return (), kwargs  # the first stage's own input comes by name, too
+
+    model.register_forward_pre_hook(receive, with_kwargs=True)
+    for number, path in enumerate(before):
+        _replace(model, path, _Before(received, is_first=number == 0))
+    for path in after:
+        _replace(model, path, _after)
+
+
+def _replace(model: nn.Module, path: str, function: Callable[..., Any]) -> None:
+    owner, _, name = path.rpartition(".")
+    parent = model.get_submodule(owner)
+    del parent._modules[name]
+    object.__setattr__(parent, name, function)
+
+
+def _first_tensor(module: nn.Module, args: Any, output: Any) -> torch.Tensor:  # noqa: ARG001
+    """What a stage sends on; sessions, whose hooks come first, see the model's own output."""
+    found: torch.Tensor = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
+    return found
+
+
+def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise CaptureError("this model has no list of modules, so nobody knows where to cut it into stages.")
+    return max(lists, key=lambda found: sum(parameter.numel() for parameter in found[1].parameters()))
+
+
+def _around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
+    """The modules that only the first stage has, and only the last: others, as rotary tables, are needed on all."""
+    before: list[str] = []
+    after: list[str] = []
+    owner = ""
+    for part in path.split("."):
+        is_passed = False
+        for name, child in model.get_submodule(owner).named_children():
+            if name == part:
+                is_passed = True
+            elif any(True for _ in child.parameters()) or isinstance(child, nn.Dropout):
+                (after if is_passed else before).append(f"{owner}.{name}".lstrip("."))
+        owner = f"{owner}.{part}".lstrip(".")
+    return before, after
+
+
+def _materialise(model: nn.Module, spreads: Spreads, device: torch.device) -> None:
+    """Give this stage's parameters memory and values."""
+    for owner_path, owner in model.named_modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            path = f"{owner_path}.{name}".lstrip(".")
+            made = values(
+                path,
+                Region.whole(tuple(parameter.shape)),
+                dtype=parameter.dtype,
+                distribution=spread(path, parameter, owner, spreads),
+                device=device,
+            )
+            real = nn.Parameter(made, requires_grad=parameter.requires_grad)
+            vars(real).update(vars(parameter))
+            owner._parameters[name] = real
+
+
+def _refuse_ties(model: nn.Module) -> None:
+    for alias, name in _ties(model):
+        raise CaptureError(
+            f"{alias} is {name}: stages would have a copy each, and add their gradients in another order than one "
+            "process. Untie them, or use ttrace.streamed."
+        )
+
+
+def _ties(model: nn.Module) -> Iterator[tuple[str, str]]:
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(parameter, name) != name:
+            yield name, first[parameter]
