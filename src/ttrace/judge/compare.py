@@ -155,7 +155,7 @@ class Comparer:
         tolerance, lost = self.twins.tolerances[tensor_id], NONE_LOST
         factor = factor_to_come(tensor_id, self.reference, self.candidate)
         total, parts = measured(a, b, factor=factor)
-        if tolerance.error(total) > tolerance.value:  # only then: to find them takes all gradients
+        if tolerance.error(total) > tolerance.value / self.twins.margin:  # to find them takes all gradients
             lost = self.twins.lost(tensor_id)
             total, parts = measured(a, b, factor=factor, lost=lost) if lost else (total, parts)
         replica_error = max(
