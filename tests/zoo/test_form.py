@@ -111,10 +111,11 @@ def test_the_zoo_imports_nothing_from_tests() -> None:
             assert not [name for name in names if name.split(".")[0] == "tests"], path
 
 
-def test_the_evaluation_knows_every_entry_and_rule() -> None:
+def test_the_evaluation_knows_every_entry_control_and_rule() -> None:
     """It is written by `python -m zoo evaluate`."""
     page = PAGE.read_text()
     assert [name for name in bugs() if f"| `{name}` | {bugs()[name].tier} |" not in page] == []
+    assert f"{len(every())} clean controls" in page
     assert [name for name in FIXED if f"| {name} |" not in page] == []
 
 
