@@ -96,10 +96,8 @@ def _summary(found: Evaluation) -> list[tuple[str, str, str]]:
 
 def _precisions(clean: Clean) -> str:
     names = [control.name for control in clean.found]
-    floats = [(sum(word in name for name in names), word) for word in ("float32", "bfloat16")]
-    return (
-        f"{' and '.join(f'{n} in {word}' for n, word in floats)}, {sum('fp8' in n for n in names)} of them with float8"
-    )
+    num_weak, num_float8 = (sum(word in name for name in names) for word in ("bfloat16", "fp8"))
+    return f"{len(names) - num_weak} in float32 and {num_weak} in bfloat16, {num_float8} of them with float8"
 
 
 def _fixed(found: Evaluation) -> list[tuple[object, ...]]:

@@ -3,8 +3,9 @@
 TEXT = """# Evaluation
 
 Written by `python -m zoo evaluate`, which runs everything below; [the zoo](howto/zoo.md) says what an entry is, and how
-to add one. Measured on {machine}. Seconds are those of candidate and judgement, with the reference and
-its twins where no earlier entry had the same; starting processes is left out, as entries share them.
+to add one. Measured on {machine}.
+Seconds are those of candidate and judgement, with the reference and its twins where no earlier entry had the same;
+starting processes is left out, as entries share them.
 
 | | measured | bar |
 |---|---|---|
