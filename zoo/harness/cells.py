@@ -26,6 +26,7 @@ from zoo.harness.context import ring, whole_attention
 from zoo.harness.dense import ddp, fsdp, fsdp_tp, hsdp, tp
 from zoo.harness.experts import expert_parallel
 from zoo.harness.pipeline import INNER, SCHEDULES, pipeline
+from zoo.harness.plans import planned
 from zoo.harness.results import Outcome
 from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged
 from zoo.harness.transformer import Shape, Transformer
@@ -85,7 +86,7 @@ def trace_cell(
     total = cell.num_microbatches * candidate.num_data_ranks
     reference = reference_of(folder, replace(shape, recompute="none"), cell, total, references, build)
     out = folder / f"{cell.name}{'-fault' if fault else ''}"
-    plan = Plan(out=out, role="candidate", reference=reference / "reference", stop=False)
+    plan = planned(out=out, role="candidate", reference=reference / "reference")
     session = attached(candidate, plan.model_copy(update=cell.settings))
     if fault is not None:
         fault(candidate)
@@ -151,7 +152,7 @@ def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cel
     torch.manual_seed(0)
     model = build(shape).to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    plan = Plan(out=folder / "reference", stop=False, **cell.settings)
+    plan = planned(out=folder / "reference", **cell.settings)
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})

@@ -26,6 +26,7 @@ from ttrace.judge.verdict import Judgement
 from zoo.bug import Judge, Launcher, Patch
 from zoo.harness.candidate import Candidate
 from zoo.harness.cells import Traced
+from zoo.harness.plans import planned
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import NUM_TWINS, judged
 from zoo.launch import TIMEOUT, Seen, Sided, on_torch, patched
@@ -106,7 +107,7 @@ class Case:
         """On every rank: trace the candidate; the reference is there."""
         model = distributed(self, out.parent)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        plan = Plan(out=out, role="candidate", reference=self.reference(out.parent) / "reference", stop=False)
+        plan = planned(out=out, role="candidate", reference=self.reference(out.parent) / "reference")
         plan = plan.model_copy(update={"microbatch_grads": self.microbatch_grads})
         candidate = Candidate([model], optimizer, lambda _: None)
         with patched(patch, candidate):
@@ -149,7 +150,7 @@ def run_case(case: Case, folder: Path, change: Change | None = None) -> Judgemen
     model = distributed(case, folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     out = folder / f"{case}{'-changed' if change else ''}"
-    plan = Plan(out=out, role="candidate", reference=case.reference(folder) / "reference", stop=False)
+    plan = planned(out=out, role="candidate", reference=case.reference(folder) / "reference")
     with change(model) if change else nullcontext():
         train(attached(plan, model, optimizer), model, optimizer, case.num_accumulated)
     dist.barrier()
@@ -162,7 +163,7 @@ def changed_by_recording(case: Case, folder: Path) -> list[str]:
     for recording in (False, True):
         model = distributed(case, folder)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        plan = Plan(out=folder / f"{case}-neutral", parameters="own", stop=False)
+        plan = planned(out=folder / f"{case}-neutral", parameters="own")
         session: Any = attached(plan, model, optimizer) if recording else Off()
         session.batch = lambda batch: batch
         torch.manual_seed(dist.get_rank())
@@ -215,7 +216,7 @@ def _trace_reference(case: Case, into: Path, twin: int) -> None:
     folder = case.reference(into)
     model = AutoModelForCausalLM.from_pretrained(case.saved(into)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    plan = Plan(out=folder / "reference", stop=False, microbatch_grads=case.microbatch_grads)
+    plan = planned(out=folder / "reference", microbatch_grads=case.microbatch_grads)
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})

@@ -22,6 +22,7 @@ from ttrace.layouts.rules import Rules
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import LENGTH, RULES, VOCAB, Gpt
+from zoo.harness.plans import planned
 
 NUM_TWINS = 3
 Change = Callable[[nn.Module, int], None]
@@ -58,7 +59,7 @@ def train(plan: Plan, model: nn.Module, adapter: Native, rules: dict[str, str], 
 
 def trace_reference(folder: Path, build: Callable[[], nn.Module], rules: dict[str, str], **settings: Any) -> None:
     """A reference and its twins."""
-    plan = Plan(out=folder / "reference", stop=False, **settings)
+    plan = planned(out=folder / "reference", **settings)
     train(plan, build(), SimulatedRank(), rules)
     for twin in range(1, NUM_TWINS + 1):
         update = {"out": folder / f"twin-{twin}", "role": "twin", "twin": twin, "reference": folder / "reference"}

@@ -17,6 +17,7 @@ from zoo.harness.breaking import NUM_MICROBATCHES, SHAPE
 from zoo.harness.candidate import Candidate, Cell, accumulated
 from zoo.harness.cells import LAYOUTS, Build, Traced, attached, reference_of, shape_of
 from zoo.harness.gpt import LENGTH, RULES, VOCAB, Gpt
+from zoo.harness.plans import planned
 from zoo.harness.transformer import Shape, Transformer
 from zoo.launch import on_torch, patched
 
@@ -46,7 +47,7 @@ class Small:
         total = cell.num_microbatches * candidate.num_data_ranks
         whole = replace(shape, recompute="none")
         reference = reference_of(out.parent, whole, cell, total, references, self.build or Transformer)
-        plan = Plan(out=out, role="candidate", reference=reference / "reference", stop=False)
+        plan = planned(out=out, role="candidate", reference=reference / "reference")
         trace_candidate(candidate, plan.model_copy(update=cell.settings), patch, is_early=is_early)
         return Traced(reference, out)
 

@@ -16,6 +16,7 @@ from zoo.harness.cells import Traced, shared_out
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.runtime import on_megatron
 from zoo.harness.megatron.wheels import NEWEST
+from zoo.harness.plans import planned
 from zoo.harness.results import Outcome
 from zoo.harness.runs import NUM_TWINS, judged
 
@@ -74,10 +75,10 @@ def trace_references(cases: dict[Case, Path]) -> dict[Case, float]:
     took = {}
     for case, folder in cases.items():
         begin = time.monotonic()
-        trace(case, Plan(out=folder / "reference", stop=False))
+        trace(case, planned(out=folder / "reference"))
         for twin in range(1, NUM_TWINS + 1):
             known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
-            trace(case, Plan(out=folder / f"twin-{twin}", stop=False).model_copy(update=known))
+            trace(case, planned(out=folder / f"twin-{twin}").model_copy(update=known))
         took[case] = time.monotonic() - begin
     return took
 
@@ -89,7 +90,7 @@ def trace_candidates(
     took = []
     for (case, traced), fault in itertools.zip_longest(cases, faults):
         begin = time.monotonic()
-        plan = Plan(out=traced.candidate, role="candidate", reference=traced.reference / "reference", stop=False)
+        plan = planned(out=traced.candidate, role="candidate", reference=traced.reference / "reference")
         trace(case, plan, fault)
         took.append(time.monotonic() - begin)
     kept = shared_out([traced for _, traced in cases], judge)

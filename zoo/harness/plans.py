@@ -1,0 +1,18 @@
+"""This module makes the zoo's plans: in full, or as sketches where the environment says so, as ranks inherit it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ttrace.capture.plan import Plan
+
+SKETCH = "TTRACE_ZOO_SKETCH"
+"""The variable that asks for sketches of so many numbers."""
+
+
+def planned(**settings: Any) -> Plan:
+    """A plan after which the script goes on."""
+    num_buckets = os.environ.get(SKETCH)
+    sketched = {"record": "sketch", "num_buckets": int(num_buckets)} if num_buckets else {}
+    return Plan.model_validate({"stop": False, **sketched, **settings})
