@@ -61,4 +61,7 @@ def _is_installed(file: str | None) -> bool:
 
 
 def _is_standard(file: str) -> bool:
-    return file.startswith(sysconfig.get_path("stdlib") + os.sep) and not _is_installed(file)
+    return file.startswith(_STANDARD) and not _is_installed(file)
+
+
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
