@@ -29,7 +29,6 @@ from rich.text import Text
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.difference import difference
-from ttrace.judge.engine import Threads
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
@@ -40,6 +39,7 @@ from ttrace.report.document import document
 from ttrace.report.page import About, page
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
+from ttrace.workflow.engines import choice
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
 from ttrace.workflow.run import Run, Strictness
@@ -215,7 +215,11 @@ def trace(
 @app.command()
 def check(
     folder: RunFolder,
-    workers: Annotated[int, typer.Option(min=0, help="How many threads compare; 0: one per core, up to eight.")] = 0,
+    engine: Annotated[
+        choice.Name,
+        typer.Option(help="Where to compare: in threads or processes here, in this job of torchrun, or on Ray."),
+    ] = "threads",
+    workers: Annotated[int, typer.Option(min=0, help="How many compare; 0: one per core, up to eight.")] = 0,
     margin: Margin = MARGIN,
     allow: Allow = None,
     fail_on: FailOn = "unjudged",
@@ -223,14 +227,17 @@ def check(
 ) -> None:
     """Judge the traces of a run again; nothing is run again."""
     rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with _progress(Console(stderr=json_output), *rate) as progress:
+    strictness = _strictness(margin, allow)
+    console = Console(stderr=json_output, quiet=not choice.speaks(engine))
+    with choice.chosen(engine, workers, Run(folder), strictness) as chosen, _progress(console, *rate) as progress:
         task = progress.add_task("check", total=None)
         judgement = Run(folder).judged(
-            _strictness(margin, allow),
+            strictness,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
-            engine=Threads(workers) if workers else None,
+            engine=chosen,
         )
-    _tell(Run(folder), judgement, json_output=json_output, fail_on=fail_on)
+    if choice.speaks(engine):
+        _tell(Run(folder), judgement, json_output=json_output, fail_on=fail_on)
 
 
 @app.command()
