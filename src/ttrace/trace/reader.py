@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +22,10 @@ from ttrace.trace.format import (
     Manifest,
     Record,
     chunk_file,
-    decode,
     parse_end,
     parse_manifest,
 )
+from ttrace.trace.lines import read
 from ttrace.values.generate import values
 from ttrace.values.sketch import sketch
 
@@ -129,7 +129,7 @@ class RankTrace:
             return ()
         lines = _text(path).split("\n")
         # What follows the last newline was cut off in mid-write.
-        return tuple(decode(line) for line in lines[:-1])
+        return tuple(map(read, lines[:-1]))
 
     def stored(self, record: Record) -> torch.Tensor:
         shape, dtype = record.stored
@@ -231,8 +231,11 @@ class Trace:
 
     def is_opaque(self, name: str) -> bool:
         """Whether this module is inside compiled code, on any rank, and could not be seen."""
-        outer = {module for rank in self.ranks for module in rank.manifest.opaque}
-        return any(name != module and is_inside(name, module) for module in outer)
+        return any(name != module and is_inside(name, module) for module in self._opaque)
+
+    @cached_property
+    def _opaque(self) -> frozenset[str]:
+        return frozenset(module for rank in self.ranks for module in rank.manifest.opaque)
 
     @cached_property
     def divided(self) -> frozenset[str]:
@@ -261,11 +264,17 @@ class Trace:
 
     def owners(self, name: str) -> frozenset[int]:
         """The ranks whose census has this module or parameter."""
-        return frozenset(
-            rank.manifest.rank
-            for rank in self.ranks
-            if name in rank.manifest.modules or name in rank.manifest.parameters
-        )
+        found = [ranks for census, ranks in self._censuses if any(name in names for names in census)]
+        return found[0] if len(found) == 1 else frozenset().union(*found)
+
+    @cached_property
+    def _censuses(self) -> list[tuple[tuple[Collection[str], ...], frozenset[int]]]:
+        """Each census with the ranks that have it: of thousands of ranks, those of one stage share one."""
+        found: dict[tuple[int, int], tuple[Manifest, list[int]]] = {}
+        for rank in self.ranks:
+            held = rank.manifest
+            found.setdefault((id(held.modules), id(held.parameters)), (held, []))[1].append(held.rank)
+        return [((held.modules, held.parameters), frozenset(ranks)) for held, ranks in found.values()]
 
     def problems(self) -> Iterator[str]:
         """Everything that makes this trace less than a complete run, in words."""
