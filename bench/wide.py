@@ -1,8 +1,8 @@
 """This module opens the trace of a wide job, 16,384 simulated ranks with 10^6 records, and plans its check.
 
 Each rank's manifest and records are files of its own, as the ranks of a job write them without knowing of each other;
-no tensor has bytes. Planned is what a check does before it reads any: manifests and records are merged, every id gets its
-shards, its pieces and their coverage, and ids are put into lots. Each size runs in a process of its own.
+no tensor has bytes. Planned is what a check does before it reads any: manifests and records are merged, every id gets
+its shards, its pieces and their coverage, and ids are put into lots. Each size runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def main() -> int:
             found = json.loads(said)
             print(
                 f"{found['ranks']:>6} ranks, {found['records']:>7} records of {found['ids']} ids, "
-                f"{found['lots']} lots: opened {found['opened']:.1f} s, merged {found['merged']:.1f} s, planned {found['planned']:.1f} s, "
-                f"{found['bytes'] / 2**20:.0f} MiB",
+                f"{found['lots']} lots: opened {found['opened']:.1f} s, merged {found['merged']:.1f} s, "
+                f"planned {found['planned']:.1f} s, {found['bytes'] / 2**20:.0f} MiB",
                 flush=True,
             )
     seconds, num_bytes = found["seconds"], found["bytes"]
