@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
+from ttrace.trace.store import Place
 from ttrace.trace.writer import Writer
-from ttrace.workflow.run import Run
 
 _KINDS = {
     "output": "t h/tp",
@@ -22,17 +20,16 @@ _KINDS = {
 }
 
 
-def write_run(folder: Path, num_tensors: int, shape: tuple[int, int], *, wrong: int | None = None) -> Run:
+def write_run(folder: Place, num_tensors: int, shape: tuple[int, int], *, wrong: int | None = None) -> None:
     """About so many tensors in each trace; the candidate's output of the layer `wrong` is off by a tenth."""
-    run, num_layers = Run(folder), num_tensors // len(_KINDS)
-    _write(run.reference, "reference", 1, num_layers, shape, 0.0)
-    _write(run.twin(1), "twin", 1, num_layers, shape, 1e-6)
-    _write(run.candidate, "candidate", 2, num_layers, shape, 3e-7, wrong)
-    return run
+    num_layers = num_tensors // len(_KINDS)
+    _write(folder / "reference", "reference", 1, num_layers, shape, 0.0)
+    _write(folder / "twin-1", "twin", 1, num_layers, shape, 1e-6)
+    _write(folder / "candidate", "candidate", 2, num_layers, shape, 3e-7, wrong)
 
 
 def _write(
-    folder: Path,
+    folder: Place,
     role: str,
     num_ranks: int,
     num_layers: int,

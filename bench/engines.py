@@ -112,7 +112,8 @@ def main() -> int:
     else:
         print("ray: left out, it is not installed")
     with tempfile.TemporaryDirectory() as folder:
-        run = write_run(Path(folder) / "run", NUM_TENSORS, SHAPE, wrong=100)
+        run = Run(Path(folder) / "run")
+        write_run(run.folder, NUM_TENSORS, SHAPE, wrong=100)
         seconds, files = times(run, engines)
         is_told = rank_killed(run)
         files.add(verdicts(run))

@@ -39,6 +39,8 @@ from ttrace.report.document import document
 from ttrace.report.page import About, page
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
+from ttrace.trace.store import Remote, place
+from ttrace.workflow import stored
 from ttrace.workflow.engines import choice
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
@@ -174,6 +176,9 @@ def trace(
     out: Out,
     reference: Annotated[Path | None, typer.Option(help="The reference's trace; makes this run a candidate.")] = None,
     twin: Annotated[int, typer.Option(min=0, help="With --reference: be the twin of this number.")] = 0,
+    store: Annotated[
+        str, typer.Option(help="A URL (s3://, gs://) under which traces are kept by name; --out has the log only.")
+    ] = "",
     seed: Seed = 0,
     steps: Steps = 1,
     only: Only = [],  # noqa: B006
@@ -199,12 +204,14 @@ def trace(
         compiled=compiled,
         microbatch_grads=microbatch_grads,
     )
+    settings = settings.model_copy(update={"store": store})
     if reference is not None:
-        Space.after(reference, out, 1).check()
+        if not store:
+            Space.after(reference, out, 1).check()
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
     Stage(tuple(command), settings).run(timeout=timeout)
-    summary = listing.summary(out)
+    summary = listing.summary(settings.written)
     if json_output:
         typer.echo(json.dumps(summary))
         return
@@ -214,7 +221,7 @@ def trace(
 
 @app.command()
 def check(
-    folder: RunFolder,
+    where: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or the URL of its traces in a store.")],
     engine: Annotated[
         choice.Name,
         typer.Option(help="Where to compare: in threads or processes here, in this job of torchrun, or on Ray."),
@@ -229,15 +236,20 @@ def check(
     rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     strictness = _strictness(margin, allow)
     console = Console(stderr=json_output, quiet=not choice.speaks(engine))
-    with choice.chosen(engine, workers, Run(folder), strictness) as chosen, _progress(console, *rate) as progress:
+    folder = place(where)
+    run = Run(folder if isinstance(folder, Path) else Path())  # of what is in a store, the report is written here
+    with choice.chosen(engine, workers, run, strictness) as chosen, _progress(console, *rate) as progress:
         task = progress.add_task("check", total=None)
-        judgement = Run(folder).judged(
-            strictness,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-            engine=chosen,
-        )
+
+        def told(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        if isinstance(folder, Path):
+            judgement = run.judged(strictness, progress=told, engine=chosen)
+        else:
+            judgement = stored.judged(folder, strictness, progress=told, engine=chosen)
     if choice.speaks(engine):
-        _tell(Run(folder), judgement, json_output=json_output, fail_on=fail_on)
+        _tell(run, judgement, json_output=json_output, fail_on=fail_on, is_stored=isinstance(folder, Remote))
 
 
 @app.command()
@@ -352,11 +364,12 @@ def _strictness(margin: float, allow: Path | None) -> Strictness:
     return Strictness(margin, STRICT if allow is None else Policy.load(allow))
 
 
-def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str) -> None:
-    next_command = run.next_command(judgement)
+def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str, is_stored: bool = False) -> None:
+    # What shows single tensors reads them from a folder.
+    next_command = "copy the traces to a folder, then: ttrace check RUN" if is_stored else run.next_command(judgement)
     report = machine.as_json(judgement, next_command)
     (run.folder / "report.json").write_text(json.dumps(report, indent=1))
-    written = _write_page(run, judgement)
+    written = None if is_stored else _write_page(run, judgement)
     if json_output:
         typer.echo(json.dumps(report))
     else:

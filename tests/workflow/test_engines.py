@@ -23,6 +23,7 @@ from ttrace.tensors.ids import TensorId
 from ttrace.values.stats import Stats
 from ttrace.workflow.engines.kept import Kept
 from ttrace.workflow.engines.torchrun import Torchrun, shares
+from ttrace.workflow.run import Run
 
 IDS = [TensorId.parse(f"0/0/layers.{layer}/output") for layer in range(8)]
 LOT = Lot(IDS[:2], 5)
@@ -81,7 +82,8 @@ def test_torchrun_is_asked_for_where_there_is_none(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_verdicts_are_the_same_on_every_engine(tmp_path: Path) -> None:
     """20 s, most of them to start Ray."""
-    run = write_run(tmp_path / "run", 1500, (8, 8), wrong=7)
+    run = Run(tmp_path / "run")
+    write_run(run.folder, 1500, (8, 8), wrong=7)
     files = {}
     engines = ["threads", "processes", "torchrun", *(["ray"] if importlib.util.find_spec("ray") else [])]
     for engine in engines:
