@@ -215,8 +215,9 @@ def trace(
     if json_output:
         typer.echo(json.dumps(summary))
         return
-    Console().print(f"{summary['tensors']} tensors of {summary['ranks']} ranks in {out}")
-    Console().print(f"next: ttrace show {out}", highlight=False)
+    Console().print(f"{summary['tensors']} tensors of {summary['ranks']} ranks in {settings.written}", soft_wrap=True)
+    if not store:
+        Console().print(f"next: ttrace show {out}", highlight=False)
 
 
 @app.command()
