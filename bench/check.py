@@ -80,7 +80,7 @@ def write(folder: Path, role: str, num_ranks: int, error: float) -> Trace:
 
 def read(traces: tuple[Trace, ...]) -> None:
     """Every byte of all files, once, into small buffers."""
-    files = [path for trace in traces for path in sorted(trace.folder.rglob("*.safetensors"))]
+    files = [path for trace in traces for path in sorted(Path(str(trace.folder)).rglob("*.safetensors"))]
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
         list(pool.map(_read, files))
 

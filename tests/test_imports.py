@@ -29,7 +29,8 @@ MAY_IMPORT = {
 """Folder or module, and what it may import; doors (cli, __init__, __main__) may import everything."""
 
 ONLY_IN = {
-    "torch.distributed": {"adapters", "capture", "reference"},
+    "torch.distributed": {"adapters", "capture", "reference", "workflow"},
+    "ray": {"workflow"},
     "rich": {"report", "cli"},
     "typer": {"cli"},
     "transformers": set(),

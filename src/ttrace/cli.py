@@ -29,7 +29,6 @@ from rich.text import Text
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.difference import difference
-from ttrace.judge.engine import Threads
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
@@ -40,6 +39,9 @@ from ttrace.report.document import document
 from ttrace.report.page import About, page
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
+from ttrace.trace.store import Remote, place
+from ttrace.workflow import stored
+from ttrace.workflow.engines import choice
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
 from ttrace.workflow.run import Run, Strictness
@@ -174,6 +176,9 @@ def trace(
     out: Out,
     reference: Annotated[Path | None, typer.Option(help="The reference's trace; makes this run a candidate.")] = None,
     twin: Annotated[int, typer.Option(min=0, help="With --reference: be the twin of this number.")] = 0,
+    store: Annotated[
+        str, typer.Option(help="A URL (s3://, gs://) under which traces are kept by name; --out has the log only.")
+    ] = "",
     seed: Seed = 0,
     steps: Steps = 1,
     only: Only = [],  # noqa: B006
@@ -199,23 +204,30 @@ def trace(
         compiled=compiled,
         microbatch_grads=microbatch_grads,
     )
+    settings = settings.model_copy(update={"store": store})
     if reference is not None:
-        Space.after(reference, out, 1).check()
+        if not store:
+            Space.after(reference, out, 1).check()
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
     Stage(tuple(command), settings).run(timeout=timeout)
-    summary = listing.summary(out)
+    summary = listing.summary(settings.written)
     if json_output:
         typer.echo(json.dumps(summary))
         return
-    Console().print(f"{summary['tensors']} tensors of {summary['ranks']} ranks in {out}")
-    Console().print(f"next: ttrace show {out}", highlight=False)
+    Console().print(f"{summary['tensors']} tensors of {summary['ranks']} ranks in {settings.written}", soft_wrap=True)
+    if not store:
+        Console().print(f"next: ttrace show {out}", highlight=False)
 
 
 @app.command()
 def check(
-    folder: RunFolder,
-    workers: Annotated[int, typer.Option(min=0, help="How many threads compare; 0: one per core, up to eight.")] = 0,
+    where: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or the URL of its traces in a store.")],
+    engine: Annotated[
+        choice.Name,
+        typer.Option(help="Where to compare: in threads or processes here, in this job of torchrun, or on Ray."),
+    ] = "threads",
+    workers: Annotated[int, typer.Option(min=0, help="How many compare; 0: one per core, up to eight.")] = 0,
     margin: Margin = MARGIN,
     allow: Allow = None,
     fail_on: FailOn = "unjudged",
@@ -223,14 +235,22 @@ def check(
 ) -> None:
     """Judge the traces of a run again; nothing is run again."""
     rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with _progress(Console(stderr=json_output), *rate) as progress:
+    strictness = _strictness(margin, allow)
+    console = Console(stderr=json_output, quiet=not choice.speaks(engine))
+    folder = place(where)
+    run = Run(folder if isinstance(folder, Path) else Path())  # of what is in a store, the report is written here
+    with choice.chosen(engine, workers, run, strictness) as chosen, _progress(console, *rate) as progress:
         task = progress.add_task("check", total=None)
-        judgement = Run(folder).judged(
-            _strictness(margin, allow),
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-            engine=Threads(workers) if workers else None,
-        )
-    _tell(Run(folder), judgement, json_output=json_output, fail_on=fail_on)
+
+        def told(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        if isinstance(folder, Path):
+            judgement = run.judged(strictness, progress=told, engine=chosen)
+        else:
+            judgement = stored.judged(folder, strictness, progress=told, engine=chosen)
+    if choice.speaks(engine):
+        _tell(run, judgement, json_output=json_output, fail_on=fail_on, is_stored=isinstance(folder, Remote))
 
 
 @app.command()
@@ -345,11 +365,12 @@ def _strictness(margin: float, allow: Path | None) -> Strictness:
     return Strictness(margin, STRICT if allow is None else Policy.load(allow))
 
 
-def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str) -> None:
-    next_command = run.next_command(judgement)
+def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str, is_stored: bool = False) -> None:
+    # What shows single tensors reads them from a folder.
+    next_command = "copy the traces to a folder, then: ttrace check RUN" if is_stored else run.next_command(judgement)
     report = machine.as_json(judgement, next_command)
     (run.folder / "report.json").write_text(json.dumps(report, indent=1))
-    written = _write_page(run, judgement)
+    written = None if is_stored else _write_page(run, judgement)
     if json_output:
         typer.echo(json.dumps(report))
     else:

@@ -64,7 +64,7 @@ def ordinary(tmp_path: Path) -> Trace:
 
 def isolated(ordinary: Trace, name: str, **settings: object) -> Trace:
     known = {"isolated": True, "reference": ordinary.folder, **settings}
-    return traced(ordinary.folder.parent / name, **known)  # type: ignore[arg-type]
+    return traced(Path(str(ordinary.folder)).parent / name, **known)  # type: ignore[arg-type]
 
 
 def test_a_modules_output_depends_on_no_other_module(ordinary: Trace) -> None:

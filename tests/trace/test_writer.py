@@ -395,7 +395,7 @@ def test_a_failed_write_costs_what_it_should_have_written(tmp_path: Path, when: 
     for shard in shards:
         i = int(shard.id.name.split(".")[1])
         assert torch.equal(shard.tensor(), torch.full((1000 if i % 4 else 9000,), float(i)))
-    found = contents(trace.ranks[0].folder / "chunk-0000.safetensors")
+    found = contents(Path(str(trace.ranks[0].folder)) / "chunk-0000.safetensors")
     assert {str(shard.id) for shard in shards} == set(found)
 
 

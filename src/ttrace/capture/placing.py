@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
@@ -23,6 +22,7 @@ from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.format import Record
 from ttrace.trace.reader import Trace
+from ttrace.trace.store import Place
 from ttrace.values.generate import Distribution
 
 HOLDS = "ttrace.holds"
@@ -33,7 +33,7 @@ CONTEXT_PARALLEL = "context_parallel"
 class Reference:
     """What the reference's trace says of each id: its shape and what it was made from."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Place | None) -> None:
         self._folder = folder
 
     def record(self, tensor_id: TensorId) -> Record | None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from ttrace.errors import CaptureError
 from ttrace.layouts.pattern import matches
 from ttrace.tensors.ids import Kind, Site
+from ttrace.trace.store import Place, place
 from ttrace.trace.writer import MAX_BYTES_HELD
 from ttrace.values.sketch import NUM_BUCKETS
 
@@ -23,6 +24,9 @@ class Plan(BaseModel):
     role: Literal["reference", "echo", "twin", "candidate"] = "reference"
     reference: Path | None = None
     """The reference's trace: where shapes and distributions come from. Twins and candidates need it."""
+    store: str = ""
+    """A URL under which traces are kept in place of the disk: this one and the reference's, by the names of their
+    folders."""
     twin: int = 0
     """Which draw of the nudge a twin uses."""
     seed: int = 0
@@ -55,6 +59,19 @@ class Plan(BaseModel):
     """End the script after the last traced step."""
     then: tuple[Plan, ...] = ()
     """What follows in the same process, each from the state in which this plan began."""
+
+    @property
+    def written(self) -> Place:
+        """Where the trace goes."""
+        return self._in_store(self.out)
+
+    @property
+    def trusted(self) -> Place | None:
+        """Where the reference's trace is."""
+        return None if self.reference is None else self._in_store(self.reference)
+
+    def _in_store(self, folder: Path) -> Place:
+        return place(f"{self.store.rstrip('/')}/{folder.name}") if self.store else folder
 
     def wants(self, site: Site) -> bool:
         """Whether to record this site; parameters and batches are always recorded: they say what was generated."""

@@ -64,7 +64,7 @@ class Session:
         if plan.role != "reference" and plan.reference is None:
             raise CaptureError(f"a {plan.role} needs the reference's trace: `ttrace trace --reference DIR`.")
         chunks = [model] if isinstance(model, nn.Module) else list(model)
-        reference = Reference(plan.reference)
+        reference = Reference(plan.trusted)
         self._plan = plan
         self._adapter = adapter
         self._clock = Clock()
@@ -105,7 +105,7 @@ class Session:
             versions=surroundings.versions(),
             environment=surroundings.environment(),
         )
-        writer = Writer(plan.out, manifest, max_bytes_held=plan.max_bytes_held)
+        writer = Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held)
         self._recorder = Recorder(writer, plan, adapter.local)
         for problem in adapter.disagreements({name: one.placed for name, one in made.items()}):
             self._recorder.keep(problem)

@@ -1,7 +1,8 @@
 """This module spreads the work of a check: the same function over all ids, wherever it runs.
 
-Work is given out in lots, each a list of ids of the same context. The context, with its traces, is what a worker
-is sent once: traces travel as the names of their folders.
+Work is given out in lots: ids that follow each other, so that what a worker reads lies together in a few chunks. The
+context, with its traces, is what a worker is sent once: traces travel as the names of their folders. Other engines than
+threads are in `workflow/engines`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ttrace.tensors.ids import TensorId
 
 Context = TypeVar("Context")
 Result = TypeVar("Result")
+Task = TypeVar("Task")
 Work = Callable[[Context, Sequence[TensorId]], list[Result]]
 Weigh = Callable[[TensorId], int]
 """How many bytes an id makes a worker read."""
@@ -25,16 +28,22 @@ Progress = Callable[[int, int], None]
 """Told how many of how many bytes are read."""
 
 _LOT_BYTES, _LOT_IDS = 32 << 20, 256
-_AHEAD = 4
+AHEAD = 4
 """Lots per worker that are given out before their results are taken."""
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Ids that one worker takes at a time, and how many bytes they make it read."""
+
+    ids: Sequence[TensorId]
+    num_bytes: int
 
 
 class Engine(Protocol):
     """Somewhere to work."""
 
-    def map(
-        self, work: Work[Context, Result], context: Context, lots: Iterable[Sequence[TensorId]]
-    ) -> Iterator[Result]:
+    def map(self, work: Work[Context, Result], context: Context, lots: Iterable[Lot]) -> Iterator[Result]:
         """What `work` makes of every id, in their order."""
 
 
@@ -44,46 +53,53 @@ class Threads:
     def __init__(self, num_workers: int = 1) -> None:
         self.num_workers = num_workers
 
-    def map(
-        self, work: Work[Context, Result], context: Context, lots: Iterable[Sequence[TensorId]]
-    ) -> Iterator[Result]:
+    def map(self, work: Work[Context, Result], context: Context, lots: Iterable[Lot]) -> Iterator[Result]:
         if self.num_workers == 1:
             for lot in lots:
-                yield from work(context, lot)
+                yield from work(context, lot.ids)
             return
-        waiting: deque[Future[list[Result]]] = deque()
-        with ThreadPoolExecutor(self.num_workers) as pool:
-            try:
-                for lot in lots:
-                    # The copied context brings along which kernels the caller chose.
-                    waiting.append(pool.submit(copy_context().run, work, context, lot))
-                    if len(waiting) >= _AHEAD * self.num_workers:
-                        yield from waiting.popleft().result()
-                while waiting:
-                    yield from waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+        pool = ThreadPoolExecutor(self.num_workers)
+        try:
+            # The copied context brings along which kernels the caller chose.
+            tasks = (pool.submit(copy_context().run, work, context, lot.ids) for lot in lots)
+            yield from in_order(tasks, lambda task: task.result(), AHEAD * self.num_workers)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 HERE = Threads()
 """One id after the other."""
 
 
+def num_cores() -> int:
+    """How many cores this process may use, up to eight: more wait for memory."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
 def all_cores() -> Threads:
-    """As many threads as this process may use cores, up to eight: more wait for memory."""
-    return Threads(min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8))
+    return Threads(num_cores())
 
 
-def lots(ids: Iterable[TensorId], weigh: Weigh) -> Iterator[list[TensorId]]:
+def in_order(tasks: Iterable[Task], result: Callable[[Task], list[Result]], num_ahead: int) -> Iterator[Result]:
+    """The results of tasks, in their order; at most `num_ahead` are begun and not yet taken."""
+    waiting: deque[Task] = deque()
+    for task in tasks:
+        waiting.append(task)
+        if len(waiting) >= num_ahead:
+            yield from result(waiting.popleft())
+    while waiting:
+        yield from result(waiting.popleft())
+
+
+def lots(ids: Iterable[TensorId], weigh: Weigh) -> Iterator[Lot]:
     """Ids in their order, so many at a time that a worker is busy for a while, but not for long."""
-    lot: list[TensorId] = []
+    taken: list[TensorId] = []
     num_bytes = 0
     for tensor_id in ids:
-        lot.append(tensor_id)
+        taken.append(tensor_id)
         num_bytes += weigh(tensor_id)
-        if num_bytes >= _LOT_BYTES or len(lot) == _LOT_IDS:
-            yield lot
-            lot, num_bytes = [], 0
-    if lot:
-        yield lot
+        if num_bytes >= _LOT_BYTES or len(taken) == _LOT_IDS:
+            yield Lot(taken, num_bytes)
+            taken, num_bytes = [], 0
+    if taken:
+        yield Lot(taken, num_bytes)

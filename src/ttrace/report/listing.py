@@ -16,11 +16,12 @@ from rich.text import Text
 from ttrace.errors import TTraceError
 from ttrace.trace.format import DTYPE_NAMES
 from ttrace.trace.reader import Shard, Trace
+from ttrace.trace.store import Place
 
 Row = dict[str, Any]
 
 
-def summary(folder: Path) -> Row:
+def summary(folder: Place) -> Row:
     """A trace in numbers."""
     trace = Trace(folder)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Coverage:
 
 
 TILING = Coverage(0, 0)
+_MANY_RUNS = 4096
+"""Boxes of more are counted one by one: they need not be taken apart."""
 
 
 def coverage(regions: Iterable[Region]) -> Coverage:
@@ -48,10 +51,29 @@ def _count(distinct: list[Region]) -> Coverage:
         marks = {mark for dims in boxes for bounds in dims[dim] for mark in bounds}
         borders[dim] = sorted(marks | {0, size})
     cells = [{mark: i for i, mark in enumerate(marks)} for marks in borders]
-    holders = torch.zeros([max(len(marks) - 1, 0) for marks in borders], dtype=torch.int32)
+    few = [dims for dims in boxes if math.prod(map(len, dims)) <= _MANY_RUNS]
+    holders = _counted([run for dims in few for run in itertools.product(*dims)], cells)
     for dims in boxes:
-        _add(holders, dims, cells)
+        if math.prod(map(len, dims)) > _MANY_RUNS:
+            _add(holders, dims, cells)
     return _summary(holders, borders)
+
+
+def _counted(runs: list[tuple[tuple[int, int], ...]], cells: list[dict[int, int]]) -> torch.Tensor:
+    """How many of these boxes, of one range per dim, hold each cell: all of them at once, by their corners."""
+    counts = torch.zeros([len(marks) for marks in cells], dtype=torch.int32)
+    if not cells:
+        return counts + len(runs)
+    ends = [
+        [torch.tensor([marks[run[dim][end]] for run in runs], dtype=torch.int64) for end in (0, 1)]
+        for dim, marks in enumerate(cells)
+    ]
+    for corner in itertools.product((0, 1), repeat=len(cells)):
+        index = tuple(ends[dim][end] for dim, end in enumerate(corner))
+        counts.index_put_(index, torch.tensor((-1) ** sum(corner), dtype=torch.int32), accumulate=True)
+    for dim in range(len(cells)):
+        counts = counts.cumsum(dim, dtype=torch.int32).narrow(dim, 0, counts.shape[dim] - 1)
+    return counts
 
 
 def _add(holders: torch.Tensor, dims: tuple[tuple[tuple[int, int], ...], ...], cells: list[dict[int, int]]) -> None:

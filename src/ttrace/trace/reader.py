@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +23,17 @@ from ttrace.trace.format import (
     Manifest,
     Record,
     chunk_file,
-    decode,
     parse_end,
     parse_manifest,
+    rank_folder,
 )
+from ttrace.trace.lines import read
+from ttrace.trace.store import Place, Remote
 from ttrace.values.generate import values
 from ttrace.values.sketch import sketch
+
+_NUM_ASKING = 32
+"""Ranks of a store that are asked for at a time."""
 
 Term = tuple[float, torch.Tensor]
 """A factor, and what it applies to."""
@@ -114,22 +120,20 @@ class UpdateShard(Shard):
 class RankTrace:
     """What one rank left behind."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
         self.manifest: Manifest = parse_manifest(_text(folder / MANIFEST), str(folder / MANIFEST))
         end = folder / END
-        self.end: End | None = parse_end(_text(end), str(end)) if end.exists() else None
+        text = _text_if_any(end)
+        self.end: End | None = None if text is None else parse_end(text, str(end))
         self._maps: dict[int, mmap.mmap] = {}
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
         """Every complete record, in order of appearance."""
-        path = self.folder / RECORDS
-        if not path.exists():
-            return ()
-        lines = _text(path).split("\n")
+        lines = (_text_if_any(self.folder / RECORDS) or "").split("\n")
         # What follows the last newline was cut off in mid-write.
-        return tuple(decode(line) for line in lines[:-1])
+        return tuple(map(read, lines[:-1]))
 
     def stored(self, record: Record) -> torch.Tensor:
         shape, dtype = record.stored
@@ -138,8 +142,10 @@ class RankTrace:
                 return torch.empty(shape, dtype=dtype)
             if record.is_made:
                 return self.made(record)
-            memory = self._map(record)
             count = record.num_bytes // dtype.itemsize
+            if isinstance(self.folder, Remote):
+                return torch.frombuffer(self._read(record, self.folder), dtype=dtype, count=count).view(shape)
+            memory = self._map(record, self.folder)
             return torch.frombuffer(memory, dtype=dtype, count=count, offset=record.begin).view(shape)
         except (RuntimeError, TypeError, OverflowError):
             raise TraceError(f"{record.id}: no tensor has shape {shape}.") from None
@@ -158,30 +164,36 @@ class RankTrace:
         if record.chunk in self._maps and end > begin and hasattr(mmap, "MADV_DONTNEED"):
             self._maps[record.chunk].madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
-    def _map(self, record: Record) -> mmap.mmap:
+    def _read(self, record: Record, folder: Remote) -> bytearray:
+        path = folder / chunk_file(record.chunk)
+        try:
+            return path.read(record.begin, record.end)
+        except OSError as error:
+            raise TraceError(f"{record.id}: its data in {path} cannot be read ({error}).") from None
+
+    def _map(self, record: Record, folder: Path) -> mmap.mmap:
         if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
-            path = self.folder / chunk_file(record.chunk)
+            path = folder / chunk_file(record.chunk)
             try:
                 with path.open("rb") as file:
                     self._maps[record.chunk] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
                 raise TraceError(f"{record.id}: its data file {path} cannot be read ({error}).") from None
         if len(self._maps[record.chunk]) < record.end:
-            raise TraceError(f"{record.id}: {self.folder / chunk_file(record.chunk)} ends before its data does.")
+            raise TraceError(f"{record.id}: {folder / chunk_file(record.chunk)} ends before its data does.")
         return self._maps[record.chunk]
 
 
 class Trace:
     """All records of a run, by id."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
-        found = sorted(folder.glob("rank-*")) if folder.is_dir() else []
-        self.ranks: tuple[RankTrace, ...] = tuple(RankTrace(path) for path in found if (path / MANIFEST).exists())
+        self.ranks: tuple[RankTrace, ...] = tuple(_ranks(folder))
         if not self.ranks:
             raise TraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
 
-    def __reduce__(self) -> tuple[type[Trace], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
         return Trace, (self.folder,)
 
     def num_bytes(self, tensor_id: TensorId) -> int:
@@ -231,8 +243,11 @@ class Trace:
 
     def is_opaque(self, name: str) -> bool:
         """Whether this module is inside compiled code, on any rank, and could not be seen."""
-        outer = {module for rank in self.ranks for module in rank.manifest.opaque}
-        return any(name != module and is_inside(name, module) for module in outer)
+        return any(name != module and is_inside(name, module) for module in self._opaque)
+
+    @cached_property
+    def _opaque(self) -> frozenset[str]:
+        return frozenset(module for rank in self.ranks for module in rank.manifest.opaque)
 
     @cached_property
     def divided(self) -> frozenset[str]:
@@ -261,11 +276,17 @@ class Trace:
 
     def owners(self, name: str) -> frozenset[int]:
         """The ranks whose census has this module or parameter."""
-        return frozenset(
-            rank.manifest.rank
-            for rank in self.ranks
-            if name in rank.manifest.modules or name in rank.manifest.parameters
-        )
+        found = [ranks for census, ranks in self._censuses if any(name in names for names in census)]
+        return found[0] if len(found) == 1 else frozenset().union(*found)
+
+    @cached_property
+    def _censuses(self) -> list[tuple[tuple[Collection[str], ...], frozenset[int]]]:
+        """Each census with the ranks that have it: of thousands of ranks, those of one stage share one."""
+        found: dict[tuple[int, int], tuple[Manifest, list[int]]] = {}
+        for rank in self.ranks:
+            held = rank.manifest
+            found.setdefault((id(held.modules), id(held.parameters)), (held, []))[1].append(held.rank)
+        return [((held.modules, held.parameters), frozenset(ranks)) for held, ranks in found.values()]
 
     def problems(self) -> Iterator[str]:
         """Everything that makes this trace less than a complete run, in words."""
@@ -300,8 +321,34 @@ def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)
 
 
-def _text(path: Path) -> str:
+def _ranks(folder: Place) -> Iterable[RankTrace]:
+    """In a store, the first rank says how many there are: what was just written need not be listed yet."""
+    if isinstance(folder, Path):
+        found = sorted(folder.glob("rank-*")) if folder.is_dir() else []
+        return [RankTrace(path) for path in found if (path / MANIFEST).exists()]
+    first = _rank(folder / rank_folder(0))
+    if first is None:
+        return []
+    others = [folder / rank_folder(number) for number in range(1, first.manifest.num_ranks)]
+    with ThreadPoolExecutor(_NUM_ASKING) as pool:
+        return [first, *(rank for rank in pool.map(_rank, others) if rank is not None)]
+
+
+def _rank(folder: Remote) -> RankTrace | None:
+    return RankTrace(folder) if (folder / MANIFEST).exists() else None
+
+
+def _text(path: Place) -> str:
+    text = _text_if_any(path)
+    if text is None:
+        raise TraceError(f"{path} cannot be read: it is not there.")
+    return text
+
+
+def _text_if_any(path: Place) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path} cannot be read ({error}).") from None

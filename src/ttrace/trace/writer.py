@@ -34,6 +34,8 @@ from ttrace.trace.format import (
     spelled,
 )
 from ttrace.trace.source import Sample, Source
+from ttrace.trace.store import Place, Remote
+from ttrace.trace.upload import Upload
 
 CHUNK_BYTES = 256 << 20
 HEADER_BYTES = 256 << 10
@@ -54,18 +56,22 @@ class Writer:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Place,
         manifest: Manifest,
         *,
         chunk_bytes: int = CHUNK_BYTES,
         max_bytes_held: int = MAX_BYTES_HELD,
     ) -> None:
-        self.folder = folder / rank_folder(manifest.rank)
+        place = folder / rank_folder(manifest.rank)
+        self._upload = Upload(place) if isinstance(place, Remote) else None
+        self.folder = place if isinstance(place, Path) else self._upload.spool  # type: ignore[union-attr]
         self.folder.mkdir(parents=True, exist_ok=True)
         # An earlier trace in this folder ends here, its end first: a killed rerun must not look complete.
         for old in (self.folder / END, self.folder / RECORDS, *self.folder.glob("chunk-*.safetensors")):
             old.unlink(missing_ok=True)
         _write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1))
+        if self._upload is not None:
+            self._upload.begin()
         self._records = (self.folder / RECORDS).open("wb", buffering=0)
         self._records_bytes = 0
         self._num_records = 0
@@ -125,8 +131,13 @@ class Writer:
         self._records.close()
         self._arena.close()
         atexit.unregister(self._flush_at_exit)
+        if self._upload is not None:
+            self._upload.settle()
+            self._problems += self._upload.problems
         filled = {"num_records": self._num_records, "problems": (*end.problems, *self._problems)}
         _write_whole(self.folder / END, end.model_copy(update=filled).model_dump_json(indent=1))
+        if self._upload is not None:
+            self._upload.close()
 
     def _flush_at_exit(self) -> None:
         """For a script that ends without closing. A fork of it has the arena, but not the thread that writes it."""
@@ -166,6 +177,8 @@ class Writer:
         if self._chunk is not None:
             self.flush()
             self._chunk.close()
+            if self._upload is not None:
+                self._upload.add(self.folder / chunk_file(self._chunk.number))
             self._chunk = None
 
 

@@ -18,9 +18,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ttrace.capture.plan import Plan
 from ttrace.capture.surroundings import environment
 from ttrace.errors import TTraceError
-from ttrace.trace.format import MANIFEST
+from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
 from ttrace.trace.sources import changed, fingerprint
+from ttrace.trace.store import Remote
 from ttrace.workflow.launch import launch
 
 
@@ -48,7 +49,7 @@ class Stage:
 
     @property
     def trace(self) -> Trace:
-        return Trace(self.plan.out)
+        return Trace(self.plan.written)
 
     def is_done(self) -> bool:
         """Whether an earlier trace may stand for what would be made now."""
@@ -73,7 +74,7 @@ class Stage:
             raise TTraceError(
                 f"{words} ended with status {launched.status}:\n{launched.complaint()}\n(from {launched.log})"
             )
-        if not any(self.plan.out.glob(f"rank-*/{MANIFEST}")):
+        if not self._is_begun():
             raise TTraceError(
                 f"{words} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its "
                 f"output is in {launched.log}."
@@ -90,7 +91,7 @@ class Stage:
 
     def is_complete(self) -> bool:
         """Whether every rank finished."""
-        if not any(self.plan.out.glob(f"rank-*/{MANIFEST}")):
+        if not self._is_begun():
             return False
         trace = self.trace
         return len(trace.ranks) == trace.manifest.num_ranks and all(rank.end is not None for rank in trace.ranks)
@@ -115,10 +116,18 @@ class Stage:
         if plan.reference is not None and plan.reference.resolve() == plan.out.resolve():
             raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
         _mark_of(plan.out).unlink(missing_ok=True)
+        if isinstance(plan.written, Remote):
+            (plan.written / rank_folder(0) / MANIFEST).unlink()  # without it there is no trace
         for manifest in plan.out.glob(f"rank-*/{MANIFEST}"):
             shutil.rmtree(manifest.parent)
         if plan.out.is_dir() and not any(plan.out.iterdir()):
             plan.out.rmdir()
+
+    def _is_begun(self) -> bool:
+        where = self.plan.written
+        if isinstance(where, Remote):
+            return (where / rank_folder(0) / MANIFEST).exists()
+        return any(where.glob(f"rank-*/{MANIFEST}"))
 
     @property
     def _plan(self) -> Plan:

@@ -1,0 +1,135 @@
+"""This module checks the same 10,000 tensors on every engine: the verdict files must be the same, byte for byte.
+
+Each way is the command that people type, from its start to its end. Then a worker is killed in mid-check: Ray finishes
+with the same file, and torchrun says what happened and goes on from there when it is asked again. Without Ray,
+its part is left out, and the bench says so. The bar is on what an engine takes beyond the process pool, in seconds:
+starting Ray or a job costs what it costs, whatever the size of the check.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench._tensors import write_run
+from ttrace.workflow.run import Run
+
+NUM_TENSORS, SHAPE, NUM_WORKERS = 10_000, (32, 32), 2
+MOST_BEYOND = 60.0
+"""The bar: seconds beyond those of the process pool."""
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_WORKERS))
+
+
+def command(engine: str, run: Run) -> list[str]:
+    launcher = _TORCHRUN if engine == "torchrun" else ()
+    workers = () if engine == "torchrun" else ("--workers", str(NUM_WORKERS))
+    return [sys.executable, *launcher, "-m", "ttrace", "check", str(run.folder), "--engine", engine, *workers]
+
+
+def started(engine: str, run: Run) -> subprocess.Popen[str]:
+    (run.folder / "report.json").unlink(missing_ok=True)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command(engine, run), stdout=pipe, stderr=subprocess.STDOUT, text=True, env=variables)
+
+
+def verdicts(run: Run) -> bytes:
+    path = run.folder / "report.json"
+    return path.read_bytes() if path.exists() else b""
+
+
+def descendants(process: int) -> Iterator[int]:
+    for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+        yield int(child)
+        yield from descendants(int(child))
+
+
+def killed(process: subprocess.Popen[str], is_victim: Callable[[int], bool], moment: Callable[[], bool]) -> str:
+    """Kill one process of a command once it is in the middle of its work; what the command said until it ended."""
+    while process.poll() is None:
+        try:
+            victim = next((each for each in descendants(process.pid) if moment() and is_victim(each)), None)
+        except (FileNotFoundError, ProcessLookupError):  # one of them ended while we looked
+            continue
+        if victim is not None:
+            os.kill(victim, signal.SIGKILL)
+            return process.communicate(timeout=300)[0]
+        time.sleep(0.02)
+    raise AssertionError(f"the check ended before anything could be killed: {process.communicate()[0]}")
+
+
+def title(process: int) -> str:
+    return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
+
+
+def times(run: Run, engines: list[str]) -> tuple[dict[str, float], set[bytes]]:
+    seconds, files = {}, set()
+    for engine in random.Random(0).sample(engines, len(engines)):
+        start = time.perf_counter()
+        said = started(engine, run).communicate(timeout=300)[0]
+        seconds[engine] = time.perf_counter() - start
+        files.add(verdicts(run))
+        print(f"{engine}: {seconds[engine]:.1f} s", flush=True)
+        if not verdicts(run):
+            print(said)
+    return seconds, files
+
+
+def rank_killed(run: Run) -> bool:
+    """Whether a lost rank is told, and the same job then goes on from what was kept."""
+    kept = f"{run.folder.name}/check-*/rank-*.jsonl"
+
+    def num_kept() -> int:
+        return sum(path.read_text().count("\n") for path in run.folder.parent.glob(kept))
+
+    said = killed(started("torchrun", run), lambda p: "--engine torchrun" in title(p), lambda: num_kept() >= 8)
+    told = re.search(r"a rank of this check was lost.*?goes on from there", " ".join(said.split()))
+    print(f"torchrun, a rank killed: {told[0] if told else said}")
+    before = num_kept()
+    started("torchrun", run).communicate(timeout=300)
+    print(f"torchrun again: goes on from {before} lots")
+    return bool(told) and before >= 8
+
+
+def worker_killed(run: Run) -> None:
+    killed(started("ray", run), lambda p: title(p).startswith("ray::_done"), lambda: True)
+    print("ray, a worker killed: finished")
+
+
+def main() -> int:
+    engines = ["threads", "processes", "torchrun"]
+    if importlib.util.find_spec("ray"):
+        engines.append("ray")
+    else:
+        print("ray: left out, it is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder) / "run")
+        write_run(run.folder, NUM_TENSORS, SHAPE, wrong=100)
+        seconds, files = times(run, engines)
+        is_told = rank_killed(run)
+        files.add(verdicts(run))
+        if "ray" in engines:
+            worker_killed(run)
+            files.add(verdicts(run))
+    beyond = {engine: seconds[engine] - seconds["processes"] for engine in engines if engine != "processes"}
+    is_same = len(files) == 1 and b"" not in files
+    print(
+        f"engines: verdict files {'identical' if is_same else 'DIFFER'}, "
+        f"a lost rank {'told' if is_told else 'NOT told'}; "
+        f"beyond the pool's {seconds['processes']:.1f} s: "
+        + ", ".join(
+            f"{engine} {value:+.1f} s ({seconds[engine] / seconds['processes']:.2f}x)"
+            for engine, value in beyond.items()
+        )
+        + f" (bar +{MOST_BEYOND:.0f} s)"
+    )
+    return int(not (is_same and is_told and max(beyond.values()) <= MOST_BEYOND))

@@ -1,0 +1,159 @@
+"""This module is the door to object stores: the few things that a trace needs of a folder, by URL, through fsspec.
+
+Nothing is renamed, and nothing is listed to find what was just written: objects are put whole and asked for by name.
+Every request is tried again, later and later, before it is given up.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ttrace.errors import TraceError
+
+Answer = TypeVar("Answer")
+
+_NUM_TRIES = 7
+_FIRST_PAUSE = 0.05
+"""Seconds; each further pause is about twice as long."""
+_CACHE_BYTES = 256 << 20
+"""What was read last is kept up to here: the same parameter is asked for as itself, and for its update."""
+
+
+class Remote:
+    """A folder or an object in a store. What it shares with a `Path` is called the same."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def __truediv__(self, name: str) -> Remote:
+        return Remote(f"{self.url}/{name}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"Remote({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Remote) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def exists(self) -> bool:
+        try:
+            self._asked(lambda files, path: files.info(path))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self._asked(lambda files, path: bytes(files.cat_file(path))).decode(encoding)
+
+    def read(self, begin: int, end: int) -> bytearray:
+        """These bytes, and no others; kept for a while."""
+        key = (self.url, begin, end)
+        found = _cache.found(key)
+        if found is None:
+            found = bytearray(self._asked(lambda files, path: files.cat_file(path, start=begin, end=end)))
+            if len(found) < end - begin:
+                raise OSError(f"it ends at {begin + len(found)}, before {end}")
+            _cache.keep(key, found)
+        return found
+
+    def write_text(self, text: str, encoding: str = "utf-8") -> None:
+        self._asked(lambda files, path: files.pipe_file(path, text.encode(encoding)))
+
+    def put(self, file: Path) -> None:
+        """The whole file, in parts if it is large; there is no half of it, at no time."""
+        self._asked(lambda files, path: files.put_file(str(file), path))
+
+    def unlink(self) -> None:
+        """If it is there."""
+        with suppress(FileNotFoundError):
+            self._asked(lambda files, path: files.rm_file(path))
+
+    def _asked(self, request: Callable[[Any, str], Answer]) -> Answer:
+        files, path = _opened(self.url)
+        for tried in range(1, _NUM_TRIES + 1):
+            try:
+                return request(files, path)
+            except (FileNotFoundError, PermissionError):
+                raise
+            except Exception as error:  # each store has its own way to say that it is busy
+                if tried == _NUM_TRIES:
+                    raise TraceError(f"{self.url}: the store failed {tried} times, at last with {error!r}.") from error
+            time.sleep(_FIRST_PAUSE * 2**tried * random.uniform(0.5, 1.0))
+        raise AssertionError("the last try returns or raises")
+
+
+Place = Path | Remote
+"""Where a trace is."""
+
+
+def place(text: str) -> Place:
+    """A path, or what a URL names: `s3://bucket/run`, `gs://...`; `file://` is a path."""
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://"))
+    return Remote(text) if "://" in text else Path(text)
+
+
+class _Cache:
+    """The bytes that were read last."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._held: OrderedDict[tuple[str, int, int], bytearray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def found(self, key: tuple[str, int, int]) -> bytearray | None:
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
+
+    def keep(self, key: tuple[str, int, int], data: bytearray) -> None:
+        with self._lock:
+            if key in self._held or len(data) > self._max_bytes:
+                return
+            self._held[key] = data
+            self._num_bytes += len(data)
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= len(self._held.popitem(last=False)[1])
+
+    def forget(self) -> None:
+        with self._lock:
+            self._held.clear()
+            self._num_bytes = 0
+
+
+_cache = _Cache(_CACHE_BYTES)
+forget = _cache.forget
+"""Read everything again: for who knows that a trace was written anew under the same name."""
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    protocol, _, path = url.partition("://")
+    return _files(protocol), path
+
+
+@lru_cache(maxsize=8)
+def _files(protocol: str) -> Any:
+    try:
+        import fsspec
+
+        # A listing that is kept would not know what other ranks have written since.
+        return fsspec.filesystem(protocol, use_listings_cache=False)
+    except (ImportError, ValueError) as error:
+        raise TraceError(
+            f"{protocol}:// needs fsspec and its store: pip install 'torch-ttrace[stores]' ({error})."
+        ) from None

@@ -1,0 +1,73 @@
+"""This module brings a rank's trace to a store while the step goes on.
+
+The writer writes to the local disk as always. Each closed chunk is put into the store in the background and leaves the
+disk; then the records so far are put, which only speak of chunks that are there. The manifest comes first and the end
+last, under names that only this rank writes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from ttrace.errors import TraceError
+from ttrace.trace.format import END, MANIFEST, RECORDS
+from ttrace.trace.store import Remote
+
+_MOST_WAITING = 2
+"""Chunks that are closed and not yet in the store; with the open one, what the local disk holds."""
+
+
+class Upload:
+    """Of one rank's folder, from `spool` to a store."""
+
+    def __init__(self, folder: Remote) -> None:
+        self.folder = folder
+        self.spool = Path(tempfile.mkdtemp(prefix="ttrace-"))
+        self._thread = ThreadPoolExecutor(1, "ttrace-upload")
+        self._waiting: deque[tuple[str, Future[None]]] = deque()
+        self.problems: list[str] = []
+
+    def begin(self) -> None:
+        """An earlier trace under this name ends here, its end first."""
+        for name in (END, RECORDS):
+            (self.folder / name).unlink()
+        (self.folder / MANIFEST).put(self.spool / MANIFEST)
+
+    def add(self, chunk: Path) -> None:
+        """A chunk is closed, and its records are written. Waits if too many others still are on the disk."""
+        records = (self.spool / RECORDS).read_text(encoding="utf-8")
+        self._waiting.append((chunk.name, self._thread.submit(self._bring, chunk, records)))
+        while len(self._waiting) > _MOST_WAITING:
+            self._settle()
+
+    def settle(self) -> None:
+        """Wait for all of them; what could not be brought is among the problems."""
+        while self._waiting:
+            self._settle()
+
+    def close(self) -> None:
+        """Records and end follow; then nothing is left here."""
+        try:
+            (self.folder / RECORDS).put(self.spool / RECORDS)
+            (self.folder / END).put(self.spool / END)
+        finally:
+            self._thread.shutdown()
+            shutil.rmtree(self.spool, ignore_errors=True)
+
+    def _bring(self, chunk: Path, records: str) -> None:
+        try:
+            (self.folder / chunk.name).put(chunk)
+            (self.folder / RECORDS).write_text(records)
+        finally:
+            chunk.unlink()
+
+    def _settle(self) -> None:
+        name, brought = self._waiting.popleft()
+        try:
+            brought.result()
+        except (OSError, TraceError) as error:
+            self.problems.append(f"{self.folder / name} could not be stored, nor the tensors in it: {error}")

@@ -1,0 +1,1 @@
+"""Where a check works: other engines than the threads of one process, with the same verdicts."""
