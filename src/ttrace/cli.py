@@ -9,7 +9,7 @@ import signal
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -34,17 +34,21 @@ from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import difference as difference_report
-from ttrace.report import listing, machine, suggest, terminal
+from ttrace.report import github, junit, listing, machine, suggest, terminal
 from ttrace.report import power as power_report
+from ttrace.report import sweep as sweep_report
 from ttrace.report.document import document
+from ttrace.report.facts import SYMBOLS
 from ttrace.report.page import About, page
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
+from ttrace.workflow.matrix import Matrix
 from ttrace.workflow.run import Run, Strictness
 from ttrace.workflow.space import Space
 from ttrace.workflow.stages import Stage
+from ttrace.workflow.sweep import Result, Sweep, Swept
 
 app = typer.Typer(
     name="ttrace",
@@ -89,6 +93,14 @@ FailOn = Annotated[
     typer.Option("--fail-on", help="Exit with 2 where something could not be judged, or only with 1 on findings."),
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
+Twins = Annotated[int, typer.Option(min=1, help="How many nudged references estimate rounding.")]
+Repeat = Annotated[
+    bool, typer.Option(help="When something is wrong, run the candidate again and measure its own noise.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Run everything again, also what an earlier run in this folder left.")
+]
+Junit = Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML into this file too.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
 
 
@@ -99,7 +111,7 @@ def run(
         str, typer.Option(help="The command under test, e.g. 'torchrun --nproc-per-node 2 train.py'.")
     ],
     out: Out,
-    twins: Annotated[int, typer.Option(min=1, help="How many nudged references estimate rounding.")] = 3,
+    twins: Twins = 3,
     seed: Seed = 0,
     steps: Steps = 1,
     margin: Margin = MARGIN,
@@ -111,16 +123,12 @@ def run(
     isolate: Annotated[
         bool, typer.Option(help="When something is wrong, run again with every module's inputs generated.")
     ] = True,
-    repeat: Annotated[
-        bool, typer.Option(help="When something is wrong, run the candidate again and measure its own noise.")
-    ] = True,
+    repeat: Repeat = True,
     compiled: OnCompiled = "eager",
     microbatch_grads: MicrobatchGrads = False,
     allow: Allow = None,
     fail_on: FailOn = "unjudged",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Run everything again, also what an earlier run in this folder left.")
-    ] = False,
+    fresh: Fresh = False,
     timeout: Timeout = 1800.0,
     json_output: Json = False,
 ) -> None:
@@ -166,6 +174,57 @@ def run(
             progress.update(task, total=10)
             judgement = flow.isolated(judgement)
     _tell(folder, judgement, json_output=json_output, fail_on=fail_on)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="A TOML file: axes, and templates of the commands.")],
+    out: Out,
+    max_ranks: Annotated[
+        int, typer.Option(min=1, help="How many ranks may run at once; a cell of more runs alone.")
+    ] = os.cpu_count() or 1,
+    twins: Twins = 3,
+    seed: Seed = 0,
+    steps: Steps = 1,
+    margin: Margin = MARGIN,
+    isolate: Annotated[bool, typer.Option(help="Run the smallest failing cells isolated too.")] = True,
+    repeat: Repeat = True,
+    allow: Allow = None,
+    fail_on: FailOn = "unjudged",
+    fresh: Fresh = False,
+    timeout: Timeout = 1800.0,
+    junit_file: Junit = None,
+    json_output: Json = False,
+) -> None:
+    """Run a matrix of layouts and flags against shared references, and say when it fails."""
+    console = Console(stderr=True)
+    matrix = Matrix.load(file)
+    with _progress(console) as progress:
+        task = progress.add_task("starting", total=len(matrix.cells))
+
+        def end(result: Result) -> None:
+            progress.advance(task)
+            if result.judgement is not None:
+                _write(result.run, result.judgement)
+            mark = SYMBOLS[result.exit]
+            console.print(f"{mark} {result.cell.name}", style="dim", highlight=False, soft_wrap=True)
+
+        sweeping = Sweep(
+            out,
+            matrix,
+            Plan(out=out, seed=seed, num_steps=steps),
+            num_twins=twins,
+            max_ranks=max_ranks,
+            timeout=timeout,
+            strictness=_strictness(margin, allow),
+            repeats=repeat,
+            begin=lambda what: progress.update(task, description=what),
+            end=end,
+        )
+        swept = sweeping.run(fresh=fresh)
+        if isolate:
+            swept = sweeping.isolated(swept)
+    _tell_sweep(out, swept, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
 
 
 @app.command()
@@ -345,17 +404,57 @@ def _strictness(margin: float, allow: Path | None) -> Strictness:
     return Strictness(margin, STRICT if allow is None else Policy.load(allow))
 
 
-def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str) -> None:
+def _tell(
+    run: Run,
+    judgement: Judgement,
+    *,
+    json_output: bool,
+    fail_on: str,
+    junit_file: Path | None = None,
+) -> None:
     next_command = run.next_command(judgement)
-    report = machine.as_json(judgement, next_command)
-    (run.folder / "report.json").write_text(json.dumps(report, indent=1))
-    written = _write_page(run, judgement)
+    report = _write(run, judgement)
     if json_output:
         typer.echo(json.dumps(report))
     else:
-        terminal.show(_console(), judgement, next_command, written)
+        terminal.show(_console(), judgement, next_command, run.folder / "report.html")
+    if junit_file is not None:
+        text = terminal.text(judgement, next_command)
+        junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), judgement.exit, text.split("\n")[0], text)])
+    if github.is_on():
+        for line in github.errors(judgement.findings, Path.cwd()):
+            typer.echo(line, err=True)
+        github.add_summary(github.summary(judgement, str(run.folder)))
     is_tolerated = judgement.exit is Exit.UNJUDGED and fail_on == "findings"
     raise typer.Exit(int(Exit.PASSED if is_tolerated else judgement.exit))
+
+
+def _tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, junit_file: Path | None) -> None:
+    table = swept.table
+    for result in swept.results:
+        if result.judgement is not None and result.cell.values in ([row.values for row in table.failing]):
+            _write(result.run, result.judgement)  # the isolated run has added to it
+    report = sweep_report.as_json(table, swept.exit)
+    (out / "sweep.json").write_text(json.dumps(report, indent=1))
+    (out / "sweep.html").write_text(sweep_report.page(table), encoding="utf-8")
+    if junit_file is not None:
+        junit.write(junit_file, "ttrace sweep", sweep_report.cases(table))
+    worst = next(iter([*table.failing, *(row for row in table.rows if row.exit is not Exit.PASSED), *table.rows]))
+    if json_output:
+        typer.echo(json.dumps(report))
+    else:
+        next_command = f"ttrace check {shlex.quote(worst.folder)}"
+        sweep_report.show(_console(), table, next_command, str(out / "sweep.html"))
+    is_tolerated = swept.exit is Exit.UNJUDGED and fail_on == "findings"
+    raise typer.Exit(int(Exit.PASSED if is_tolerated else swept.exit))
+
+
+def _write(run: Run, judgement: Judgement) -> dict[str, Any]:
+    """The report as a page and for programs, beside the traces."""
+    report = machine.as_json(judgement, run.next_command(judgement))
+    (run.folder / "report.json").write_text(json.dumps(report, indent=1))
+    _write_page(run, judgement)
+    return report
 
 
 def _write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:
