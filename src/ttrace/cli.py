@@ -28,11 +28,13 @@ from rich.text import Text
 
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
+from ttrace.judge.baseline import NOTHING, Baseline
 from ttrace.judge.difference import difference
 from ttrace.judge.engine import Threads
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
+from ttrace.layouts.rules import Rules
 from ttrace.report import difference as difference_report
 from ttrace.report import github, junit, listing, machine, suggest, terminal
 from ttrace.report import power as power_report
@@ -101,6 +103,10 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Run everything again, also what an earlier run in this folder left.")
 ]
 Junit = Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML into this file too.")]
+BaselineFile = Annotated[Path | None, typer.Option("--baseline", help="A file of known findings, which do not fail.")]
+UpdateBaseline = Annotated[
+    bool, typer.Option("--update-baseline", help="Write this run's findings into the file of --baseline.")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
 
 
@@ -130,6 +136,9 @@ def run(
     fail_on: FailOn = "unjudged",
     fresh: Fresh = False,
     timeout: Timeout = 1800.0,
+    baseline: BaselineFile = None,
+    update_baseline: UpdateBaseline = False,
+    junit_file: Junit = None,
     json_output: Json = False,
 ) -> None:
     """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
@@ -173,7 +182,8 @@ def run(
         if judgement.findings and isolate:
             progress.update(task, total=10)
             judgement = flow.isolated(judgement)
-    _tell(folder, judgement, json_output=json_output, fail_on=fail_on)
+    known = _baseline(baseline, judgement, update=update_baseline)
+    _tell(folder, judgement, known, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
 
 
 @app.command()
@@ -277,19 +287,28 @@ def check(
     workers: Annotated[int, typer.Option(min=0, help="How many threads compare; 0: one per core, up to eight.")] = 0,
     margin: Margin = MARGIN,
     allow: Allow = None,
+    rules: Annotated[
+        Path | None, typer.Option("--rules", help="A rules file that decides the candidate's layouts again.")
+    ] = None,
     fail_on: FailOn = "unjudged",
+    baseline: BaselineFile = None,
+    update_baseline: UpdateBaseline = False,
+    junit_file: Junit = None,
     json_output: Json = False,
 ) -> None:
     """Judge the traces of a run again; nothing is run again."""
+    given = None if rules is None else Rules.of(rules)
     rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with _progress(Console(stderr=json_output), *rate) as progress:
         task = progress.add_task("check", total=None)
         judgement = Run(folder).judged(
             _strictness(margin, allow),
+            rules=given,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
             engine=Threads(workers) if workers else None,
         )
-    _tell(Run(folder), judgement, json_output=json_output, fail_on=fail_on)
+    known = _baseline(baseline, judgement, update=update_baseline)
+    _tell(Run(folder), judgement, known, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
 
 
 @app.command()
@@ -404,14 +423,20 @@ def _strictness(margin: float, allow: Path | None) -> Strictness:
     return Strictness(margin, STRICT if allow is None else Policy.load(allow))
 
 
+def _baseline(path: Path | None, judgement: Judgement, *, update: bool) -> Baseline:
+    if path is None:
+        if update:
+            raise TTraceError("--update-baseline needs --baseline FILE, the file to write.")
+        return NOTHING
+    if update:
+        Baseline.of(judgement).save(path)
+    return Baseline.load(path)
+
+
 def _tell(
-    run: Run,
-    judgement: Judgement,
-    *,
-    json_output: bool,
-    fail_on: str,
-    junit_file: Path | None = None,
+    run: Run, judgement: Judgement, known: Baseline, *, json_output: bool, fail_on: str, junit_file: Path | None
 ) -> None:
+    judgement, code = known.told(judgement), known.exit(judgement)
     next_command = run.next_command(judgement)
     report = _write(run, judgement)
     if json_output:
@@ -420,13 +445,16 @@ def _tell(
         terminal.show(_console(), judgement, next_command, run.folder / "report.html")
     if junit_file is not None:
         text = terminal.text(judgement, next_command)
-        junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), judgement.exit, text.split("\n")[0], text)])
+        junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), code, text.splitlines()[0], text)])
     if github.is_on():
-        for line in github.errors(judgement.findings, Path.cwd()):
+        for line in github.errors(known.new(judgement), Path.cwd()):
             typer.echo(line, err=True)
         github.add_summary(github.summary(judgement, str(run.folder)))
-    is_tolerated = judgement.exit is Exit.UNJUDGED and fail_on == "findings"
-    raise typer.Exit(int(Exit.PASSED if is_tolerated else judgement.exit))
+    raise typer.Exit(_status(code, fail_on))
+
+
+def _status(code: Exit, fail_on: str) -> int:
+    return int(Exit.PASSED if code is Exit.UNJUDGED and fail_on == "findings" else code)
 
 
 def _tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, junit_file: Path | None) -> None:
@@ -445,8 +473,7 @@ def _tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, jun
     else:
         next_command = f"ttrace check {shlex.quote(worst.folder)}"
         sweep_report.show(_console(), table, next_command, str(out / "sweep.html"))
-    is_tolerated = swept.exit is Exit.UNJUDGED and fail_on == "findings"
-    raise typer.Exit(int(Exit.PASSED if is_tolerated else swept.exit))
+    raise typer.Exit(_status(swept.exit, fail_on))
 
 
 def _write(run: Run, judgement: Judgement) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_finding_as_text_fits_a_screen(judgement: Judgement) -> None:
 @pytest.fixture
 def table(judgement: Judgement) -> Table:
     values = [{"tp": 1, "note": "<script>"}, {"tp": 2, "note": "<script>"}, {"tp": 4, "note": "<script>"}]
-    known = [
+    known: list[dict[str, Any]] = [
         {"name": f"tp={v['tp']}", "values": v, "seconds": 1.0, "folder": f"out/cells/tp={v['tp']}"} for v in values
     ]
     rows = (
