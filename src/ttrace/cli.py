@@ -9,7 +9,7 @@ import signal
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -476,7 +476,7 @@ def _tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, jun
     raise typer.Exit(_status(swept.exit, fail_on))
 
 
-def _write(run: Run, judgement: Judgement) -> dict[str, Any]:
+def _write(run: Run, judgement: Judgement) -> machine.Report:
     """The report as a page and for programs, beside the traces."""
     report = machine.as_json(judgement, run.next_command(judgement))
     (run.folder / "report.json").write_text(json.dumps(report, indent=1))
