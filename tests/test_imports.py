@@ -25,11 +25,12 @@ MAY_IMPORT = {
     "report": {"errors", "tensors", "layouts", "values", "trace", "judge"},
     "attach": {"errors", "layouts", "adapters", "capture"},
     "workflow": {"errors", "tensors", "layouts", "values", "trace", "adapters", "capture", "judge", "report", "attach"},
+    "testing": {"errors", "capture", "judge", "report", "workflow"},
 }
 """Folder or module, and what it may import; doors (cli, __init__, __main__) may import everything."""
 
 ONLY_IN = {
-    "torch.distributed": {"adapters", "capture", "reference", "workflow"},
+    "torch.distributed": {"adapters", "capture", "reference", "testing", "workflow"},
     "ray": {"workflow"},
     "rich": {"report", "cli"},
     "typer": {"cli"},

@@ -28,14 +28,18 @@ from rich.text import Text
 
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
+from ttrace.judge.baseline import NOTHING, Baseline
 from ttrace.judge.difference import difference
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
+from ttrace.layouts.rules import Rules
 from ttrace.report import difference as difference_report
-from ttrace.report import listing, machine, suggest, terminal
+from ttrace.report import github, junit, listing, machine, suggest, terminal
 from ttrace.report import power as power_report
+from ttrace.report import sweep as sweep_report
 from ttrace.report.document import document
+from ttrace.report.facts import SYMBOLS
 from ttrace.report.page import About, page
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
@@ -44,9 +48,11 @@ from ttrace.workflow import stored
 from ttrace.workflow.engines import choice
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
+from ttrace.workflow.matrix import Matrix
 from ttrace.workflow.run import Run, Strictness
 from ttrace.workflow.space import Space
 from ttrace.workflow.stages import Stage
+from ttrace.workflow.sweep import Result, Sweep, Swept
 
 app = typer.Typer(
     name="ttrace",
@@ -91,6 +97,18 @@ FailOn = Annotated[
     typer.Option("--fail-on", help="Exit with 2 where something could not be judged, or only with 1 on findings."),
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
+Twins = Annotated[int, typer.Option(min=1, help="How many nudged references estimate rounding.")]
+Repeat = Annotated[
+    bool, typer.Option(help="When something is wrong, run the candidate again and measure its own noise.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Run everything again, also what an earlier run in this folder left.")
+]
+Junit = Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML into this file too.")]
+BaselineFile = Annotated[Path | None, typer.Option("--baseline", help="A file of known findings, which do not fail.")]
+UpdateBaseline = Annotated[
+    bool, typer.Option("--update-baseline", help="Write this run's findings into the file of --baseline.")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
 
 
@@ -101,7 +119,7 @@ def run(
         str, typer.Option(help="The command under test, e.g. 'torchrun --nproc-per-node 2 train.py'.")
     ],
     out: Out,
-    twins: Annotated[int, typer.Option(min=1, help="How many nudged references estimate rounding.")] = 3,
+    twins: Twins = 3,
     seed: Seed = 0,
     steps: Steps = 1,
     margin: Margin = MARGIN,
@@ -113,17 +131,16 @@ def run(
     isolate: Annotated[
         bool, typer.Option(help="When something is wrong, run again with every module's inputs generated.")
     ] = True,
-    repeat: Annotated[
-        bool, typer.Option(help="When something is wrong, run the candidate again and measure its own noise.")
-    ] = True,
+    repeat: Repeat = True,
     compiled: OnCompiled = "eager",
     microbatch_grads: MicrobatchGrads = False,
     allow: Allow = None,
     fail_on: FailOn = "unjudged",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Run everything again, also what an earlier run in this folder left.")
-    ] = False,
+    fresh: Fresh = False,
     timeout: Timeout = 1800.0,
+    baseline: BaselineFile = None,
+    update_baseline: UpdateBaseline = False,
+    junit_file: Junit = None,
     json_output: Json = False,
 ) -> None:
     """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
@@ -167,7 +184,59 @@ def run(
         if judgement.findings and isolate:
             progress.update(task, total=10)
             judgement = flow.isolated(judgement)
-    _tell(folder, judgement, json_output=json_output, fail_on=fail_on)
+    known = _baseline(baseline, judgement, update=update_baseline)
+    _tell(folder, judgement, known, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="A TOML file: axes, and templates of the commands.")],
+    out: Out,
+    max_ranks: Annotated[
+        int, typer.Option(min=1, help="How many ranks may run at once; a cell of more runs alone.")
+    ] = os.cpu_count() or 1,
+    twins: Twins = 3,
+    seed: Seed = 0,
+    steps: Steps = 1,
+    margin: Margin = MARGIN,
+    isolate: Annotated[bool, typer.Option(help="Run the smallest failing cells isolated too.")] = True,
+    repeat: Repeat = True,
+    allow: Allow = None,
+    fail_on: FailOn = "unjudged",
+    fresh: Fresh = False,
+    timeout: Timeout = 1800.0,
+    junit_file: Junit = None,
+    json_output: Json = False,
+) -> None:
+    """Run a matrix of layouts and flags against shared references, and say when it fails."""
+    console = Console(stderr=True)
+    matrix = Matrix.load(file)
+    with _progress(console) as progress:
+        task = progress.add_task("starting", total=len(matrix.cells))
+
+        def end(result: Result) -> None:
+            progress.advance(task)
+            if result.judgement is not None:
+                _write(result.run, result.judgement)
+            mark = SYMBOLS[result.exit]
+            console.print(f"{mark} {result.cell.name}", style="dim", highlight=False, soft_wrap=True)
+
+        sweeping = Sweep(
+            out,
+            matrix,
+            Plan(out=out, seed=seed, num_steps=steps),
+            num_twins=twins,
+            max_ranks=max_ranks,
+            timeout=timeout,
+            strictness=_strictness(margin, allow),
+            repeats=repeat,
+            begin=lambda what: progress.update(task, description=what),
+            end=end,
+        )
+        swept = sweeping.run(fresh=fresh)
+        if isolate:
+            swept = sweeping.isolated(swept)
+    _tell_sweep(out, swept, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
 
 
 @app.command()
@@ -230,10 +299,17 @@ def check(
     workers: Annotated[int, typer.Option(min=0, help="How many compare; 0: one per core, up to eight.")] = 0,
     margin: Margin = MARGIN,
     allow: Allow = None,
+    rules: Annotated[
+        Path | None, typer.Option("--rules", help="A rules file that decides the candidate's layouts again.")
+    ] = None,
     fail_on: FailOn = "unjudged",
+    baseline: BaselineFile = None,
+    update_baseline: UpdateBaseline = False,
+    junit_file: Junit = None,
     json_output: Json = False,
 ) -> None:
     """Judge the traces of a run again; nothing is run again."""
+    given = None if rules is None else Rules.of(rules)
     rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     strictness = _strictness(margin, allow)
     console = Console(stderr=json_output, quiet=not choice.speaks(engine))
@@ -246,11 +322,22 @@ def check(
             progress.update(task, completed=done, total=total)
 
         if isinstance(folder, Path):
-            judgement = run.judged(strictness, progress=told, engine=chosen)
+            judgement = run.judged(strictness, rules=given, progress=told, engine=chosen)
+        elif given is not None:
+            raise TTraceError("--rules needs the traces in a folder: copy them from the store first.")
         else:
             judgement = stored.judged(folder, strictness, progress=told, engine=chosen)
     if choice.speaks(engine):
-        _tell(run, judgement, json_output=json_output, fail_on=fail_on, is_stored=isinstance(folder, Remote))
+        known = _baseline(baseline, judgement, update=update_baseline)
+        _tell(
+            run,
+            judgement,
+            known,
+            json_output=json_output,
+            fail_on=fail_on,
+            junit_file=junit_file,
+            is_stored=isinstance(folder, Remote),
+        )
 
 
 @app.command()
@@ -365,18 +452,74 @@ def _strictness(margin: float, allow: Path | None) -> Strictness:
     return Strictness(margin, STRICT if allow is None else Policy.load(allow))
 
 
-def _tell(run: Run, judgement: Judgement, *, json_output: bool, fail_on: str, is_stored: bool = False) -> None:
+def _baseline(path: Path | None, judgement: Judgement, *, update: bool) -> Baseline:
+    if path is None:
+        if update:
+            raise TTraceError("--update-baseline needs --baseline FILE, the file to write.")
+        return NOTHING
+    if update:
+        Baseline.of(judgement).save(path)
+    return Baseline.load(path)
+
+
+def _tell(
+    run: Run,
+    judgement: Judgement,
+    known: Baseline,
+    *,
+    json_output: bool,
+    fail_on: str,
+    junit_file: Path | None,
+    is_stored: bool = False,
+) -> None:
+    judgement, code = known.told(judgement), known.exit(judgement)
     # What shows single tensors reads them from a folder.
     next_command = "copy the traces to a folder, then: ttrace check RUN" if is_stored else run.next_command(judgement)
-    report = machine.as_json(judgement, next_command)
-    (run.folder / "report.json").write_text(json.dumps(report, indent=1))
-    written = None if is_stored else _write_page(run, judgement)
+    report = _write(run, judgement, next_command, is_stored=is_stored)
     if json_output:
         typer.echo(json.dumps(report))
     else:
-        terminal.show(_console(), judgement, next_command, written)
-    is_tolerated = judgement.exit is Exit.UNJUDGED and fail_on == "findings"
-    raise typer.Exit(int(Exit.PASSED if is_tolerated else judgement.exit))
+        terminal.show(_console(), judgement, next_command, None if is_stored else run.folder / "report.html")
+    if junit_file is not None:
+        text = terminal.text(judgement, next_command)
+        junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), code, text.splitlines()[0], text)])
+    if github.is_on():
+        for line in github.errors(known.new(judgement), Path.cwd()):
+            typer.echo(line, err=True)
+        github.add_summary(github.summary(judgement, str(run.folder)))
+    raise typer.Exit(_status(code, fail_on))
+
+
+def _status(code: Exit, fail_on: str) -> int:
+    return int(Exit.PASSED if code is Exit.UNJUDGED and fail_on == "findings" else code)
+
+
+def _tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, junit_file: Path | None) -> None:
+    table = swept.table
+    for result in swept.results:
+        if result.judgement is not None and result.cell.values in ([row.values for row in table.failing]):
+            _write(result.run, result.judgement)  # the isolated run has added to it
+    report = sweep_report.as_json(table, swept.exit)
+    (out / "sweep.json").write_text(json.dumps(report, indent=1))
+    (out / "sweep.html").write_text(sweep_report.page(table), encoding="utf-8")
+    if junit_file is not None:
+        junit.write(junit_file, "ttrace sweep", sweep_report.cases(table))
+    worst = next(iter([*table.failing, *(row for row in table.rows if row.exit is not Exit.PASSED), *table.rows]))
+    if json_output:
+        typer.echo(json.dumps(report))
+    else:
+        next_command = f"ttrace check {shlex.quote(worst.folder)}"
+        sweep_report.show(_console(), table, next_command, str(out / "sweep.html"))
+    raise typer.Exit(_status(swept.exit, fail_on))
+
+
+def _write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> machine.Report:
+    """The report as a page and for programs, beside the traces; of traces in a store there is no page."""
+    report = machine.as_json(judgement, next_command or run.next_command(judgement))
+    (run.folder / "report.json").write_text(json.dumps(report, indent=1))
+    if not is_stored:
+        _write_page(run, judgement)
+    return report
 
 
 def _write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:

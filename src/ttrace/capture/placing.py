@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,7 +12,8 @@ from ttrace.adapters.adapter import Adapter
 from ttrace.errors import LayoutError
 from ttrace.layouts.infer import inferred
 from ttrace.layouts.layout import Cut, Layout
-from ttrace.layouts.placed import INFERRED, Placed
+from ttrace.layouts.placed import HOLDS, INFERRED, Placed
+from ttrace.layouts.ruled import placed_by
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.layouts.splits import Split
 from ttrace.tensors.holds import Held, held_by
@@ -25,7 +25,6 @@ from ttrace.trace.reader import Trace
 from ttrace.trace.store import Place
 from ttrace.values.generate import Distribution
 
-HOLDS = "ttrace.holds"
 CONTEXT_PARALLEL = "context_parallel"
 """Who says that a rank's loss is only its own tokens' part."""
 
@@ -211,15 +210,8 @@ class Placing:
         return self._whole[shape]
 
     def _by_rule(self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int) -> Placed:
-        where: Mapping[str, int] = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}
-        try:
-            layout = rule.layout.of_rank(len(local))
-        except LayoutError as error:
-            raise LayoutError(f"{tensor_id.site}: {rule}: {error}") from None
-        logical = layout.global_shape(local, self._sizes) if shape is None else shape
-        if len(logical) != len(local) or layout.local_shape(logical, self._sizes, where) != local:
-            raise LayoutError(_misfit(tensor_id, rule, local, logical, self._sizes))
-        return Placed(layout.region(logical, self._sizes, where), layout.pending, str(rule.layout), str(rule))
+        where = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}
+        return placed_by(rule, tensor_id.site, local, shape, sizes=self._sizes, where=where)
 
 
 def _joined(outer: Layout, inner: str) -> str:
@@ -227,19 +219,6 @@ def _joined(outer: Layout, inner: str) -> str:
     words = inner.split()
     dims = [f"{dim}{word.removeprefix(dim.name)}" for dim, word in zip(outer.dims, words, strict=False)]
     return " ".join([*dims, *words[len(dims) :]])
-
-
-def _misfit(tensor_id: TensorId, rule: Rule, local: Shape, logical: Shape, sizes: Mapping[str, int]) -> str:
-    cuts = _cuts(rule.layout, sizes)
-    return (
-        f"{tensor_id.site}: {rule} says {str(rule.layout)!r}, which cuts {cuts or 'no dim'}, but this rank holds shape "
-        f"{local} of the reference's {logical}. State the axes that do cut this tensor, or drop those that do not."
-    )
-
-
-def _cuts(layout: Layout, sizes: Mapping[str, int]) -> str:
-    words = [f"dim {dim.name} over {cut.axis}={sizes.get(cut.axis, 1)}" for dim in layout.dims for cut in dim.cuts]
-    return " and ".join(words)
 
 
 def _suggestion(local: Shape, shape: Shape) -> str:

@@ -12,6 +12,12 @@ DISPATCHED = "the reference's routing"
 """Who decided where tokens lie that were dispatched to experts, whichever rank they came from."""
 
 
+DTENSOR = "DTensor"
+HOLDS = "ttrace.holds"
+STATED = (DTENSOR, HOLDS, DISPATCHED)
+"""How those begin who speak for a tensor before any rule does."""
+
+
 @dataclass(frozen=True)
 class Placed:
     """What a local tensor holds of its logical tensor, the axes it is still to be summed over, and who decided."""

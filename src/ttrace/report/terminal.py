@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -48,6 +49,14 @@ def show(console: Console, judgement: Judgement, next_command: str, report: Path
         if num_left_out:
             blocks.insert(-1, _Block([Text(f"... and {num_left_out} more notes in the report", "dim")]))
     console.print(Group(*(part for block in blocks for part in block.parts)), soft_wrap=True)
+
+
+def text(judgement: Judgement, next_command: str, *, width: int = 100, height: int = 40) -> str:
+    """The same as plain text that fits a screen, for where others print it."""
+    output = StringIO()
+    console = Console(file=output, width=width, height=height, force_terminal=True, color_system=None)
+    show(console, judgement, next_command)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
 
 def _fitting(console: Console, blocks: list[_Block]) -> list[_Block]:

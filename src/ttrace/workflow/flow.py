@@ -21,6 +21,7 @@ from ttrace.judge.verdict import Judgement
 from ttrace.tensors.ids import ROOT
 from ttrace.trace.reader import Trace
 from ttrace.workflow.git import state_of
+from ttrace.workflow.launch import Launches
 from ttrace.workflow.run import AS_USUAL, Run, Strictness
 from ttrace.workflow.space import Space
 from ttrace.workflow.stages import Stage
@@ -54,6 +55,8 @@ class Flow:
     """Told what is done next."""
     say: Tell = lambda _: None
     """Told what is worth a line."""
+    launches: Launches | None = None
+    """For flows in several threads: what ends all that they have launched."""
 
     def prepare(self, *, fresh: bool = False) -> None:
         """Take the folder, if it is empty or an earlier run's; with `fresh`, forget that run."""
@@ -77,9 +80,19 @@ class Flow:
 
     def trace(self) -> None:
         """Trace reference, twins and candidate; what of an earlier run no longer belongs to them is removed."""
+        self.trace_references()
+        self.trace_candidate()
+
+    def trace_references(self) -> None:
+        """Trace the reference and its twins, without more of those than asked for."""
         for extra in self.run.twins()[self.commands.num_twins :]:
             shutil.rmtree(extra)
         self._trace_references(self.run, self.settings, self.commands.num_twins)
+
+    def trace_candidate(self, *, fresh: bool = False) -> None:
+        """Trace the candidate of a reference that is there; with `fresh`, whatever an earlier run left."""
+        if fresh:
+            self._candidate(self.run, self.settings, self.run.candidate).clear()
         if not self._traced("candidate", self._candidate(self.run, self.settings, self.run.candidate)):
             self._candidate(self.run, self.settings, self.run.repeat).clear()
             shutil.rmtree(self.run.isolated.candidate, ignore_errors=True)
@@ -191,7 +204,7 @@ class Flow:
 
     def _run(self, name: str, stage: Stage, *, then: tuple[Stage, ...] = ()) -> None:
         self.begin(name)
-        stage.run(timeout=self.commands.timeout, then=then)
+        stage.run(timeout=self.commands.timeout, then=then, launches=self.launches)
 
 
 def _is_kept(stage: Stage) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import subprocess
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
@@ -54,8 +57,51 @@ def split_command(command: str) -> tuple[str, ...]:
     return words
 
 
-def launch(command: tuple[str, ...], plan: Plan, *, timeout: float) -> Launched:
+@dataclass(frozen=True)
+class Launches:
+    """What several threads have launched: only the main thread hears of a signal, and must be able to end them all."""
+
+    _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+
+    def started(
+        self, command: tuple[str, ...], output: IO[bytes], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """A process with a group of its own, unless all were ended before."""
+        with self._lock:
+            if self._closed.is_set():
+                raise TTraceError(f"{shlex.join(command)} was not started: the run was ended.")
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+            self._running.add(process)
+            return process
+
+    def ended(self, process: subprocess.Popen[bytes]) -> None:
+        """Leave nothing of its group."""
+        _end_group(process)
+        with self._lock:
+            self._running.discard(process)
+
+    def close(self) -> None:
+        """End whatever still runs, and start nothing more."""
+        with self._lock:
+            self._closed.set()
+            running = list(self._running)
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)  # the thread that waits for it does the rest
+
+
+def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: Launches | None = None) -> Launched:
     """Run the command with tracing switched on, and wait. Its whole process group ends with it."""
+    launches = launches or Launches()
     folder = plan.out.parent
     plan_file = folder / f"{plan.out.name}.plan.json"
     plan.model_copy(update={"out": plan.out.resolve()}).save(plan_file)
@@ -63,14 +109,8 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float) -> Launched:
     start = time.monotonic()
     with log.open("wb") as output:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, PLAN_VARIABLE: str(plan_file.resolve())},
-                start_new_session=True,
-            )
+            environment = {**os.environ, PLAN_VARIABLE: str(plan_file.resolve())}
+            process = launches.started(command, output, environment)
         except OSError as error:
             raise TTraceError(
                 f"{shlex.join(command)} cannot be started: {error}. No shell reads the command: write env A=B ... for "
@@ -84,7 +124,7 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float) -> Launched:
                 "a longer --timeout gives it more time."
             ) from None
         finally:
-            _end_group(process)
+            launches.ended(process)
     return Launched(command, status, time.monotonic() - start, log)
 
 

@@ -17,7 +17,9 @@ from ttrace.judge.power import SelfTest, selftest
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
+from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
+from ttrace.trace.relaid import Relaid
 
 
 @dataclass(frozen=True)
@@ -89,20 +91,29 @@ class Run:
         strictness: Strictness = AS_USUAL,
         *,
         isolated: bool = True,
+        rules: Rules | None = None,
         progress: Progress | None = None,
         engine: Engine | None = None,
     ) -> Judgement:
-        """Check the candidate, with its repeat and its isolated run where there are; runs nothing again."""
+        """Check the candidate, with its repeat and its isolated run where there are; runs nothing again.
+
+        With `rules`, what they speak of has other layouts than it was recorded with. The isolated run has no say then:
+        what entered its modules was generated for the recorded ones.
+        """
         engine = engine or all_cores()
         twins = [Trace(path) for path in self.twins()]
         rounding = Twins(Trace(self.seen.reference), twins, strictness.margin, engine, progress)
-        candidate, notes = Trace(self.seen.candidate), list[str]()
+
+        def trace(folder: Path) -> Trace:
+            return Trace(folder) if rules is None else Relaid(folder, rules, rounding.reference)
+
+        candidate, notes = trace(self.seen.candidate), list[str]()
         if self.repeat.is_dir():
-            noise = Noise.between(candidate, Trace(self.repeat), rounding)
+            noise = Noise.between(candidate, trace(self.repeat), rounding)
             notes, rounding = noise.notes(rounding), noise.added(rounding)
         found = checked(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
         found = replace(found, notes=(*notes, *found.notes))
-        if not found.findings or not isolated or not self.isolated.candidate.is_dir():
+        if not found.findings or not isolated or rules is not None or not self.isolated.candidate.is_dir():
             return found
         return combined(found, self.isolated.judged(strictness, progress=progress, engine=engine))
 

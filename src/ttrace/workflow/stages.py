@@ -22,7 +22,7 @@ from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
 from ttrace.trace.sources import changed, fingerprint
 from ttrace.trace.store import Remote
-from ttrace.workflow.launch import launch
+from ttrace.workflow.launch import Launches, launch
 
 
 class _Mark(BaseModel):
@@ -58,7 +58,7 @@ class Stage:
             return False
         return (mark.of, mark.environment) == (self._of, environment()) and changed(mark.sources) is None
 
-    def run(self, *, timeout: float, then: Sequence[Stage] = ()) -> Trace:
+    def run(self, *, timeout: float, then: Sequence[Stage] = (), launches: Launches | None = None) -> Trace:
         """Make the trace; it is complete. An earlier one in the same place is removed.
 
         `then` are stages that the same process is asked to go on with: those that it completed are there afterwards,
@@ -67,7 +67,7 @@ class Stage:
         for stage in (self, *then):
             stage.clear()
         plan = self.plan.model_copy(update={"then": tuple(stage._plan for stage in then)})
-        launched = launch(self.command, plan, timeout=timeout)
+        launched = launch(self.command, plan, timeout=timeout, launches=launches)
         words = shlex.join(self.command)
         is_excused = then and self.is_complete()  # it failed only at what it was asked on top
         if launched.status != 0 and not is_excused:

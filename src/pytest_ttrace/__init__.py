@@ -1,0 +1,20 @@
+"""This module is the pytest plugin: the fixture `equivalent`.
+
+Every pytest loads it wherever TTrace is installed, so it stands outside of the package, whose import needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def equivalent(tmp_path: Path) -> Callable[..., None]:
+    """`ttrace.testing.assert_equivalent`, into this test's own folder: `equivalent(train, ranks=2)`."""
+    from ttrace.testing.equivalent import assert_equivalent
+
+    return partial(assert_equivalent, out=tmp_path / "ttrace")

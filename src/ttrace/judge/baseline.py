@@ -1,0 +1,86 @@
+"""This module holds findings that are known: a check fails only on others.
+
+A baseline is about findings, and written by `ttrace` itself, so that a project with bugs can begin to check at once. An
+allowance (policy.py) is about tensors, and written by people: it says why they may differ, and until when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ttrace.errors import TTraceError
+from ttrace.judge.verdict import Exit, Finding, Judgement
+
+
+class Known(BaseModel):
+    """A finding, whenever it is met again: at any step, with any numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    site: str
+    cause: str
+    axis: str | None = None
+
+    @classmethod
+    def of(cls, finding: Finding) -> Known:
+        return cls(site=str(finding.comparison.id.site), cause=finding.cause.name, axis=finding.cause.axis)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1] = 1
+    findings: tuple[Known, ...] = ()
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Findings that do not fail a check."""
+
+    known: tuple[Known, ...] = ()
+
+    @classmethod
+    def of(cls, judgement: Judgement) -> Baseline:
+        return cls(tuple(dict.fromkeys(map(Known.of, judgement.findings))))
+
+    @classmethod
+    def load(cls, path: Path) -> Baseline:
+        try:
+            return cls(_File.model_validate_json(path.read_text()).findings)
+        except (OSError, ValidationError) as error:
+            raise TTraceError(f"{path} is no baseline: {error}. --update-baseline writes one.") from None
+
+    def save(self, path: Path) -> None:
+        try:
+            path.write_text(_File(findings=self.known).model_dump_json(indent=1) + "\n")
+        except OSError as error:
+            raise TTraceError(f"{path} cannot be written: {error}.") from None
+
+    def new(self, judgement: Judgement) -> tuple[Finding, ...]:
+        """The findings that are not known."""
+        return tuple(finding for finding in judgement.findings if Known.of(finding) not in self.known)
+
+    def exit(self, judgement: Judgement) -> Exit:
+        """How a check ends of which the known findings do not count; what follows from them does not either."""
+        if not judgement.findings:
+            return judgement.exit
+        if self.new(judgement):
+            return Exit.FOUND
+        right = tuple(comparison for comparison in judgement.comparisons if not comparison.verdict.is_wrong)
+        return replace(judgement, findings=(), comparisons=right).exit
+
+    def told(self, judgement: Judgement) -> Judgement:
+        """The judgement, with what the baseline does to it."""
+        met = {Known.of(finding) for finding in judgement.findings}
+        notes = [f"{known.site} ({known.cause}) is in the baseline: it does not fail" for known in self.known]
+        gone = [f"{known.site} ({known.cause}) is in the baseline, and is no finding any more" for known in self.known]
+        told = [note if known in met else end for known, note, end in zip(self.known, notes, gone, strict=True)]
+        return replace(judgement, notes=(*judgement.notes, *told))
+
+
+NOTHING = Baseline()
+"""Every finding fails."""

@@ -1,0 +1,71 @@
+"""This module speaks to GitHub Actions: annotations at the lines of wrong modules, and a summary of the step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ttrace.judge.verdict import Exit, Finding, Judgement
+from ttrace.report.facts import PASSED, SYMBOLS, alike, facts, headline
+
+_MOST_ANNOTATIONS = 10
+"""GitHub shows ten errors of a step."""
+
+
+def is_on(environment: Mapping[str, str] = os.environ) -> bool:
+    return environment.get("GITHUB_ACTIONS") == "true"
+
+
+def errors(findings: Sequence[Finding], root: Path) -> Iterator[str]:
+    """Workflow commands, one for all modules that are wrong in the same way."""
+    for first, *others in alike(findings)[:_MOST_ANNOTATIONS]:
+        site, rest = headline(first, first=first is findings[0])
+        text = "\n".join([f"{site} {rest}", *(f"{label} {fact}".strip() for label, fact in facts(first, others))])
+        yield f"::error {_place(first.source, root)}title={_property(f'ttrace: {first.cause.name}')}::{_data(text)}"
+
+
+def summary(judgement: Judgement, title: str) -> str:
+    """Markdown: how it ended, and what was found."""
+    lines = [f"### {SYMBOLS[judgement.exit]} TTrace: {_code(title)}", ""]
+    if judgement.exit is Exit.PASSED:
+        lines.append(f"{len(judgement.comparisons)} tensors: {PASSED}.")
+    for first, *others in alike(judgement.findings):
+        site, rest = headline(first, first=first is judgement.findings[0])
+        lines += [f"**{_code(site)}** {rest}", ""]
+        lines += [f"- {label or 'and'}: {_code(fact)}" for label, fact in facts(first, others)]
+        lines.append("")
+    lines += [f"- {_code(problem)}" for problem in judgement.problems]
+    return "\n".join(lines) + "\n"
+
+
+def add_summary(text: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Append to the step's summary, where there is one."""
+    path = environment.get("GITHUB_STEP_SUMMARY")
+    if path:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _place(source: str, root: Path) -> str:
+    """Where the module's class stands; GitHub knows files by their path in the repository only."""
+    file, _, line = source.rpartition(":")
+    path = Path(file)
+    if not file or not line.isdigit():
+        return ""
+    name = path.relative_to(root) if path.is_absolute() and path.is_relative_to(root) else path
+    return f"file={_property(str(name))},line={line},"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _code(text: str) -> str:
+    """As it is, whatever Markdown or HTML it holds."""
+    fence = "``" if "`" in text else "`"
+    return f"{fence}{' '.join(text.split())}{fence}"

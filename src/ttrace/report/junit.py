@@ -1,0 +1,61 @@
+"""This module writes JUnit XML, which every CI system shows: a case for each run that was judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from ttrace.errors import TTraceError
+from ttrace.judge.verdict import Exit
+
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML cannot hold, however it is escaped."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: how it ended, in a line and in full."""
+
+    name: str
+    exit: Exit
+    message: str = ""
+    text: str = ""
+    seconds: float = 0.0
+
+
+def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
+    """What was found is a failure, what could not be judged an error."""
+    try:
+        path.write_text(junit(suite, cases), encoding="utf-8")
+    except OSError as error:
+        raise TTraceError(f"{path} cannot be written: {error}. Choose another --junit.") from None
+
+
+def junit(suite: str, cases: Sequence[Case]) -> str:
+    counts = {
+        "tests": len(cases),
+        "failures": sum(case.exit is Exit.FOUND for case in cases),
+        "errors": sum(case.exit is Exit.UNJUDGED for case in cases),
+    }
+    root = ElementTree.Element("testsuites")
+    numbers = {name: str(count) for name, count in counts.items()}
+    parent = ElementTree.SubElement(root, "testsuite", {"name": _allowed(suite), **numbers})
+    for case in cases:
+        _add(parent, suite, case)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _add(parent: ElementTree.Element, suite: str, case: Case) -> None:
+    known = {"classname": _allowed(suite), "name": _allowed(case.name), "time": f"{case.seconds:.3f}"}
+    element = ElementTree.SubElement(parent, "testcase", known)
+    if case.exit is not Exit.PASSED:
+        kind = "failure" if case.exit is Exit.FOUND else "error"
+        ElementTree.SubElement(element, kind, message=_allowed(case.message)).text = _allowed(case.text)
+
+
+def _allowed(text: str) -> str:
+    return _FORBIDDEN.sub("?", text)

@@ -1,0 +1,78 @@
+"""This module asserts that training on several ranks is equivalent to training on one."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ttrace.capture.plan import Plan
+from ttrace.judge.policy import STRICT, Policy
+from ttrace.judge.tolerance import MARGIN
+from ttrace.judge.verdict import Exit, Judgement
+from ttrace.report.terminal import text
+from ttrace.testing.call import Call, Function
+from ttrace.workflow.flow import Commands, Flow
+from ttrace.workflow.run import Run, Strictness
+
+
+def assert_equivalent(
+    candidate: Function,
+    reference: Function | None = None,
+    *,
+    ranks: int = 2,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    out: Path | None = None,
+    twins: int = 3,
+    steps: int = 1,
+    margin: float = MARGIN,
+    allow: Path | None = None,
+    repeat: bool = True,
+    isolate: bool = False,
+    timeout: float = 600.0,
+) -> None:
+    """Call a function on so many ranks, and once on a single one, and compare what they trained.
+
+    Both are functions of a module's top level that train a model to which `ttrace.attach` is given; without a
+    `reference` it is the same function. They are called inside a process group, in processes of their own: gloo, or
+    what torch has for `device`. Raises AssertionError with the finding. Without `out`, only a failure keeps its traces.
+    """
+    __tracebackhide__ = True  # what pytest shows is the test's own line and the finding
+    folder = out or Path(tempfile.mkdtemp(prefix="ttrace-"))
+    run = Run(folder)
+    commands = Commands(
+        _command(folder / "reference.call", Call.of(reference or candidate, args, kwargs), 1, device),
+        _command(folder / "candidate.call", Call.of(candidate, args, kwargs), ranks, device),
+        twins,
+        timeout,
+    )
+    strictness = Strictness(margin, STRICT if allow is None else Policy.load(allow))
+    flow = Flow(run, commands, Plan(out=folder, num_steps=steps), strictness)
+    judgement = _judged(flow, repeat=repeat, isolate=isolate)
+    if judgement.exit is not Exit.PASSED:
+        raise AssertionError(f"\n{text(judgement, run.next_command(judgement))}")
+    if out is None:
+        run.clear()
+
+
+def _judged(flow: Flow, *, repeat: bool, isolate: bool) -> Judgement:
+    flow.trace()
+    found = flow.run.judged(flow.strictness, isolated=False)
+    if found.findings and repeat:
+        found = flow.repeated(found)
+    if found.findings and isolate:
+        found = flow.isolated(found)
+    return found
+
+
+def _command(file: Path, call: Call, ranks: int, device: str) -> tuple[str, ...]:
+    call.save(file)
+    rank = ("-m", "ttrace.testing.rank", str(file), device)
+    if ranks == 1:
+        return (sys.executable, *rank)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    return (sys.executable, *launcher, *rank)

@@ -1,0 +1,49 @@
+"""Known findings do not fail, others do, and what is gone is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.traces import Case, drawn
+from ttrace.errors import TTraceError
+from ttrace.judge.baseline import NOTHING, Baseline, Known
+from ttrace.judge.verdict import Exit, Judgement
+
+
+def judged(folder: Path, *wrong: str, lacking: bool = False) -> Judgement:
+    case = Case(folder)
+    case.right("0/0/a/output")
+    for name in wrong:
+        case.both(name, drawn(4, 8), "a b/tp", lambda x: 2 * x)
+    if lacking:
+        case.trusted("0/0/gone/output", drawn(4, 8))
+    return case.judged()
+
+
+def test_known_findings_do_not_fail_and_new_ones_do(tmp_path: Path) -> None:
+    old = judged(tmp_path / "old", "0/0/fc1/output")
+    assert NOTHING.exit(old) is Exit.FOUND
+    Baseline.of(old).save(tmp_path / "baseline.json")
+    known = Baseline.load(tmp_path / "baseline.json")
+    assert known.known == (Known(site="fc1/output", cause="double reduction", axis="tp"),)
+    assert known.exit(old) is Exit.PASSED
+    assert known.told(old).notes[-1] == "fc1/output (double reduction) is in the baseline: it does not fail"
+    new = judged(tmp_path / "new", "0/0/fc2/output")
+    assert known.exit(new) is Exit.FOUND
+    assert [finding.module for finding in known.new(new)] == ["fc2"]
+    assert known.told(new).notes[-1].endswith("is in the baseline, and is no finding any more")
+
+
+def test_what_could_not_be_judged_is_not_known(tmp_path: Path) -> None:
+    old = judged(tmp_path, "0/0/fc1/output", lacking=True)
+    assert Baseline.of(old).exit(old) is Exit.UNJUDGED
+
+
+def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    for text in ("", "[]", '{"findings": [{"site": "a"}]}', '{"schema_version": 2}'):
+        path.write_text(text)
+        with pytest.raises(TTraceError, match="is no baseline"):
+            Baseline.load(path)
