@@ -142,7 +142,7 @@ def test_urls_and_paths_are_told_apart() -> None:
 def test_verdicts_from_s3_are_those_from_the_disk(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """10 s. A share of the requests fails."""
+    """19 s on two cores that others use. A share of the requests fails."""
     monkeypatch.setattr(stores, "NUM_TENSORS", 50)
     monkeypatch.setattr(stores, "FAULTS", 0.03)
     assert stores.main() == 0, capfd.readouterr()

@@ -81,7 +81,7 @@ def test_torchrun_is_asked_for_where_there_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_verdicts_are_the_same_on_every_engine(tmp_path: Path) -> None:
-    """20 s, most of them to start Ray."""
+    """60 s on two cores that others use: four commands, each of which imports torch in every worker."""
     run = Run(tmp_path / "run")
     write_run(run.folder, 1500, (8, 8), wrong=7)
     files = {}
