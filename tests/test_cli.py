@@ -6,7 +6,7 @@ import json
 import tomllib
 from pathlib import Path
 
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from tests.support.traces import Case, drawn
 from ttrace.cli import app
@@ -110,3 +110,54 @@ def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "no" / "such" / "folder.html")])
     assert isinstance(done.exception, TTraceError)
     assert "cannot be written" in str(done.exception)
+
+
+def mistaken(folder: Path) -> None:
+    """A run whose annotation of one tensor is wrong: it lies in stripes."""
+    case = Case(folder, "tp=2")
+    case.right("0/0/fc2/output")
+    full = drawn(4, 8)
+    case.trusted("0/0/fc1/output", full)
+    for rank in range(2):
+        case.candidate.record(rank, "0/0/fc1/output", full[:, rank::2].contiguous(), "a b/tp", shape=(4, 8))
+    case.judged()
+
+
+def checked(*args: str, **environment: str) -> Result:
+    outside = {"GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
+    return CliRunner(env={**outside, **environment}).invoke(app, ["check", *args])
+
+
+def test_a_check_by_other_rules_needs_no_new_trace(tmp_path: Path) -> None:
+    mistaken(tmp_path / "run")
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[layouts]\n"fc1/output" = "a b/tp:striped"\n')
+    assert checked(str(tmp_path / "run")).exit_code == 1
+    assert checked(str(tmp_path / "run"), "--rules", str(rules)).exit_code == 0
+
+
+def test_known_findings_do_not_fail_a_check(tmp_path: Path) -> None:
+    mistaken(tmp_path / "run")
+    words = (str(tmp_path / "run"), "--baseline", str(tmp_path / "known.json"))
+    missing = checked(*words)
+    assert isinstance(missing.exception, TTraceError)
+    assert "--update-baseline writes one" in str(missing.exception)
+    assert isinstance(checked(words[0], "--update-baseline").exception, TTraceError)
+    assert checked(*words, "--update-baseline").exit_code == 0
+    assert checked(*words, "--json").exit_code == 0
+    (tmp_path / "known.json").write_text('{"findings": []}')
+    assert checked(*words).exit_code == 1
+
+
+def test_ci_systems_are_told_in_their_own_words(tmp_path: Path) -> None:
+    mistaken(tmp_path / "run")
+    junit, summary, known = (str(tmp_path / name) for name in ("junit.xml", "summary.md", "known.json"))
+    github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": summary}
+    done = checked(str(tmp_path / "run"), "--junit", junit, "--json", **github)
+    assert json.loads(done.stdout)["exit"] == 1  # what GitHub reads is on the other stream
+    assert done.stderr.splitlines()[0].startswith("::error file=model.py,line=1,title=ttrace")
+    assert "<failure message=" in Path(junit).read_text()
+    assert "`fc1/output`" in Path(summary).read_text()
+    quiet = checked(str(tmp_path / "run"), "--baseline", known, "--update-baseline", "--junit", junit, **github)
+    assert "::error" not in quiet.stderr
+    assert "<failure" not in Path(junit).read_text()

@@ -52,7 +52,7 @@ from ttrace.workflow.matrix import Matrix
 from ttrace.workflow.run import Run, Strictness
 from ttrace.workflow.space import Space
 from ttrace.workflow.stages import Stage
-from ttrace.workflow.sweep import Result, Sweep, Swept
+from ttrace.workflow.sweep import Result, Sweep, Swept, most_ranks
 
 app = typer.Typer(
     name="ttrace",
@@ -193,8 +193,13 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP", help="A TOML file: axes, and templates of the commands.")],
     out: Out,
     max_ranks: Annotated[
-        int, typer.Option(min=1, help="How many ranks may run at once; a cell of more runs alone.")
-    ] = os.cpu_count() or 1,
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="one per core; with accelerators one cell after the other",
+            help="How many ranks may run at once; a cell of more runs alone.",
+        ),
+    ] = None,
     twins: Twins = 3,
     seed: Seed = 0,
     steps: Steps = 1,
@@ -226,7 +231,7 @@ def sweep(
             matrix,
             Plan(out=out, seed=seed, num_steps=steps),
             num_twins=twins,
-            max_ranks=max_ranks,
+            max_ranks=max_ranks or most_ranks(),
             timeout=timeout,
             strictness=_strictness(margin, allow),
             repeats=repeat,

@@ -15,7 +15,11 @@ import pytest
 
 from tests.workflow.test_flow import SCRIPT
 from tests.workflow.test_run import ROOT, SCRIPTS, ttrace
+from ttrace.capture.plan import Plan
+from ttrace.errors import TTraceError
+from ttrace.workflow.matrix import Matrix
 from ttrace.workflow.run import Run
+from ttrace.workflow.sweep import Sweep
 
 FILE = """
 reference = "{python} {folder}/train.py"
@@ -95,3 +99,13 @@ def _end_while_two_cells_wait(folder: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     assert b"Traceback" not in told, told
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "thesis.txt").write_text("precious")
+    matrix = Matrix.load(folder / "sweep.toml")
+    plan = Plan(out=folder / "out")
+    with pytest.raises(TTraceError, match="holds no earlier sweep"):
+        Sweep(folder / "out", matrix, plan, num_twins=1, max_ranks=1, timeout=1).run()
+    assert [path.name for path in (folder / "out").iterdir()] == ["thesis.txt"]

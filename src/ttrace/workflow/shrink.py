@@ -18,7 +18,8 @@ from ttrace.workflow.expression import Value
 
 Axes = Mapping[str, Sequence[Value]]
 Cell = Mapping[str, Value]
-MOST_TERMS = 3
+MOST_TERMS, MOST_PREDICATES = 3, 4
+"""What is longer than that is not simple."""
 _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
@@ -125,7 +126,7 @@ def _terms(axes: Axes, failures: Sequence[Cell], passes: Sequence[Cell]) -> dict
     passed = {p: _bits(p, passes) for found in choices.values() for p in found}
     every, none = (1 << len(failures)) - 1, (1 << len(passes)) - 1
     kept: dict[Term, int] = {}
-    for size in range(len(axes) + 1):
+    for size in range(min(len(axes), MOST_PREDICATES) + 1):
         for chosen in itertools.combinations(choices.values(), size):
             for together in itertools.product(*chosen):
                 held = reduce(lambda a, p: a & fails[p], together, every)

@@ -14,6 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit, Judgement
@@ -23,6 +25,8 @@ from ttrace.workflow.launch import Launches
 from ttrace.workflow.matrix import Configuration, Matrix, spelled
 from ttrace.workflow.run import AS_USUAL, Run, Strictness
 from ttrace.workflow.shrink import Shrunk, shrunk
+
+_REFERENCES = "references"
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ class Sweep:
 
     def run(self, *, fresh: bool = False) -> Swept:
         """Everything; whatever happens, no command is left running."""
+        if self.folder.is_dir() and any(self.folder.iterdir()) and not (self.folder / _REFERENCES).is_dir():
+            raise TTraceError(f"{self.folder} is not empty and holds no earlier sweep. Choose another --out.")
         try:
             references = self._references(fresh=fresh)
             flows = {cell.name: self._flow(cell, references[cell.reference]) for cell in self.matrix.cells}
@@ -120,7 +126,7 @@ class Sweep:
         for cell in self.matrix.cells:
             if cell.reference in found:
                 continue
-            run = found[cell.reference] = Run(self.folder / "references" / str(len(found)))
+            run = found[cell.reference] = Run(self.folder / _REFERENCES / str(len(found)))
             self.begin(f"reference {len(found)}")
             commands = Commands(cell.reference, cell.reference, self.num_twins, self.timeout)
             flow = Flow(run, commands, self._settings(run), launches=self._launches)
@@ -175,6 +181,11 @@ class Sweep:
         except TTraceError as error:
             return Result(cell, flow.run, Exit.UNJUDGED, time.monotonic() - start, problem=str(error))
         return Result(cell, flow.run, judgement.exit, time.monotonic() - start, judgement)
+
+
+def most_ranks() -> int:
+    """How many ranks run at once if nobody says; cells would all take the same accelerators, so they take turns."""
+    return 1 if torch.accelerator.is_available() else os.cpu_count() or 1
 
 
 def _link(run: Run, reference: Run) -> None:
