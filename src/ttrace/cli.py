@@ -319,6 +319,8 @@ def check(
     strictness = _strictness(margin, allow)
     console = Console(stderr=json_output, quiet=not choice.speaks(engine))
     folder = place(where)
+    if isinstance(folder, Remote) and engine == "torchrun":  # what it kept is told apart by the run's own folder
+        raise TTraceError("--engine torchrun needs the traces in a folder: copy them from the store, or use another.")
     run = Run(folder if isinstance(folder, Path) else Path())  # of what is in a store, the report is written here
     with choice.chosen(engine, workers, run, strictness) as chosen, _progress(console, *rate) as progress:
         task = progress.add_task("check", total=None)
