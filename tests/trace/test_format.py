@@ -291,9 +291,9 @@ def test_an_end_is_read_as_it_was_written() -> None:
 
 
 def test_nothing_is_ever_unpickled() -> None:
-    """No source file of ours knows how."""
+    """No source file of ours knows how, but for that by which a test hands its own function to ranks it starts."""
     root = Path(ttrace.__file__).parent
-    sources = sorted(root.rglob("*.py"))
+    sources = sorted(set(root.rglob("*.py")) - {root / "testing" / "call.py"})
     assert len(sources) > 10
     forbidden = re.compile(r"\b(pickle|cPickle|dill|marshal|shelve|joblib)\b|torch\.load\b|\beval\(|\bexec\(")
     found = [f"{path.relative_to(root)}: {line}" for path in sources for line in _code(path) if forbidden.search(line)]
