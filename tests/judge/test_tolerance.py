@@ -151,3 +151,14 @@ def test_nothing_but_excuses_is_no_success(tmp_path: Path) -> None:
     judgement = case.judged()
     assert judgement.count(Verdict.UNJUDGED) == len(judgement.comparisons) == 1
     assert judgement.exit is Exit.UNJUDGED
+
+
+def test_what_passes_as_a_gradient_passes_as_its_square(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=1", noise=1e-3)
+    gradient = drawn(16)
+    case.both("0/-/norm.weight/param_grad", gradient, "a", lambda x: 1.003 * x)
+    case.both("0/-/norm.weight/optim.exp_avg_sq", gradient.square(), "a", lambda x: 1.003**2 * x, noise=1e-6)
+    case.both("0/-/norm.weight/optim.step", torch.ones(1), "a", lambda x: 1.003 * x, noise=0.0)
+    judgement = case.judged()
+    verdicts = {c.id.site.slot or c.id.kind.value: c.verdict for c in judgement.comparisons}
+    assert verdicts == {"param_grad": Verdict.PASS, "exp_avg_sq": Verdict.PASS, "step": Verdict.FAIL}

@@ -117,4 +117,6 @@ def test_isolated_modules_are_right_by_themselves(results: list[Isolated], numbe
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
 def test_a_fault_spoils_only_what_holds_it(results: list[Isolated], number: int) -> None:
     assert results[number].first == FAULTY
-    assert results[number].spoilt == {FAULTY, "decoder.layers.1"}
+    assert results[number].spoilt - {"decoder.layers.1"} == {FAULTY}
+    if CASES[number].dtype == "float32":  # in bf16 half an MLP may be within what rounding does to the residual
+        assert "decoder.layers.1" in results[number].spoilt

@@ -15,7 +15,7 @@ from ttrace.judge.scale import with_scale
 from ttrace.judge.siblings import with_siblings
 from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
 from ttrace.judge.verdict import Tolerance
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.sketch import uncertainty
 from ttrace.values.stats import Stats
@@ -57,7 +57,7 @@ class Twins:
                     self._noise[sample.id] = self.margin * max([*sample.twin_errors, unit(sample.dtype)])
         samples = [known[tensor_id] for tensor_id in self.reference.shards if tensor_id in known]
         found = with_siblings(tolerances(samples, margin=self.margin), self.stats, margin=self.margin)
-        self.tolerances = with_scale(found, self.stats, margin=self.scale_margin)
+        self.tolerances = with_scale(self._with_squares(found), self.stats, margin=self.scale_margin)
 
     @property
     def scale_margin(self) -> float:
@@ -70,6 +70,26 @@ class Twins:
             return lost_elements(self.reference, self.twins, tensor_id, self._noise)
         except SketchError:
             return {}
+
+    def _with_squares(self, tolerances: dict[TensorId, Tolerance]) -> dict[TensorId, Tolerance]:
+        """The same, an optimizer's state at least as wide as squares of gradients that would pass make it.
+
+        Squares have few elements that count: three twins of a norm's 16 may happen to be close together.
+        """
+        result = dict(tolerances)
+        for tensor_id, tolerance in tolerances.items():
+            if tensor_id.kind is Kind.OPTIM and tensor_id.site.slot != MAIN_PARAM:
+                made_of = (
+                    TensorId.of(step, None, tensor_id.name, Kind.PARAM_GRAD) for step in range(tensor_id.step + 1)
+                )
+                known = [tolerances[t] for t in made_of if t in tolerances and self._are_alike(t, tensor_id)]
+                least = max((2.0 * gradient.value for gradient in known if not gradient.size), default=0.0)
+                result[tensor_id] = replace(tolerance, value=max(tolerance.value, least))
+        return result
+
+    def _are_alike(self, a: TensorId, b: TensorId) -> bool:
+        """Whether both have as many elements: a step's number has one."""
+        return {s.count for s in self.stats[a]} == {s.count for s in self.stats[b]}
 
     def _samples(self, ids: Sequence[TensorId]) -> list[tuple[Sample, tuple[Stats, ...]]]:
         found = []
