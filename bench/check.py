@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from bench._memory import measured
 from ttrace.judge.check import checked
 from ttrace.judge.engine import Threads
 from ttrace.judge.twins import Twins
@@ -105,25 +106,20 @@ def main() -> int:
         for _ in range(NUM_ROUNDS):
             seconds: dict[str, float] = {}
             for way in chance.sample(["read", "check"], 2):
-                Path("/proc/self/clear_refs").write_text("5")
-                before, start = _memory("VmRSS"), time.perf_counter()
-                if way == "read":
-                    read((reference, candidate))
-                else:
-                    judgement = checked(twins, Trace(candidate.folder), engine=Threads(NUM_WORKERS))
-                    assert judgement.exit is Exit.PASSED, (judgement.problems, judgement.findings)
-                    peaks.append(_memory("VmHWM") - before)
-                seconds[way] = time.perf_counter() - start
+                with measured() as peak:
+                    start = time.perf_counter()
+                    if way == "read":
+                        read((reference, candidate))
+                    else:
+                        judgement = checked(twins, Trace(candidate.folder), engine=Threads(NUM_WORKERS))
+                        assert judgement.exit is Exit.PASSED, (judgement.problems, judgement.findings)
+                    seconds[way] = time.perf_counter() - start
+                peaks.append(peak.beyond)
             shares.append(seconds["read"] / seconds["check"])
             print(f"read {seconds['read']:.2f} s, check {seconds['check']:.2f} s: {shares[-1]:.2f}")
-    share, peak = statistics.median(shares), max(peaks)
+    share, most = statistics.median(shares), max(peaks)
     print(
-        f"check: {share:.2f} of the speed of reading {num_bytes / 1e9:.1f} GB once, {peak / 2**20:.0f} MiB at most "
+        f"check: {share:.2f} of the speed of reading {num_bytes / 1e9:.1f} GB once, {most / 2**20:.0f} MiB at most "
         f"(bars {SHARE}, {MEMORY >> 20} MiB)"
     )
-    return int(share < SHARE or peak > MEMORY)
-
-
-def _memory(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+    return int(share < SHARE or most > MEMORY)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 
+from bench._memory import measured
 from bench._ratios import ratios
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Normal, values
@@ -36,15 +36,9 @@ def made(region: Region, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def peak(region: Region) -> float:
     """The most memory that making a shard takes, in shards."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    before = _memory("VmRSS")
-    shard = made(region)
-    return (_memory("VmHWM") - before) / shard.nbytes
-
-
-def _memory(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+    with measured() as found:
+        shard = made(region)
+    return found.beyond / shard.nbytes
 
 
 def differing() -> list[str]:

@@ -31,6 +31,7 @@ from torch import nn
 import ttrace
 from bench._candidate import DROPPED, judged_on_ranks
 from bench._large import MODELS, Large
+from bench._memory import measured
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
@@ -101,11 +102,11 @@ def _drop(parameter: torch.Tensor) -> None:
 def iteration(name: str, large: Large, folder: Path, *, num_tokens: int = NUM_TOKENS) -> Iteration:
     """Build, stream and trace a model; its memory counts from here, and is that of the whole process."""
     importlib.import_module("transformers")  # before the clock starts
-    Path("/proc/self/clear_refs").write_text("5")
-    start = time.perf_counter()
-    trainee = Trainee(ttrace.streamed(large.build), large.vocab, num_tokens)
-    trainee.traced(folder)
-    seconds, peak = time.perf_counter() - start, _memory("VmHWM")
+    with measured() as peak:
+        start = time.perf_counter()
+        trainee = Trainee(ttrace.streamed(large.build), large.vocab, num_tokens)
+        trainee.traced(folder)
+        seconds = time.perf_counter() - start
     files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return Iteration(
         model=name,
@@ -113,7 +114,7 @@ def iteration(name: str, large: Large, folder: Path, *, num_tokens: int = NUM_TO
         num_parameters=sum(parameter.numel() for parameter in trainee.model.parameters()),
         num_tokens=num_tokens,
         seconds=round(seconds, 1),
-        peak_gib=round(peak / GIB, 2),
+        peak_gib=round(peak.total / GIB, 2),
         num_records=sum(len(path.read_text().splitlines()) for path in folder.glob("rank-*/records.jsonl")),
         trace_mib=round(sum(files) / 2**20, 1),
         loss=trainee.loss,
@@ -151,11 +152,6 @@ def _seconds(run: Callable[[], None]) -> float:
     start = time.process_time()
     run()
     return time.process_time() - start
-
-
-def _memory(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
 def parsed(options: tuple[str, ...]) -> argparse.Namespace:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from bench.overhead import Training
+from bench._training import Training
+from bench.overhead import cost
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 
@@ -14,8 +15,7 @@ from ttrace.trace.reader import Trace
 def test_every_module_and_parameter_is_recorded_within_the_timed_step(tmp_path: Path) -> None:
     training = Training(tmp_path / "trace")
     before = [parameter.detach().clone() for parameter in training.model.parameters()]
-    cost = training.traced("full")
-    assert cost.seconds > 0
+    assert cost(training.traced("full")).seconds > 0
     trace = Trace(training.plan.out)
     assert list(trace.problems()) == []
     found = {(tensor_id.name, tensor_id.kind) for tensor_id in trace.shards}

@@ -114,12 +114,8 @@ class Flow:
 
     def in_full(self, found: Judgement) -> Judgement:
         """What was found in sketches, judged again with the values of what was wrong first."""
-        run, names = (
-            self.run,
-            dict.fromkeys(
-                name for finding in found.findings[:_MOST_FULL] for name in (finding.module, finding.comparison.id.name)
-            ),
-        )
+        run, worst = self.run, found.findings[:_MOST_FULL]
+        names = dict.fromkeys(name for finding in worst for name in (finding.module, finding.comparison.id.name))
         sites = [site for name in names for site in ((name,) if name == ROOT else (name, f"{name}.*"))]
         settings = self.settings.model_copy(update={"full": (*self.settings.full, *sites)})
         try:
@@ -166,15 +162,14 @@ class Flow:
             echo = Stage(self.commands.reference, known.model_copy(update={"out": run.echo, "role": "echo"}))
             self._run(f"{prefix}reference and twins", reference, then=(echo, *twins))
             self._accept(reference, echo, twins)
-        candidate = self._candidate(run, settings, run.candidate)
-        missing = sum(not _is_kept(stage) for stage in (*twins, candidate))
-        if missing:
-            space = Space.after(run.reference, run.folder, missing)
+        missing = {number: twin for number, twin in enumerate(twins, 1) if not _is_kept(twin)}
+        num_missing = len(missing) + (not _is_kept(self._candidate(run, settings, run.candidate)))
+        if num_missing:
+            space = Space.after(run.reference, run.folder, num_missing)
             self.say(str(space))
             space.check()
-        for number, twin in enumerate(twins, 1):
-            if not _is_kept(twin):
-                self._run(f"{prefix}twin {number} of {num_twins}", twin)
+        for number, twin in missing.items():
+            self._run(f"{prefix}twin {number} of {num_twins}", twin)
 
     def _accept(self, reference: Stage, echo: Stage, twins: list[Stage]) -> None:
         """Take the twins of the same launch, if an iteration without a nudge repeated the reference bit for bit."""

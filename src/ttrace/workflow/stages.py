@@ -79,7 +79,8 @@ class Stage:
                 f"{words} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its "
                 f"output is in {launched.log}."
             )
-        unfinished = [rank for rank in self.trace.ranks if rank.end is None]
+        trace = self.trace
+        unfinished = [rank for rank in trace.ranks if rank.end is None]
         if unfinished:
             raise TTraceError(
                 f"{words} ended well, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
@@ -87,7 +88,7 @@ class Stage:
                 f"{launched.log}."
             )
         self.mark()
-        return self.trace
+        return trace
 
     def is_complete(self) -> bool:
         """Whether every rank finished."""

@@ -88,8 +88,6 @@ class Sweep:
     timeout: float
     strictness: Strictness = AS_USUAL
     repeats: bool = True
-    isolates: bool = True
-    """Whether the smallest failing cells run isolated too."""
     begin: Tell = lambda _: None
     end: Callable[[Result], None] = lambda _: None
     _launches: Launches = field(default_factory=Launches)
@@ -100,7 +98,7 @@ class Sweep:
             raise TTraceError(f"{self.folder} is not empty and holds no earlier sweep. Choose another --out.")
         try:
             references = self._references(fresh=fresh)
-            flows = {cell.name: self._flow(cell, references[cell.reference]) for cell in self.matrix.cells}
+            flows = {cell.name: self._prepared(cell, references[cell.reference]) for cell in self.matrix.cells}
             results = {result.cell.name: result for result in self._results(flows, fresh=fresh)}
         finally:
             self._launches.close()
@@ -116,8 +114,7 @@ class Sweep:
     def _isolated(self, result: Result) -> Result:
         assert result.judgement is not None
         self.begin(f"{result.cell.name}: isolated")
-        commands = Commands(result.cell.reference, result.cell.candidate, self.num_twins, self.timeout)
-        flow = Flow(result.run, commands, self._settings(result.run), self.strictness)
+        flow = replace(self._flow(result.cell), launches=None)  # those of all cells have been ended
         return replace(result, judgement=flow.isolated(result.judgement))
 
     def _references(self, *, fresh: bool) -> dict[tuple[str, ...], Run]:
@@ -134,13 +131,17 @@ class Sweep:
             flow.trace_references()
         return found
 
-    def _flow(self, cell: Configuration, reference: Run) -> Flow:
+    def _prepared(self, cell: Configuration, reference: Run) -> Flow:
+        """With the cell's folder made, and the reference in it."""
+        flow = self._flow(cell)
+        flow.prepare()
+        _link(flow.run, reference)
+        return flow
+
+    def _flow(self, cell: Configuration) -> Flow:
         run = Run(self.folder / "cells" / cell.folder)
         commands = Commands(cell.reference, cell.candidate, self.num_twins, self.timeout)
-        flow = Flow(run, commands, self._settings(run), self.strictness, launches=self._launches)
-        flow.prepare()
-        _link(run, reference)
-        return flow
+        return Flow(run, commands, self._settings(run), self.strictness, launches=self._launches)
 
     def _settings(self, run: Run) -> Plan:
         return self.settings.model_copy(update={"out": run.folder})

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -47,45 +48,28 @@ class _Described(ctypes.Structure):
 
 def fill(kernels: Kernels, out: torch.Tensor, region: Region, stream: Stream, recipe: Recipe) -> torch.Tensor:
     """Fill a contiguous tensor with the generated values of this region."""
-    for dims, at in _boxes(out, region):
-        kernels.generate(
-            ctypes.c_void_p(at),
-            ctypes.c_int64(DTYPES[out.dtype]),
-            dims,
-            ctypes.c_int64(len(dims)),
-            ctypes.c_int64(stream.key),
-            ctypes.c_int64(stream.step),
-            ctypes.c_int64(recipe.kind),
-            ctypes.c_float(recipe.factor),
-            ctypes.c_float(recipe.mean),
-        )
+    for box in _boxes(out, region, stream):
+        kernels.generate(*box, ctypes.c_int64(recipe.kind), ctypes.c_float(recipe.factor), ctypes.c_float(recipe.mean))
     return out
 
 
 def sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: Stream, k: int) -> torch.Tensor:
     """The sketch of a tensor whose last dim has no gaps; a flat shard has none at all."""
     places = torch.zeros(2 * k, dtype=torch.float64)
-    for dims, at in _boxes(local, region):
-        kernels.sketch(
-            ctypes.c_void_p(at),
-            ctypes.c_int64(DTYPES[local.dtype]),
-            dims,
-            ctypes.c_int64(len(dims)),
-            ctypes.c_int64(stream.key),
-            ctypes.c_int64(stream.step),
-            ctypes.c_int64(k),
-            ctypes.c_void_p(places.data_ptr()),
-        )
+    for box in _boxes(local, region, stream):
+        kernels.sketch(*box, ctypes.c_int64(k), ctypes.c_void_p(places.data_ptr()))
     return places[:k] + places[k:]
 
 
-def _boxes(local: torch.Tensor, region: Region) -> Iterator[tuple[ctypes.Array[_Described], int]]:
-    """The boxes of a region, and where each begins in memory."""
+def _boxes(local: torch.Tensor, region: Region, stream: Stream) -> Iterator[tuple[Any, ...]]:
+    """For each box of a region what both kernels take first: where it begins, its dtype, its dims and the stream."""
     logical = _contiguous(region.shape)
     for box in region.boxes() if region.numel else ():
         steps = local.stride() if box.offset is None else _contiguous(box.shape)
         at = local.data_ptr() + (box.offset or 0) * local.element_size()
-        yield _described(list(zip(box.dims, logical, steps, strict=True))), at
+        dims = _described(list(zip(box.dims, logical, steps, strict=True)))
+        numbers = (ctypes.c_int64(number) for number in (len(dims), stream.key, stream.step))
+        yield ctypes.c_void_p(at), ctypes.c_int64(DTYPES[local.dtype]), dims, *numbers
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:

@@ -1,0 +1,63 @@
+"""This module has the options and arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ttrace.judge.policy import STRICT, Policy
+from ttrace.workflow.run import Strictness
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder to write into.")]
+Seed = Annotated[int, typer.Option(help="Another seed gives other parameters and data.")]
+Steps = Annotated[int, typer.Option(min=1, help="How many optimizer steps to trace.")]
+Margin = Annotated[float, typer.Option(min=1.0, help="How many times the estimated rounding error is tolerated.")]
+Only = Annotated[list[str], typer.Option(help="Record only sites that match this glob, e.g. 'layers.0.*'.")]
+Skip = Annotated[list[str], typer.Option(help="Do not record sites that match this glob.")]
+Recorded = Annotated[
+    Literal["full", "sketch"],
+    typer.Option(
+        "--record", help="Store every tensor, or of large ones 1024 numbers that tell its error to a few percent."
+    ),
+]
+Full = Annotated[list[str], typer.Option(help="With --record sketch: store sites that match this glob in full.")]
+Own = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
+OnCompiled = Annotated[
+    Literal["eager", "boundary"],
+    typer.Option(
+        "--compiled",
+        help="What torch.compile made: run it eagerly and see every module, or leave the candidate's as it is and see "
+        "only what enters and leaves it.",
+    ),
+]
+MicrobatchGrads = Annotated[
+    bool, typer.Option("--microbatch-grads", help="Record what each microbatch adds to the gradients of parameters.")
+]
+Allow = Annotated[
+    Path | None, typer.Option("--allow", help="A TOML file of known deviations, each with a reason and a last day.")
+]
+FailOn = Annotated[
+    Literal["unjudged", "findings"],
+    typer.Option("--fail-on", help="Exit with 2 where something could not be judged, or only with 1 on findings."),
+]
+Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
+Twins = Annotated[int, typer.Option(min=1, help="How many nudged references estimate rounding.")]
+Repeat = Annotated[
+    bool, typer.Option(help="When something is wrong, run the candidate again and measure its own noise.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Run everything again, also what an earlier run in this folder left.")
+]
+Junit = Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML into this file too.")]
+BaselineFile = Annotated[Path | None, typer.Option("--baseline", help="A file of known findings, which do not fail.")]
+UpdateBaseline = Annotated[
+    bool, typer.Option("--update-baseline", help="Write this run's findings into the file of --baseline.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
+
+
+def strictness(margin: float, allow: Path | None) -> Strictness:
+    return Strictness(margin, STRICT if allow is None else Policy.load(allow))

@@ -1,0 +1,104 @@
+"""This module tells how a command ended: to people, to programs, to CI, and by its exit code."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import typer
+
+from ttrace.cli.screen import console
+from ttrace.errors import TTraceError
+from ttrace.judge.baseline import NOTHING, Baseline
+from ttrace.judge.verdict import Exit, Judgement
+from ttrace.report import github, junit, machine, terminal
+from ttrace.report import sweep as sweep_report
+from ttrace.report.document import document
+from ttrace.report.page import About, page
+from ttrace.workflow.run import Run
+from ttrace.workflow.sweep import Swept
+
+
+def baseline(path: Path | None, judgement: Judgement, *, update: bool) -> Baseline:
+    """What is known of the findings; with `update`, they all are from now on."""
+    if path is None:
+        if update:
+            raise TTraceError("--update-baseline needs --baseline FILE, the file to write.")
+        return NOTHING
+    if update:
+        Baseline.of(judgement).save(path)
+    return Baseline.load(path)
+
+
+def tell(
+    run: Run,
+    judgement: Judgement,
+    known: Baseline,
+    *,
+    json_output: bool,
+    fail_on: str,
+    junit_file: Path | None,
+    is_stored: bool = False,
+) -> None:
+    """Write and print what a check found, and exit."""
+    judgement, code = known.told(judgement), known.exit(judgement)
+    # What shows single tensors reads them from a folder.
+    next_command = "copy the traces to a folder, then: ttrace check RUN" if is_stored else run.next_command(judgement)
+    report = write(run, judgement, next_command, is_stored=is_stored)
+    if json_output:
+        typer.echo(json.dumps(report))
+    else:
+        terminal.show(console(), judgement, next_command, None if is_stored else run.folder / "report.html")
+    if junit_file is not None:
+        text = terminal.text(judgement, next_command)
+        junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), code, text.splitlines()[0], text)])
+    if github.is_on():
+        for line in github.errors(known.new(judgement), Path.cwd()):
+            typer.echo(line, err=True)
+        github.add_summary(github.summary(judgement, str(run.folder)))
+    raise typer.Exit(_status(code, fail_on))
+
+
+def _status(code: Exit, fail_on: str) -> int:
+    return int(Exit.PASSED if code is Exit.UNJUDGED and fail_on == "findings" else code)
+
+
+def tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, junit_file: Path | None) -> None:
+    """Write and print what a sweep found, and exit."""
+    table = swept.table
+    failing = [row.values for row in table.failing]
+    for result in swept.results:
+        if result.judgement is not None and result.cell.values in failing:
+            write(result.run, result.judgement)  # the isolated run has added to it
+    report = sweep_report.as_json(table, swept.exit)
+    (out / "sweep.json").write_text(json.dumps(report, indent=1))
+    (out / "sweep.html").write_text(sweep_report.page(table), encoding="utf-8")
+    if junit_file is not None:
+        junit.write(junit_file, "ttrace sweep", sweep_report.cases(table))
+    worst = next(iter([*table.failing, *(row for row in table.rows if row.exit is not Exit.PASSED), *table.rows]))
+    if json_output:
+        typer.echo(json.dumps(report))
+    else:
+        next_command = f"ttrace check {shlex.quote(worst.folder)}"
+        sweep_report.show(console(), table, next_command, str(out / "sweep.html"))
+    raise typer.Exit(_status(swept.exit, fail_on))
+
+
+def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> machine.Report:
+    """The report as a page and for programs, beside the traces; of traces in a store there is no page."""
+    report = machine.as_json(judgement, next_command or run.next_command(judgement))
+    (run.folder / "report.json").write_text(json.dumps(report, indent=1))
+    if not is_stored:
+        write_page(run, judgement)
+    return report
+
+
+def write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:
+    out = run.folder / "report.html" if out is None else out
+    about = About.of(run.folder, run.next_command(judgement), run.seen.folder)
+    try:
+        out.write_text(document(page(judgement, about)), encoding="utf-8")
+    except OSError as error:
+        raise TTraceError(f"{out} cannot be written: {error}. Choose another place with `ttrace report -o`.") from None
+    return out
