@@ -15,7 +15,7 @@ from ttrace.tensors.region import Region
 from ttrace.values.chunks import chunks
 from ttrace.values.generate import Normal, values
 from ttrace.values.kernels.library import kernels, using
-from ttrace.values.stats import Stats, stats
+from ttrace.values.stats import Stats, stats, stats_of_sums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -230,6 +230,33 @@ def test_the_factor_is_applied_to_b(factor: float) -> None:
     a, b = pair((64, 64))
     check_against_oracle(a, b, factor)
     assert stats(a, (a.double() / factor), factor=factor).error < 1e-15
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (33, 65), (3, 300_000)], ids=str)
+def test_sums_of_tensors_are_measured_like_the_tensors_they_add_up_to(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    before, after = pair(shape, dtype)
+    other = after.roll(1)
+    xs, ys = [(1.0, after), (-1.0, before)], [(0.5, other), (0.5, before.double()), (2.0, after)]
+    x, y = after.double() - before.double(), 0.5 * other.double() + 0.5 * before.double() + 2.0 * after.double()
+    assert stats_of_sums(xs, ys) == stats(x, y)
+    assert stats_of_sums(xs, ys[:1]) == stats(x, other, factor=0.5)
+
+
+def test_a_small_difference_of_large_numbers_keeps_all_its_digits() -> None:
+    before = torch.full((5000,), 1e8)
+    after = torch.nextafter(before, before * 2)
+    assert stats_of_sums([(1.0, after), (-1.0, before)], [(1.0, torch.full((5000,), 8.0))]).error == 0.0
+
+
+def test_columns_of_several_tensors_add_up_where_they_lie() -> None:
+    a, b = pair((64, 300))
+    parts = [(1.0, a.T[17:200]), (1.0, b.T[17:200])]
+    whole = (a.double() + b.double()).T[17:200]
+    assert stats_of_sums(parts, [(1.0, whole)]).error == 0.0
+    assert stats_of_sums(parts, [(1.0, a.T[17:200])]).max_at == stats(whole, a.T[17:200]).max_at
 
 
 def test_scale_is_the_factor_between_the_two() -> None:

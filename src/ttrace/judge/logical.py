@@ -15,9 +15,10 @@ from ttrace.tensors.coverage import Coverage, coverage
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
-from ttrace.trace.reader import Shard, Term, Trace
+from ttrace.trace.reader import Shard, Trace
 from ttrace.values.chunks import chunks
-from ttrace.values.stats import Stats, stats
+from ttrace.values.kernels.pair import Term
+from ttrace.values.stats import Stats, stats, stats_of_sums
 
 Sizes = Mapping[str, int]
 
@@ -159,25 +160,27 @@ def _piece_stats(
     for region, theirs, lost in reference:
         for part_a, part_b in region.overlaps(piece.region):
             xs = [(sign, part_a.of(term)) for sign, term in theirs]
-            ys = [(sign, part_b.of(term)) for sign, term in terms]
-            found = _stats_of(xs, ys, factor, None if lost is None else part_a.of(lost))
+            ys = [(factor * sign, part_b.of(term)) for sign, term in terms]
+            found = _stats_of(xs, ys, None if lost is None else part_a.of(lost))
             if found.max_at is not None:
                 found = replace(found, max_at=part_a.global_index(found.max_at))
             total = total + found
     return total
 
 
-def _stats_of(xs: Sequence[Term], ys: Sequence[Term], factor: float, left_out: torch.Tensor | None) -> Stats:
-    """Two sums of tensors of one shape, in place where there is one tensor each; else chunk by chunk."""
-    if len(xs) == len(ys) == 1 and left_out is None:
-        return compared(xs[0][1], ys[0][1], factor=factor)
+def _stats_of(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | None) -> Stats:
+    """Two sums of tensors of one shape: where they lie, and chunk by chunk where elements do not count."""
+    if left_out is None:
+        found = stats_of_sums(xs, ys)
+        if not (found.inf_a and found.inf_b):
+            return found
     total = Stats()
     for cut in chunks(tuple(xs[0][1].shape)):
         where = tuple(slice(*run) for run in cut)
         x, y = _summed(xs, where), _summed(ys, where)
         if left_out is not None:
             x, y = x.masked_fill(left_out[where], 0), y.masked_fill(left_out[where], 0)
-        found = compared(x, y, factor=factor)
+        found = compared(x, y)
         if found.max_at is not None:
             at = tuple(start + i for (start, _), i in zip(cut, found.max_at, strict=True))
             found = replace(found, max_at=at)
@@ -186,12 +189,13 @@ def _stats_of(xs: Sequence[Term], ys: Sequence[Term], factor: float, left_out: t
 
 
 def _summed(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
-    (_, first), *others = terms  # what comes first is never taken away
-    if not others:
+    """A part of a sum: in float64, if it is more than one tensor."""
+    (factor, first), *others = terms
+    if factor == 1.0 and not others:
         return first[where]
-    total = first[where].to(torch.float64)
-    for sign, term in others:
-        total = torch.add(total, term[where].to(torch.float64), alpha=sign)
+    total = first[where].to(torch.float64) * factor
+    for factor, term in others:
+        total = torch.add(total, term[where].to(torch.float64), alpha=factor)
     return total
 
 

@@ -30,13 +30,11 @@ from ttrace.trace.format import (
 from ttrace.trace.lines import read
 from ttrace.trace.store import Place, Remote
 from ttrace.values.generate import values
+from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import sketch
 
 _NUM_ASKING = 32
 """Ranks of a store that are asked for at a time."""
-
-Term = tuple[float, torch.Tensor]
-"""A factor, and what it applies to."""
 
 
 @dataclass(frozen=True)

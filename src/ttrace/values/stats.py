@@ -7,6 +7,7 @@ The C kernels measure tensors in memory, strided ones where they lie; torch meas
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import torch
 
 from ttrace.values.chunks import Cut, chunks
 from ttrace.values.kernels.library import Kernels, is_readable, kernels
-from ttrace.values.kernels.pair import measured
+from ttrace.values.kernels.pair import Term, measured
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,19 @@ _SUMS = ("count", "aa", "bb", "dd", "ab", "nan_a", "inf_a", "nan_b", "inf_b")
 
 def stats(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, num_threads: int = 1) -> Stats:
     """Measure b x factor against a; `max_at` is an index into a, of one of its largest differences."""
-    if a.shape != b.shape:
-        raise ValueError(f"cannot compare shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    if num_threads > 1 and a.numel() >= _WORTH_A_THREAD:
+    if num_threads > 1 and a.numel() >= _WORTH_A_THREAD and a.shape == b.shape:
         return _in_threads(a, b, factor, num_threads)
-    found = kernels() if is_readable(a) and is_readable(b) else None
-    return _torch_stats(a, b, factor) if found is None else _kernel_stats(found, a, b, factor)
+    return stats_of_sums([(1.0, a)], [(factor, b)])
+
+
+def stats_of_sums(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
+    """Measure one sum of tensors against another; neither is ever in memory as a whole."""
+    (_, first), *others = (*xs, *ys)
+    for _, other in others:
+        if other.shape != first.shape:
+            raise ValueError(f"cannot compare shapes {tuple(first.shape)} and {tuple(other.shape)}")
+    found = kernels() if all(is_readable(tensor) for _, tensor in (*xs, *ys)) else None
+    return _torch_stats(xs, ys) if found is None else _kernel_stats(found, xs, ys)
 
 
 _WORTH_A_THREAD = 1 << 20
@@ -102,26 +110,33 @@ def _moved(part: Stats, dim: int, by: int) -> Stats:
     return replace(part, max_at=tuple(i + by if d == dim else i for d, i in enumerate(part.max_at)))
 
 
-def _kernel_stats(found: Kernels, a: torch.Tensor, b: torch.Tensor, factor: float) -> Stats:
-    if not a.numel():
+def _kernel_stats(found: Kernels, xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
+    numel = xs[0][1].numel()
+    if not numel:
         return Stats()
-    sums, at = measured(found, a, b, factor)
+    sums, at = measured(found, xs, ys)
     names = ("aa", "bb", "dd", "ab", "max_diff", "nan_a", "inf_a", "nan_b", "inf_b")
-    return Stats(count=a.numel(), max_at=at, **{name: getattr(sums, name) for name in names})
+    return Stats(count=numel, max_at=at, **{name: getattr(sums, name) for name in names})
 
 
-def _torch_stats(a: torch.Tensor, b: torch.Tensor, factor: float) -> Stats:
+def _torch_stats(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
     total = Stats()
-    for cut in chunks(tuple(a.shape)):
+    for cut in chunks(tuple(xs[0][1].shape)):
         # Strided shards are read in place.
         where = tuple(slice(*run) for run in cut)
-        x, y = _double(a[where]), _double(b[where])
-        total = total + _located(_chunk_stats(x, y * factor if factor != 1.0 else y), cut)
+        total = total + _located(_chunk_stats(_summed(xs, where), _summed(ys, where)), cut)
     return total
 
 
-def _double(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.float64).reshape(-1)
+def _summed(terms: Sequence[Term], where: tuple[slice, ...]) -> torch.Tensor:
+    """A part of a sum, in a row."""
+    total: torch.Tensor | None = None
+    for factor, tensor in terms:
+        part = tensor[where].to(torch.float64).reshape(-1)
+        part = part if factor == 1.0 else part * factor
+        total = part if total is None else total + part
+    assert total is not None, "a sum has a term"
+    return total
 
 
 def _located(part: Stats, cut: Cut) -> Stats:

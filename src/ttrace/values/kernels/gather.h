@@ -4,16 +4,17 @@
 
 #include "numbers.h"
 
-/* A tensor as Python describes it; strides are in elements. */
+/* A tensor as Python describes it, and what it is multiplied with; strides are in elements. */
 typedef struct {
     const char *data;
     int64_t dtype;
     const int64_t *strides;
+    double factor;
 } tensor;
 
-/* Room for one block of one tensor. */
+/* Room for one block of one tensor, and of a sum of tensors. */
 typedef struct {
-    double raw[BLOCK], wide[BLOCK];
+    double raw[BLOCK], wide[BLOCK], total[BLOCK];
 } room;
 
 #define COPY_APART(TYPE)                                                                                                  \

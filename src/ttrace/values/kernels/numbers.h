@@ -59,6 +59,11 @@ static void doubles_of(const void *from, int64_t dtype, int64_t n, double *to)
         memcpy(to, from, (size_t)n * sizeof *to);
         return;
     }
+    if (dtype == F32) {
+        for (int64_t i = 0; i < n; i++)
+            to[i] = ((const float *)from)[i];
+        return;
+    }
     for (int64_t at = 0; at < n; at += 256) {
         int64_t count = smaller(256, n - at);
         floats_of((const char *)from + at * SIZE[dtype], dtype, count, narrow);

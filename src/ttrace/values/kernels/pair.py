@@ -1,15 +1,18 @@
-"""This module hands a pair of strided tensors to the kernel that measures their difference."""
+"""This module hands a pair of strided tensors, or of sums of them, to the kernel that measures their difference."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 
 import torch
 
 from ttrace.values.kernels.library import DTYPES, Kernels
 
 Shape = tuple[int, ...]
+Term = tuple[float, torch.Tensor]
+"""A factor, and what it applies to."""
 
 
 class Found(ctypes.Structure):
@@ -32,48 +35,59 @@ class Found(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("dtype", ctypes.c_int64), ("strides", ctypes.POINTER(ctypes.c_int64)))
+    """As gather.h reads it."""
 
-
-def measured(kernels: Kernels, a: torch.Tensor, b: torch.Tensor, factor: float) -> tuple[Found, Shape | None]:
-    """The sums over two tensors of one shape with at least one element, and the index of the largest difference."""
-    dims = _order(a, b)
-    shape, strides_a, strides_b = _merged(
-        [a.shape[dim] for dim in dims], [a.stride(dim) for dim in dims], [b.stride(dim) for dim in dims]
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("factor", ctypes.c_double),
     )
+
+
+def measured(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tuple[Found, Shape | None]:
+    """The sums over two sums of tensors, all of one shape with at least one element, and where they differ most."""
+    tensors = [tensor for _, tensor in (*a, *b)]
+    dims = _order(tensors)
+    walked = [(tensors[0].shape[dim], *(tensor.stride(dim) for tensor in tensors)) for dim in dims]
+    sizes, *strides = zip(*_merged(walked or [(1,) * (1 + len(tensors))]), strict=True)
+    described = [
+        _Tensor(tensor.data_ptr(), DTYPES[tensor.dtype], _integers(steps), factor)
+        for (factor, tensor), steps in zip((*a, *b), strides, strict=True)
+    ]
     found = Found()
     kernels.stats(
-        ctypes.byref(_described(a, strides_a)),
-        ctypes.byref(_described(b, strides_b)),
-        _integers(shape),
-        ctypes.c_int64(len(shape)),
-        ctypes.c_double(factor),
+        (_Tensor * len(a))(*described[: len(a)]),
+        ctypes.c_int64(len(a)),
+        (_Tensor * len(b))(*described[len(a) :]),
+        ctypes.c_int64(len(b)),
+        _integers(sizes),
+        ctypes.c_int64(len(sizes)),
         ctypes.byref(found),
     )
-    return found, None if found.max_at < 0 else _index(found.max_at, a.shape, dims)
+    return found, None if found.max_at < 0 else _index(found.max_at, tensors[0].shape, dims)
 
 
-def _order(a: torch.Tensor, b: torch.Tensor) -> list[int]:
+def _order(tensors: Sequence[torch.Tensor]) -> list[int]:
     """The dims as they lie in memory, outermost first, so that transposed tensors are read in long rows."""
-    if a.is_contiguous() and b.is_contiguous():
-        return list(range(a.dim()))
+    dims = range(tensors[0].dim())
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return list(dims)
     # A dim that is only expanded (stride 0) is outermost.
-    keys = [(-(x or math.inf), -(y or math.inf)) for x, y in zip(a.stride(), b.stride(), strict=True)]
-    return sorted(range(a.dim()), key=lambda dim: keys[dim])
+    return sorted(dims, key=lambda dim: [-(tensor.stride()[dim] or math.inf) for tensor in tensors])
 
 
-def _merged(shape: list[int], a: list[int], b: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """The same elements in the same order, in as few dims as may be, at least one."""
-    merged: list[tuple[int, int, int]] = []
-    for size, x, y in zip(shape, a, b, strict=True):
+def _merged(dims: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Sizes and strides of the same elements in the same order, in as few dims as may be, at least one."""
+    merged: list[tuple[int, ...]] = []
+    for size, *strides in dims:
         if size == 1:
             continue
-        if merged and merged[-1][1:] == (x * size, y * size):
-            merged[-1] = (merged[-1][0] * size, x, y)
+        if merged and list(merged[-1][1:]) == [stride * size for stride in strides]:
+            merged[-1] = (merged[-1][0] * size, *strides)
         else:
-            merged.append((size, x, y))
-    sizes, xs, ys = zip(*(merged or [(1, 1, 1)]), strict=True)
-    return list(sizes), list(xs), list(ys)
+            merged.append((size, *strides))
+    return merged or [dims[0]]
 
 
 def _index(at: int, shape: Shape, dims: list[int]) -> Shape:
@@ -83,9 +97,5 @@ def _index(at: int, shape: Shape, dims: list[int]) -> Shape:
     return tuple(index)
 
 
-def _described(tensor: torch.Tensor, strides: list[int]) -> _Tensor:
-    return _Tensor(tensor.data_ptr(), DTYPES[tensor.dtype], _integers(strides))
-
-
-def _integers(values: list[int]) -> ctypes.Array[ctypes.c_int64]:
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)

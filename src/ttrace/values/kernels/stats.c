@@ -1,10 +1,10 @@
-/* Sums over a pair of strided tensors in one pass.
+/* Sums over a pair of strided tensors in one pass. Each of the two may be a sum of several, of which nothing is kept.
 
    A block of both tensors is summed in vectors and added to float64 totals. Sums are float64 within the block too, where
    the memory is slower than that. It is not for two bf16 tensors: their products are exact in float32, so their blocks are
    summed in float32, right to 1e-6 at the worst, and a block whose sums may have overflowed or underflowed is summed again in float64.
    Blocks with NaN or Inf are walked element by element. Rows that are too short for a block of their own, elements that are
-   apart, and dtypes that have no loop of their own are first copied into a buffer that stays in cache. */
+   apart, dtypes that have no loop of their own, and sums are first copied into a buffer that stays in cache. */
 #include "gather.h"
 
 #define SHORT_ROW 1024 /* of shorter rows several make a block */
@@ -46,11 +46,19 @@ typedef enum { AS_F64, AS_F32, AS_BF16 } form;
 
 static const int64_t FORM_DTYPE[] = {F64, F32, BF16};
 
-static form form_of(int64_t a, int64_t b, double factor)
+/* One of the two that are compared. */
+typedef struct {
+    const tensor *terms;
+    int64_t num_terms;
+} side;
+
+static int is_plain(side s) { return s.num_terms == 1 && s.terms->dtype != F64 && s.terms->factor == 1.0; }
+
+static form form_of(side a, side b)
 {
-    if (a == F64 || b == F64 || factor != 1.0)
+    if (!is_plain(a) || !is_plain(b))
         return AS_F64;
-    return a == BF16 && b == BF16 ? AS_BF16 : AS_F32;
+    return a.terms->dtype == BF16 && b.terms->dtype == BF16 ? AS_BF16 : AS_F32;
 }
 
 INLINE void load_doubles(doubles x[2], const void *data, int64_t i, form how)
@@ -240,8 +248,7 @@ INLINE void prefetch_row(const char *row, int64_t num_bytes)
         __builtin_prefetch(row + line);
 }
 
-static const void *fetched(const tensor *t, const int64_t *shape, int64_t num_dims, rows part, form how, double factor,
-                           room *space)
+static const void *fetched(const tensor *t, const int64_t *shape, int64_t num_dims, rows part, form how, room *space)
 {
     const int64_t size = SIZE[t->dtype], n = part.num_rows * part.num_columns, stride = t->strides[num_dims - 1];
     const char *data = t->data + (row_offset(part.row, shape, t->strides, num_dims) + part.column * stride) * size;
@@ -260,19 +267,34 @@ static const void *fetched(const tensor *t, const int64_t *shape, int64_t num_di
         floats_of(data, t->dtype, n, (float *)space->wide);
         return space->wide;
     }
-    if (how == AS_F64 && (t->dtype != F64 || factor != 1.0)) {
+    if (how == AS_F64 && (t->dtype != F64 || t->factor != 1.0)) {
         doubles_of(data, t->dtype, n, space->wide);
-        for (int64_t i = 0; i < n; i++)
-            space->wide[i] *= factor;
+        for (int64_t i = 0; t->factor != 1.0 && i < n; i++)
+            space->wide[i] *= t->factor;
         return space->wide;
     }
     return data;
 }
 
-/* b x factor against a. Both have this shape, of at least one dim and one element; max_at counts in row-major order. */
-void EXPORT(stats)(const tensor *a, const tensor *b, const int64_t *shape, int64_t num_dims, double factor, stats *out)
+static const void *summed(side s, const int64_t *shape, int64_t num_dims, rows part, form how, room *space)
 {
-    const form how = form_of(a->dtype, b->dtype, factor);
+    if (s.num_terms == 1)
+        return fetched(s.terms, shape, num_dims, part, how, space);
+    for (int64_t term = 0; term < s.num_terms; term++) {
+        const double *x = fetched(&s.terms[term], shape, num_dims, part, AS_F64, space);
+        for (int64_t i = 0; i < part.num_rows * part.num_columns; i++)
+            space->total[i] = term ? space->total[i] + x[i] : x[i];
+    }
+    return space->total;
+}
+
+/* The sum of b's terms against that of a's. All have this shape, of at least one dim and one element; max_at counts in
+   row-major order. */
+void EXPORT(stats)(const tensor *a, int64_t num_a, const tensor *b, int64_t num_b, const int64_t *shape, int64_t num_dims,
+                   stats *out)
+{
+    const side left = {a, num_a}, right = {b, num_b};
+    const form how = form_of(left, right);
     const int64_t columns = shape[num_dims - 1], together = columns < SHORT_ROW ? BLOCK / columns : 1;
     int64_t num_rows = 1;
     room space_a, space_b;
@@ -282,8 +304,8 @@ void EXPORT(stats)(const tensor *a, const tensor *b, const int64_t *shape, int64
     for (int64_t row = 0; row < num_rows; row += together)
         for (int64_t column = 0; column < columns; column += BLOCK) {
             rows part = {row, smaller(together, num_rows - row), column, smaller(BLOCK, columns - column)};
-            const void *x = fetched(a, shape, num_dims, part, how, 1.0, &space_a);
-            const void *y = fetched(b, shape, num_dims, part, how, factor, &space_b);
+            const void *x = summed(left, shape, num_dims, part, how, &space_a);
+            const void *y = summed(right, shape, num_dims, part, how, &space_b);
             add_block(x, y, part.num_rows * part.num_columns, how, row * columns + column, out);
         }
 }
