@@ -18,10 +18,10 @@ from ttrace.tensors import ranges as rg
 from ttrace.tensors.coverage import TILING, coverage
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Region, Shape
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, values
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, values
 
 NAME = "0/-/layers.3.mlp.fc1.weight/param"
-DISTRIBUTIONS: tuple[Distribution, ...] = (Normal(0.5, 2.0), Integers(-3, 1000), Mask(0.4), Permutation())
+DISTRIBUTIONS: tuple[Distribution, ...] = (Normal(0.5, 2.0), Integers(-3, 1000), Rows(50), Mask(0.4), Permutation())
 NESTED = ("block", "balanced", "zigzag", "striped", "striped(2)", "striped(3)")
 OUTERMOST = ("fused(2)", "fused(3)", "fused(2,1,1)", "fused(4,1,1)")
 ALONE = ("padded", "padded(3)")

@@ -24,7 +24,7 @@ from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check, decode, encode, parse_end, parse_manifest
 from ttrace.trace.writer import Writer
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows
 
 words = st.from_regex(r"[^/@\s]+", fullmatch=True)
 names = st.one_of(words, st.sampled_from([".", "layers.3.mlp.fc1", "größe.重み", 'a"b\\c']))
@@ -60,6 +60,7 @@ def regions(draw: st.DrawFn) -> Region:
 distributions: st.SearchStrategy[Distribution] = st.one_of(
     st.builds(Normal, floats, floats),
     st.builds(Integers, st.integers(), st.integers(), keep=floats, hole=st.integers()),
+    st.builds(Rows, st.integers(), keep=floats, hole=st.integers()),
     st.builds(Mask, floats),
     st.just(Permutation()),
 )

@@ -14,7 +14,7 @@ from tests.values.test_words import NAME, OTHERS, word
 from tests.values.variants import EACH_VARIANT
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Signed, values
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed, values
 from ttrace.values.kernels.library import TORCH, using
 from ttrace.values.words import Stream
 
@@ -58,6 +58,7 @@ GOLDEN: Sequence[tuple[Region, Distribution, torch.dtype, list[str] | list[int] 
     ),
     (Region.whole((3, 5)), Integers(0, 50257), torch.int64, [46180, 33545, 38359, 1258, 8994, 14148]),
     (Region.whole((3, 5)), Integers(-3, 1000, keep=0.5), torch.int64, [918, 666, 762, -100, -100, -100, 964, 147]),
+    (Region.whole((3, 5)), Rows(50257), torch.int64, [0, 33545, 38359, 1258, 50256, 14148]),
     (Region.whole((3, 5)), Mask(0.3), torch.bool, [True, True, True, False, False, False, True, False]),
     (Region.whole((3, 5)), Permutation(), torch.int64, [10, 12, 3, 2, 14, 13, 4, 1]),
     (
@@ -267,3 +268,20 @@ def test_making_a_shard_takes_hardly_more_memory_than_the_shard(region: str) -> 
     command = [sys.executable, "-c", MEMORY, region]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert 0.9 < float(output) <= 1.25
+
+
+def test_rows_reach_every_edge_at_which_a_table_may_be_cut() -> None:
+    found = made(Region.whole((512,)), Rows(50258), torch.int64)
+    size = 50258 // 2
+    assert found[:16:4].tolist() == [0, 50257, size, size - 1]
+    for num_parts in (2, 4, 8, 16):
+        for part in torch.arange(50258).chunk(num_parts):
+            assert {int(part[0]), int(part[-1])} <= set(found.tolist())
+    assert found.min() >= 0
+    assert found.max() < 50258
+    assert (made(Region.whole((100_000,)), Rows(9, keep=0.5, hole=-1), torch.int64) == -1).sum() > 49_000
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 17])
+def test_rows_of_a_tiny_table_are_all_rows_of_it(num_rows: int) -> None:
+    assert made(Region.whole((400,)), Rows(num_rows), torch.int64).unique().tolist() == list(range(num_rows))

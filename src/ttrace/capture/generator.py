@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,11 @@ class Made:
 class Generator:
     """Makes this rank's regions. The reference decides distributions; twins and candidates read them from its trace."""
 
-    def __init__(self, plan: Plan, adapter: Adapter, placing: Placing, reference: Reference) -> None:
+    def __init__(
+        self, plan: Plan, adapter: Adapter, placing: Placing, reference: Reference, tables: Collection[int]
+    ) -> None:
+        """`tables`: the lengths of the model's embeddings."""
+        self._tables = tables
         self._plan = plan
         self._adapter = adapter
         self._placing = placing
@@ -97,4 +102,4 @@ class Generator:
     def _batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
-        return batch_distribution(leaf)
+        return batch_distribution(leaf, self._tables)

@@ -41,6 +41,11 @@ class Names:
         found = Counter(name for name, _ in self.modules())
         return frozenset(name for name, times in found.items() if times > 1)
 
+    def tables(self) -> frozenset[int]:
+        """The lengths of all embeddings, torch's own and what calls its length alike."""
+        found = (getattr(module, "num_embeddings", None) for _, module in self.modules())
+        return frozenset(length for length in found if isinstance(length, int))
+
     def buffers(self) -> dict[str, torch.Tensor]:
         """Every buffer."""
         found = ((chunk, *pair) for chunk in self.chunks for pair in chunk.named_buffers())

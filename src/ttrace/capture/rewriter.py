@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 from ttrace.capture.probe import Visit
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, values
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows, values
 
 NUDGE = 2.0
 """A twin's nudge in units of u = eps / 2, relative to the tensor's norm."""
@@ -80,8 +80,12 @@ def parameter_distribution(parameter: torch.Tensor) -> Normal:
     return Normal(mean, std if std > 1e-6 * abs(mean) else _FLAT_STD)
 
 
-def batch_distribution(data: torch.Tensor) -> Distribution | None:
-    """What a batch's tensor looks like; None for data with a structure that random numbers would destroy."""
+def batch_distribution(data: torch.Tensor, tables: Collection[int] = ()) -> Distribution | None:
+    """What a batch's tensor looks like; None for data with a structure that random numbers would destroy.
+
+    `tables` are the lengths of the model's embeddings. Integers that reach into the second half of one are taken for
+    rows of it, or for labels that are such, and may then be any row of it.
+    """
     if data.numel() == 0:
         return None
     if data.is_floating_point():
@@ -92,9 +96,13 @@ def batch_distribution(data: torch.Tensor) -> Distribution | None:
     rising = data.ndim > 0 and data.shape[-1] > 1 and bool((data.diff(dim=-1) >= 0).all())
     if rising:  # positions, offsets, a constant
         return None
+    num_rows = min((length for length in tables if high < length <= 2 * high), default=None)
     if low >= 0:
-        return Integers(low, high + 1)
+        return Integers(low, high + 1) if num_rows is None else Rows(num_rows)
     kept = data >= 0
     if not bool(kept.any()) or bool((data[~kept] != low).any()):
         return None
-    return Integers(int(data[kept].min()), high + 1, keep=float(kept.to(torch.float64).mean()), hole=low)
+    share = float(kept.to(torch.float64).mean())
+    if num_rows is not None:
+        return Rows(num_rows, keep=share, hole=low)
+    return Integers(int(data[kept].min()), high + 1, keep=share, hole=low)

@@ -71,8 +71,8 @@ class Session:
         self._grad_factor = adapter.grad_factor if grad_factor is None else grad_factor
         self._divisor = 1
         self._placing = Placing(adapter, rules, reference, num_microbatches)
-        self._generator = Generator(plan, adapter, self._placing, reference)
         names = Names(chunks, adapter.name)
+        self._generator = Generator(plan, adapter, self._placing, reference, names.tables())
         self._repeated = names.repeated()
 
         @lru_cache(maxsize=_NUM_RECALLED)

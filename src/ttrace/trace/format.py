@@ -21,7 +21,7 @@ from ttrace.errors import TraceError, TTraceError
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Signed
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed
 
 FORMAT = 1
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
@@ -44,7 +44,9 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_DISTRIBUTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Normal, Signed, Integers, Mask, Permutation)}
+_DISTRIBUTIONS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Normal, Signed, Integers, Rows, Mask, Permutation)
+}
 
 
 def rank_folder(rank: int) -> str:

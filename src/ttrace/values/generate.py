@@ -20,6 +20,7 @@ from ttrace.values.kernels.library import kernels
 from ttrace.values.kernels.runs import FILLED, NORMAL, SIGNED, Recipe, fill
 from ttrace.values.words import Stream
 
+_EDGE_EVERY = 4
 _LANE_MEAN = 2 * 65535
 _LANE_STD = (4 * (65536**2 - 1) / 12) ** 0.5
 
@@ -72,6 +73,25 @@ class Integers:
         if self.keep < 1.0:
             value = torch.where(_kept(words, self.keep), value, self.hole)
         return value
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table of `num_rows`, as token ids are; a share `1 - keep` is `hole` instead.
+
+    Every fourth, in turn, is the first or last row of a part of the table, as 1, 2, 4, 8 and 16 ranks would cut it: of
+    a large vocabulary, few batches would have these by chance, and that is where lookups of shards go wrong.
+    """
+
+    num_rows: int
+    keep: float = 1.0
+    hole: int = -100
+
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:
+        value = Integers(0, self.num_rows).draw(words, index, numel, stream)
+        edges = torch.tensor(_edges(self.num_rows), device=words.device)
+        value = torch.where(index % _EDGE_EVERY == 0, edges[index // _EDGE_EVERY % len(edges)], value)
+        return torch.where(_kept(words, self.keep), value, self.hole) if self.keep < 1.0 else value
 
 
 @dataclass(frozen=True)
@@ -145,6 +165,16 @@ def _fill(out: torch.Tensor, region: Region, stream: Stream, distribution: Distr
 def _kept(words: torch.Tensor, keep: float) -> torch.Tensor:
     chance = (words & 0xFFFF) << 16 | ((words >> 48) & 0xFFFF)
     return chance < round(keep * (1 << 32))
+
+
+def _edges(num_rows: int) -> list[int]:
+    """The first and last rows of the parts of a table, those of few parts first; parts are equal but for the last."""
+    found = []
+    for num_parts in (1, 2, 4, 8, 16):
+        size = -(-num_rows // num_parts)
+        starts = range(0, num_rows, size)
+        found += [*starts, *(min(start + size, num_rows) - 1 for start in starts)]
+    return list(dict.fromkeys(found))
 
 
 def _feistel(value: torch.Tensor, half: int, stream: Stream) -> torch.Tensor:

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -55,21 +56,33 @@ def fill(kernels: Kernels, out: torch.Tensor, region: Region, stream: Stream, re
 
 def sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: Stream, k: int) -> torch.Tensor:
     """The sketch of a tensor whose last dim has no gaps; a flat shard has none at all."""
-    places = torch.zeros(2 * k, dtype=torch.float64)
+    found = torch.zeros(k, dtype=torch.float64)
     for box in _boxes(local, region, stream):
-        kernels.sketch(*box, ctypes.c_int64(k), ctypes.c_void_p(places.data_ptr()))
-    return places[:k] + places[k:]
+        kernels.sketch(*box, ctypes.c_int64(k), ctypes.c_void_p(found.data_ptr()))
+    return found
 
 
 def _boxes(local: torch.Tensor, region: Region, stream: Stream) -> Iterator[tuple[Any, ...]]:
     """For each box of a region what both kernels take first: where it begins, its dtype, its dims and the stream."""
-    logical = _contiguous(region.shape)
-    for box in region.boxes() if region.numel else ():
-        steps = local.stride() if box.offset is None else _contiguous(box.shape)
-        at = local.data_ptr() + (box.offset or 0) * local.element_size()
-        dims = _described(list(zip(box.dims, logical, steps, strict=True)))
+    begin, size = local.data_ptr(), local.element_size()
+    for offset, dims in _walked(region, local.stride()):
         numbers = (ctypes.c_int64(number) for number in (len(dims), stream.key, stream.step))
-        yield ctypes.c_void_p(at), ctypes.c_int64(DTYPES[local.dtype]), dims, *numbers
+        yield ctypes.c_void_p(begin + offset * size), ctypes.c_int64(DTYPES[local.dtype]), dims, *numbers
+
+
+@lru_cache(maxsize=256)  # a step has many tensors of a few shapes
+def _walked(region: Region, strides: tuple[int, ...]) -> list[tuple[int, ctypes.Array[_Described]]]:
+    """The boxes of a region, each with its offset in a local tensor with these strides."""
+    logical = _contiguous(region.shape)
+    return [
+        (
+            box.offset or 0,
+            _described(
+                list(zip(box.dims, logical, strides if box.offset is None else _contiguous(box.shape), strict=True))
+            ),
+        )
+        for box in (region.boxes() if region.numel else ())
+    ]
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:

@@ -1,7 +1,9 @@
 /* Signed sums of a region's elements in k buckets, keyed by the index in the logical tensor (values/sketch.py).
 
    Element i goes to bucket (i + turn of block i / k) mod k. The sums are kept in 2 k places, i mod k + turn, so that the
-   elements of a block lie side by side; the caller folds them. */
+   elements of a block lie side by side, and folded in the end. */
+#include <stdlib.h>
+
 #include "numbers.h"
 #include "walk.h"
 
@@ -108,10 +110,14 @@ static void add_run(void *state, int64_t index, int64_t offset, int64_t n)
     }
 }
 
-/* Adds to 2 k places; k is a multiple of WORD. */
+/* Adds to k sums, a multiple of WORD; without memory to work in, none of them is a number. */
 void EXPORT(sketch)(const char *data, int64_t dtype, const dim *dims, int64_t num_dims, uint64_t key, uint64_t step,
-                    int64_t k, double *places)
+                    int64_t k, double *out)
 {
-    sketch state = {data, dtype, key, step, k, places};
-    walk(dims, num_dims, 0, 0, add_run, &state);
+    sketch state = {data, dtype, key, step, k, calloc((size_t)(2 * k), sizeof(double))};
+    if (state.places)
+        walk(dims, num_dims, 0, 0, add_run, &state);
+    for (int64_t i = 0; i < k; i++)
+        out[i] += state.places ? state.places[i] + state.places[i + k] : __builtin_nan("");
+    free(state.places);
 }
