@@ -66,33 +66,75 @@ def _llama(num_layers: int, hidden: int, ffn: int, heads: int) -> Large:
     return Large("llama", num_layers, 128256, settings)
 
 
+def _deepseek(
+    num_layers: int,
+    hidden: int,
+    ffn: int,
+    heads: int,
+    *,
+    experts: int,
+    expert_ffn: int,
+    top: int,
+    shared: int,
+    groups: int,
+    dense: int,
+    top_groups: int = 1,
+    q_rank: int | None = None,
+) -> Large:
+    settings = {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "moe_intermediate_size": expert_ffn,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "n_shared_experts": shared,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": top,
+        "n_group": groups,
+        "topk_group": top_groups,
+        "first_k_dense_replace": dense,
+        "q_lora_rank": q_rank,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "routed_scaling_factor": 2.5,
+    }
+    return Large("deepseek_v3", num_layers, 129280, settings)
+
+
 MODELS = {
     "llama-8b": _llama(32, 4096, 14336, 32),
     "llama-70b": _llama(80, 8192, 28672, 64),
     "llama-405b": _llama(126, 16384, 53248, 128),
-    "deepseek-v3": Large(
-        "deepseek_v3",
+    "deepseek-16b": _deepseek(27, 2048, 10944, 16, experts=64, expert_ffn=1408, top=6, shared=2, groups=1, dense=1),
+    "deepseek-236b": _deepseek(
+        60,
+        5120,
+        12288,
+        128,
+        experts=160,
+        expert_ffn=1536,
+        top=6,
+        shared=2,
+        groups=8,
+        top_groups=3,
+        dense=1,
+        q_rank=1536,
+    ),
+    "deepseek-v3": _deepseek(
         61,
-        129280,
-        {
-            "hidden_size": 7168,
-            "intermediate_size": 18432,
-            "moe_intermediate_size": 2048,
-            "num_attention_heads": 128,
-            "num_key_value_heads": 128,
-            "n_shared_experts": 1,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 8,
-            "n_group": 8,
-            "topk_group": 4,
-            "first_k_dense_replace": 3,
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "routed_scaling_factor": 2.5,
-        },
+        7168,
+        18432,
+        128,
+        experts=256,
+        expert_ffn=2048,
+        top=8,
+        shared=1,
+        groups=8,
+        top_groups=4,
+        dense=3,
+        q_rank=1536,
     ),
 }
-"""Published shapes; DeepSeek-V3 without its module for predicting a second word."""
+"""Published shapes; the smaller DeepSeeks in V3's code, and V3 without its module for predicting a second word."""

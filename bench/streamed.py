@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import random
 import shutil
@@ -37,6 +38,8 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.verdict import Exit
 from ttrace.layouts.rules import Rules
+from ttrace.tensors.ids import Kind
+from ttrace.trace.reader import Trace
 
 NUM_TOKENS = 64
 GIB = 2**30
@@ -58,11 +61,15 @@ class Iteration:
     model: str
     num_layers: int
     num_parameters: int
+    num_used: int
+    """Parameters that have a gradient: not those of experts that no token went to, nor words that do not occur."""
     num_tokens: int
     seconds: float
     peak_gib: float
     num_records: int
     trace_mib: float
+    full_gib: float
+    """What the trace would take if nothing were a sketch."""
     loss: float
 
 
@@ -108,15 +115,20 @@ def iteration(name: str, large: Large, folder: Path, *, num_tokens: int = NUM_TO
         trainee.traced(folder)
         seconds = time.perf_counter() - start
     files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    records = Trace(folder).ranks[0].records
+    kept = [record for record in records if not record.is_made]
+    gradients = [record for record in kept if record.id.kind is Kind.PARAM_GRAD]
     return Iteration(
         model=name,
         num_layers=large.num_layers,
         num_parameters=sum(parameter.numel() for parameter in trainee.model.parameters()),
+        num_used=sum(math.prod(record.shape) for record in gradients),
         num_tokens=num_tokens,
         seconds=round(seconds, 1),
         peak_gib=round(peak.total / GIB, 2),
-        num_records=sum(len(path.read_text().splitlines()) for path in folder.glob("rank-*/records.jsonl")),
+        num_records=len(records),
         trace_mib=round(sum(files) / 2**20, 1),
+        full_gib=round(sum(math.prod(record.shape) * record.dtype.itemsize for record in kept) / GIB, 2),
         loss=trainee.loss,
     )
 
