@@ -20,8 +20,9 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.errors import CaptureError
 from ttrace.judge.check import check
+from ttrace.judge.isolated import combined
 from ttrace.judge.logical import Logical
-from ttrace.judge.verdict import STREAMED, Exit, Verdict
+from ttrace.judge.verdict import PASSED_BY, STREAMED, Exit, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.reference.maker import maker_of
 from ttrace.tensors.ids import Kind, TensorId
@@ -32,12 +33,12 @@ from zoo.harness.hugging import CONFIGS
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
-def hugging(family: str, dtype: torch.dtype, *, tied: bool) -> nn.Module:
+def hugging(family: str, dtype: torch.dtype, *, tied: bool, **others: Any) -> nn.Module:
     """A small transformers model, its experts run one by one."""
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM  # it has no types
-    settings = CONFIGS[family] | {"tie_word_embeddings": tied, "num_experts": 8}
+    settings = CONFIGS[family] | {"tie_word_embeddings": tied, "num_experts": 8} | others
     config = transformers.AutoConfig.for_model(family, **settings)
     model: nn.Module = auto.from_config(config, dtype=dtype, experts_implementation="eager")
     return model
@@ -151,6 +152,45 @@ def test_an_isolated_run_is_streamed_too(tmp_path: Path) -> None:
     streamed = traced(plan, ttrace.streamed(build))
     update = {"out": tmp_path / "ordinary", "role": "candidate", "reference": tmp_path / "streamed"}
     assert_same_bits(streamed, traced(plan.model_copy(update=update), build()))
+
+
+def test_isolation_runs_what_is_accused_and_one_block_of_each_kind(tmp_path: Path) -> None:
+    build = partial(hugging, "llama", FP32, tied=False, num_hidden_layers=5)
+    traced(Plan(out=tmp_path / "first", stop=False), ttrace.streamed(build))
+    plan = Plan(
+        out=tmp_path / "few", isolated=True, reference=tmp_path / "first", inside=("model.layers.3.mlp",), stop=False
+    )
+    model = ttrace.streamed(build)
+    few = traced(plan, model)
+    assert few.manifest.passed == ("model.layers.1", "model.layers.2")
+    ran = {t.name.split(".")[2] for t in few.shards if t.name.startswith("model.layers.") and t.kind is not Kind.PARAM}
+    assert ran == {"0", "3", "4"}
+    everything = traced(plan.model_copy(update={"out": tmp_path / "all", "inside": ()}), model)
+    assert everything.manifest.passed == ()
+    assert len(everything.shards) > len(few.shards)
+    for tensor_id, shards in few.shards.items():
+        if tensor_id.kind is not Kind.CALL and not few.is_passed(tensor_id):
+            assert torch.equal(shards[0].tensor(), everything.shards[tensor_id][0].tensor()), tensor_id
+
+
+def test_what_was_passed_by_is_not_judged_and_that_is_said(tmp_path: Path) -> None:
+    build = partial(hugging, "llama", FP32, tied=False, num_hidden_layers=4)
+    traced(Plan(out=tmp_path / "first", stop=False), ttrace.streamed(build))
+    plan = Plan(
+        out=tmp_path / "reference", isolated=True, reference=tmp_path / "first", inside=("model.layers.2",), stop=False
+    )
+    reference = traced(plan, ttrace.streamed(build))
+    update: dict[str, Any] = {"out": tmp_path / "twin", "role": "twin", "twin": 1, "reference": tmp_path / "reference"}
+    twin = traced(plan.model_copy(update=update), ttrace.streamed(build))
+    update |= {"out": tmp_path / "candidate", "role": "candidate", "twin": 0}
+    candidate = traced(plan.model_copy(update=update), build())
+    judgement = check(reference, [twin], candidate)
+    assert judgement.exit is Exit.PASSED
+    passed = [c.id for c in judgement.comparisons if c.reason == PASSED_BY]
+    beside = {(t.name, t.kind) for t in passed if not t.name.startswith("model.layers.1")}
+    assert beside == {("model.layers.0", Kind.GRAD_OUTPUT), ("model.layers.2", Kind.INPUT)}
+    assert Kind.PARAM_GRAD in {t.kind for t in passed}
+    assert any(PASSED_BY in note for note in combined(judgement, judgement).notes)
 
 
 def test_an_optimizer_is_harmless_and_norms_are_not_traced(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from ttrace.capture.streaming import Streaming
 from ttrace.capture.visits import Visits
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.rules import Rules
+from ttrace.reference.passing import Passing
 from ttrace.tensors.holds import held_by
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
 from ttrace.trace.format import End, Manifest
@@ -85,6 +86,9 @@ class Session:
         adapter.parameters_replaced(optimizer)
         streaming = Streaming.of(parameters.values())
         self._streaming = streaming
+        # A reference that is larger than memory takes long, and only what is accused is asked for in isolation.
+        is_needed_whole = plan.role == "candidate" or not (plan.isolated and plan.inside and streaming.num_streamed)
+        self._passing = Passing({} if is_needed_whole else dict(names.modules()), plan.inside)
         # Reference and twins must be seen in full: that is where tolerances come from.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         manifest = Manifest(
@@ -99,6 +103,7 @@ class Session:
             parameters={name: parameter.requires_grad for name, parameter in parameters.items()},
             aliases=aliases,
             opaque=self._compiled.opaque,
+            passed=self._passing.blocks,
             divided=tuple(adapter.divided),
             untraced=(*adapter.untraced, *streaming.untraced),
             notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes, *streaming.notes),
@@ -182,6 +187,7 @@ class Session:
                 handle.remove()
             self._draws.remove()
             self._compiled.remove()
+            self._passing.remove()
             self._state.remove()
             isolated = self._isolate.notes() if self._isolate else ()
             end = End(
@@ -203,7 +209,7 @@ class Session:
             return None
         if again and self._streaming.recomputes:
             return None
-        if not self._adapter.watches(name, isolated=self._plan.isolated):
+        if not self._adapter.watches(name, isolated=self._plan.isolated) or self._passing.is_passed(name):
             return None
         number = 0 if again else clock.forward(name, is_repeated=name in self._repeated)
         return Call(name, clock.step, clock.microbatch, number, again)

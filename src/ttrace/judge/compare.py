@@ -19,6 +19,7 @@ from ttrace.judge.verdict import (
     LOST,
     NO_LAYOUT,
     NOT_FINITE,
+    PASSED_BY,
     STREAMED,
     TOGETHER,
     UNSTABLE,
@@ -63,6 +64,8 @@ class Comparer:
             return Comparison(tensor_id, Verdict.UNJUDGED, UNTRACED)
         if theirs and not ours and tensor_id.kind in self.reference.untraced:
             return Comparison(tensor_id, Verdict.UNJUDGED, STREAMED)
+        if theirs and self.reference.is_passed(tensor_id):
+            return Comparison(tensor_id, Verdict.UNJUDGED, PASSED_BY)
         if ours and not theirs and self._is_contribution_of_none(tensor_id):
             return Comparison(tensor_id, Verdict.UNJUDGED, TOGETHER)
         if not ours or not theirs:

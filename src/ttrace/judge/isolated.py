@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ttrace.judge.verdict import Finding, Judgement
+from ttrace.judge.verdict import PASSED_BY, Finding, Judgement
 from ttrace.tensors.ids import Kind
 
 
@@ -46,4 +46,6 @@ def _wrong_calls(isolated: Judgement) -> dict[str, str]:
 def _notes(isolated: Judgement) -> list[str]:
     unjudged = sum(comparison.spoils for comparison in isolated.comparisons)
     words = [f"{unjudged} tensors of the isolated run could not be judged"] if unjudged else []
+    passed = sum(comparison.reason == PASSED_BY for comparison in isolated.comparisons)
+    words += [f"{passed} tensors were not judged in isolation: {PASSED_BY}"] if passed else []
     return [*words, *(f"isolated: {problem}" for problem in isolated.problems)]

@@ -47,7 +47,8 @@ TOGETHER = "the candidate has no gradients of single microbatches here, as FSDP2
 REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, and all have one final gradient"
 UNTRACED = "the candidate says that it has no moment at which this could be recorded"
 STREAMED = "the reference says that it has no moment at which this could be recorded"
-EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, UNTRACED, STREAMED, REDUCED_LATER})
+PASSED_BY = "the isolated reference ran an identical block in place of this one"
+EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, UNTRACED, STREAMED, PASSED_BY, REDUCED_LATER})
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 

@@ -86,6 +86,8 @@ class Manifest(BaseModel):
     aliases: dict[str, str] = {}
     opaque: tuple[str, ...] = ()
     """Compiled modules that were left as they are: nothing inside them was seen."""
+    passed: tuple[str, ...] = ()
+    """Blocks that an isolated reference did not run: an identical one stands for them."""
     divided: tuple[str, ...] = (ROOT,)
     """Modules of which each pipeline stage has a part: only the ends see what enters and leaves them."""
     untraced: tuple[Kind, ...] = ()

@@ -247,6 +247,15 @@ class Trace:
     def _opaque(self) -> frozenset[str]:
         return frozenset(module for rank in self.ranks for module in rank.manifest.opaque)
 
+    def is_passed(self, tensor_id: TensorId) -> bool:
+        """Whether this is of a block that was not run, or arrived from such a one."""
+        passed = self.manifest.passed
+        parent, _, number = tensor_id.name.rpartition(".")
+        step = {Kind.INPUT: -1, Kind.GRAD_OUTPUT: 1}.get(tensor_id.kind)
+        if step is not None and number.isdigit() and f"{parent}.{int(number) + step}" in passed:
+            return True
+        return any(is_inside(tensor_id.name, block) for block in passed)
+
     @cached_property
     def divided(self) -> frozenset[str]:
         """The modules of which pipeline stages have parts."""

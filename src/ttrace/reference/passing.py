@@ -1,0 +1,89 @@
+"""This module has a model pass by blocks that an isolated run does not need.
+
+In isolation what enters every module is generated, so the next block has no use for a block's output, only for its
+structure. Of identical blocks the first shows that structure, and stands for all that nobody asks for. The last of a
+list runs too: nobody could tell what comes after it from what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ttrace.tensors.ids import is_inside
+
+
+class Passing:
+    """Blocks that give back what they are given, until `remove`."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
+        """`wanted` are the modules that must run, with all that is inside them."""
+        self._own: dict[nn.Module, Callable[..., Any]] = {}
+        kinds: dict[object, _Shown] = {}
+        passed = []
+        for name, block, is_last in _blocks(modules):
+            kind = _kind(block)
+            if kind not in kinds:
+                kinds[kind] = _Shown(block.forward)
+                self._put(block, kinds[kind].run)
+            elif not is_last and not any(is_inside(name, other) or is_inside(other, name) for other in wanted):
+                self._put(block, partial(_passed, kinds[kind]))
+                passed.append(name)
+        self.blocks: tuple[str, ...] = tuple(passed)
+
+    def is_passed(self, name: str) -> bool:
+        """Whether a module is one of the blocks, or inside one."""
+        return any(is_inside(name, block) for block in self.blocks)
+
+    def remove(self) -> None:
+        for block, forward in self._own.items():
+            block.forward = forward
+        self._own.clear()
+
+    def _put(self, block: nn.Module, forward: Callable[..., Any]) -> None:
+        self._own[block] = block.forward
+        block.forward = forward
+
+
+class _Shown:
+    """What the first of several identical blocks gave last."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+        self.output: Any = None
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._forward(*args, **kwargs)
+        self.output = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("meta"), output)
+        return output
+
+
+def _passed(shown: _Shown, *args: Any, **kwargs: Any) -> Any:
+    """A value of the structure that was shown, with the block's input wherever that has the same shape."""
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        alike = (leaf for leaf in inputs if (leaf.shape, leaf.dtype) == (tensor.shape, tensor.dtype))
+        found = next(alike, None)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=inputs[0].device) if found is None else found
+
+    return pytree.tree_map_only(torch.Tensor, like, shown.output)
+
+
+def _blocks(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module, bool]]:
+    """The members of the outermost lists of modules, and whether each is the last of its list."""
+    lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
+    for name in lists:
+        if not any(other != name and is_inside(name, other) for other in lists):
+            blocks = list(modules[name].named_children())
+            yield from ((f"{name}.{key}", block, block is blocks[-1][1]) for key, block in blocks)
+
+
+def _kind(block: nn.Module) -> object:
+    """What identical blocks have in common."""
+    return type(block), tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())
