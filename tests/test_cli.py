@@ -35,6 +35,30 @@ def test_lint_lists_what_nobody_stated_and_suggests_rules_on_request(tmp_path: P
     assert json.loads(lint(str(tmp_path), "--json"))[0]["site"] == "fc1/output"
 
 
+def test_lint_states_nothing_with_which_the_candidate_is_wrong(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    full = drawn(4, 8)
+    case.trusted("0/0/fc1/output", full)
+    for rank in range(2):
+        case.candidate.record(rank, "0/0/fc1/output", 3 * full.chunk(2, 1)[rank].contiguous())
+    case.judged()
+    assert lint(str(tmp_path)).splitlines()[0] == 'fc1/output: contradicted "d0 d1/tp"'
+    suggested = lint(str(tmp_path), "--suggest")
+    assert tomllib.loads(suggested) == {"layouts": {}}
+    assert '# "fc1/output" = "d0 d1/tp"' in suggested
+
+
+def test_diff_takes_an_id_without_its_step_and_names_near_ones(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    case.right("0/0/fc2/output")
+    case.judged()
+    found = CliRunner().invoke(app, ["diff", str(tmp_path), "fc2/output"])
+    assert found.exit_code == 0, found.output
+    wrong = CliRunner().invoke(app, ["diff", str(tmp_path), "0/0/fc2/outputs"])
+    assert isinstance(wrong.exception, TTraceError)
+    assert "Did you mean 0/0/fc2/output?" in str(wrong.exception)
+
+
 def test_lint_says_when_everything_is_stated(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
     case.right("0/0/fc2/output")

@@ -48,7 +48,7 @@ class Off:
 
 def attach(
     model: nn.Module | Sequence[nn.Module],
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     mesh: MeshLike | None = None,
     rules: Mapping[str, str] | Path | str | None = None,
@@ -57,11 +57,11 @@ def attach(
 ) -> Tracing:
     """Trace this model's training steps, if the script was started by `ttrace`; otherwise set no hook at all.
 
-    Call it after the model is parallelised and the process group is there. Several pipeline stages on one rank come as
-    a list. `mesh` and `rules` are for hand-written parallelism: the axes slowest first (`{"dp": 2, "tp": 4}`), and
-    layouts by site, as a mapping (`{"*.fc1/output": "batch hidden/tp"}`) or a TOML file. `num_microbatches` is the size
-    of the axis `mb`, for layouts that name it. `grad_factor` is what a later reduction still applies to activation
-    gradients, for instance 1/dp; DDP, FSDP2 and pipelining say it themselves.
+    Call it after the model is parallelised and the process group is there. Several pipeline stages on one rank, and
+    several optimizers, come as a list. `mesh` and `rules` are for hand-written parallelism: the axes slowest first
+    (`{"dp": 2, "tp": 4}`), and layouts by site, as a mapping (`{"*.fc1/output": "batch hidden/tp"}`) or a TOML file.
+    `num_microbatches` is the size of the axis `mb`, for layouts that name it. `grad_factor` is what a later reduction
+    still applies to activation gradients, for instance 1/dp; DDP, FSDP2 and pipelining say it themselves.
     """
     if not os.environ.get(PLAN_VARIABLE):
         return Off()

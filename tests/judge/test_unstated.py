@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.verdict import Exit, Verdict
+from ttrace.judge.verdict import UNEXPLAINED, Exit, Verdict
 from ttrace.layouts.placed import INFERRED
 
 
@@ -88,3 +88,17 @@ def test_what_microbatches_add_is_accused_only_if_nobody_reduces_it(tmp_path: Pa
     finding = case.judged().findings[0]
     assert (finding.comparison.id.microbatch is None) == is_reduced
     assert finding.cause.name == ("microbatches" if is_reduced else "missing all-reduce")
+
+
+def test_an_unexplained_error_names_the_cuts_that_were_only_inferred(tmp_path: Path) -> None:
+    """A fused weight whose parts are cut one by one is taken for one that is cut in blocks."""
+    case = Case(tmp_path, "tp=2")
+    weight = drawn(8, 4, seed=2)
+    case.trusted("0/-/attn.qkv.weight/param", weight)
+    for rank in range(2):
+        case.candidate.record(rank, "0/-/attn.qkv.weight/param", weight.chunk(2)[rank].contiguous())
+    case.both("0/0/attn/output", drawn(4, 8, seed=1), "a b", lambda x: x + 0.3 * drawn(4, 8, seed=5))
+    [finding] = case.judged().findings
+    assert finding.cause.name == UNEXPLAINED
+    assert "inferred from their shapes: attn.qkv.weight (d0/tp d1)" in finding.cause.evidence[-1]
+    assert "fused(3)" in finding.cause.evidence[-1]

@@ -139,10 +139,18 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_traces_is_explained(tmp_path: Path) -> None:
-    for command in (("check",), ("show",)):
-        done = ttrace(*command, str(tmp_path))
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "run.json").write_text("{}")
+    for command, folder, words in (
+        ("show", tmp_path, "holds no trace"),
+        ("check", tmp_path, "holds no run"),
+        ("check", tmp_path / "runs", "There are runs in it: first"),
+        ("check", tmp_path / "runs" / "first", "a run without a reference"),
+        ("check", tmp_path / "nowhere", "does not exist"),
+    ):
+        done = ttrace(command, str(folder))
         assert done.returncode == 2
-        assert "holds no trace" in done.stderr
+        assert words in done.stderr
         assert "Traceback" not in done.stderr
 
 

@@ -121,18 +121,20 @@ class Native:
         pass
 
     def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
-        if optimizer is None:
-            return []
         # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
-        inner = getattr(optimizer, "optim", None)
-        return [inner if isinstance(inner, torch.optim.Optimizer) else optimizer]
+        inner = ((each, getattr(each, "optim", None)) for each in _each(optimizer))
+        return [own if isinstance(own, torch.optim.Optimizer) else each for each, own in inner]
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
     ) -> Sequence[Handle]:
         return [
-            optimizer.register_step_pre_hook(lambda *_: before()),
-            optimizer.register_step_post_hook(lambda *_: after()),
+            handle
+            for each in _each(optimizer)
+            for handle in (
+                each.register_step_pre_hook(lambda *_: before()),
+                each.register_step_post_hook(lambda *_: after()),
+            )
         ]
 
     def values(self, parameter: nn.Parameter) -> torch.Tensor:
@@ -145,8 +147,8 @@ class Native:
         return Piece(parameter.detach())
 
     def optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
-        (keeper,) = self.steppers(optimizer)
-        state: Mapping[str, object] = keeper.state.get(parameter, {})
+        states = (keeper.state.get(parameter, {}) for keeper in self.steppers(optimizer))
+        state: Mapping[str, object] = next(filter(None, states), {})
         return {str(key): Piece(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -223,3 +225,10 @@ def _fsdp_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
                 if group is not None:
                     found[group.mesh_info.mesh] = None
     return list(found)
+
+
+def _each(optimizer: Optimizer | None) -> Sequence[Optimizer]:
+    """Several optimizers come as a list."""
+    if optimizer is None:
+        return ()
+    return optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)

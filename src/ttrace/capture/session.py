@@ -136,7 +136,7 @@ class Session:
         self._optimizer = optimizer
         self._handles: Sequence[Handle] = ()
         if optimizer is not None:
-            self._handles = adapter.watch_steps(optimizer, self._state.see_gradients, self._state.see_updated)
+            self._handles = adapter.watch_steps(optimizer, self._state.see_gradients, self._state.see_stepped)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -150,6 +150,7 @@ class Session:
                 yield
                 if self._optimizer is None:
                     self._state.see_gradients()
+                self._state.see_end()
         finally:
             self._recorder.flush()
         if self._clock.step == self._plan.num_steps:
@@ -194,6 +195,7 @@ class Session:
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,
                 splits={axis: str(split) for axis, split in self._placing.splits.items()},
+                settings=self._state.settings,
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
                 sources=surroundings.sources() if self._adapter.coord.rank == 0 else {},

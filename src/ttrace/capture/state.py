@@ -15,6 +15,7 @@ from ttrace.capture.contributions import Contributions
 from ttrace.capture.generator import Made
 from ttrace.capture.isolation import Isolate
 from ttrace.capture.plan import Plan
+from ttrace.capture.settings import settings_of
 from ttrace.capture.visits import Visits
 from ttrace.layouts.placed import Placed
 from ttrace.reference.maker import maker_of
@@ -57,6 +58,9 @@ class State:
         self._isolate = isolate
         self.notes: list[str] = []
         """What was not seen."""
+        self.settings: dict[str, tuple[str, ...]] = {}
+        """What the optimizer was told, as far as it decides updates: all values of all groups, when it stepped."""
+        self._has_stepped = False
         added_to = held.parameters if plan.microbatch_grads else {}
         self._contributions = Contributions(added_to, self._microbatch, self._see_contribution)
         self._arrivals = Arrivals(held.parameters, self._see_arrival, keep)
@@ -68,6 +72,7 @@ class State:
 
     def see_start(self) -> None:
         """A step begins."""
+        self._has_stepped = False
         self._arrivals.begin()
         for name, parameter in self._held.parameters.items():
             made = self._held.made[name]
@@ -99,9 +104,15 @@ class State:
             if piece is not None:
                 self._see_gradient(self._id(name, Kind.PARAM_GRAD), piece)
 
-    def see_updated(self) -> None:
-        """The optimizer has made its step."""
-        if not self._clock.is_running or self._optimizer is None:
+    def see_stepped(self) -> None:
+        """An optimizer has made its step. What that left is read later: others may still have to bring it to all."""
+        if self._clock.is_running:
+            self._has_stepped = True
+            self.settings = settings_of(self._adapter.steppers(self._optimizer))
+
+    def see_end(self) -> None:
+        """The step is over."""
+        if not self._has_stepped:
             return
         for name, parameter in self._held.parameters.items():
             if maker_of(parameter) is not None:

@@ -6,6 +6,8 @@ import json
 import shlex
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +32,6 @@ from ttrace.report import difference as difference_report
 from ttrace.report import listing, machine, suggest
 from ttrace.report import power as power_report
 from ttrace.report.facts import SYMBOLS
-from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.trace.store import Remote, place
 from ttrace.workflow import stored
@@ -113,7 +114,8 @@ def run(
         commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
         flow = Flow(folder, commands, settings, strictness, begin, say)
         flow.prepare(fresh=fresh)
-        flow.trace()
+        with _interruptible(say):
+            flow.trace()
         begin("check")
         judgement = folder.judged(strictness, isolated=False)
         if judgement.findings and repeat:
@@ -319,8 +321,10 @@ def diff(
     json_output: options.Json = False,
 ) -> None:
     """Show how one tensor of the candidate differs from the reference's: by rank, and where most."""
+    Run(folder).check_complete()
     run = Run(folder).seen
-    found = difference(Trace(run.reference), Trace(run.candidate), TensorId.parse(tensor))
+    reference, candidate = Trace(run.reference), Trace(run.candidate)
+    found = difference(reference, candidate, listing.named_id((reference, candidate), tensor))
     if json_output:
         typer.echo(json.dumps(difference_report.as_json(found)))
     else:
@@ -370,6 +374,15 @@ def version(
     if show_version:
         typer.echo(metadata.version("torch-ttrace"))
         raise typer.Exit
+
+
+@contextmanager
+def _interruptible(say: Callable[[str], None]) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("interrupted: nothing is left running, and the same command goes on from here")
+        raise
 
 
 def main() -> None:

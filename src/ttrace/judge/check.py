@@ -18,7 +18,7 @@ from ttrace.judge.surroundings import surrounding_notes
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.unprotected import power_notes
-from ttrace.judge.unstated import unstated_factor, without_unstated_sums
+from ttrace.judge.unstated import doubted, unseen_clip, unstated_factor, without_unstated_sums
 from ttrace.judge.verdict import EXCUSED, Comparison, Finding, Judgement
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import ROOT, Kind
@@ -66,8 +66,8 @@ def checked(
     lacking = absences(comparisons, reference, candidate)
     comparisons = with_reasons(comparisons, lacking)
     comparisons, allowed = policy.applied(comparisons)
-    factor = unstated_factor(comparisons, candidate)
-    # Whatever follows from other data, or from a factor that is still to come, is no finding.
+    factor = unstated_factor(comparisons, candidate) or unseen_clip(comparisons, reference, candidate)
+    # Whatever follows from other data, or from a factor that nobody stated, is no finding.
     is_explained = factor is not None or _is_fed_otherwise(comparisons)
     inferred = _inferred_note(comparisons)
     problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
@@ -75,7 +75,7 @@ def checked(
     if not is_explained:
         found = together(comparisons, rounding.stats, margin=rounding.scale_margin)
         found = found or tuple(map(named, findings(comparisons, reference, candidate)))
-        found = explained(found, lacking)
+        found = tuple(doubted(finding, comparisons) for finding in explained(found, lacking))
     return Judgement(
         tuple(comparisons),
         before_random(found, comparisons, reference, candidate),
@@ -96,6 +96,7 @@ def checked(
                     *reference.notes,
                     *candidate.notes,
                     *factor_note(reference, candidate),
+                    *_alone(candidate),
                     *inferred,
                     *_excused_notes(comparisons),
                     *allowed,
@@ -146,6 +147,11 @@ def _differs_outside(comparison: Comparison) -> bool:
     kind, name = comparison.id.kind, comparison.id.name
     from_outside = kind is Kind.BATCH or (kind is Kind.INPUT and name == ROOT)
     return from_outside and (comparison.verdict.is_wrong or comparison.error > 0.0)
+
+
+def _alone(candidate: Trace) -> Iterator[str]:
+    if candidate.manifest.num_ranks == 1:
+        yield "the candidate ran on one rank: nothing was distributed. If it should be, was torchrun forgotten?"
 
 
 def _idle(candidate: Trace, comparisons: list[Comparison]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""This module recognises what a correct candidate does but nobody stated: a pending sum, a factor still to come.
+"""This module recognises what a correct candidate does but nobody stated: a pending sum, a factor, a clip.
 
 Both look like bugs at the site itself: a partial sum looks like a missing all-reduce, and gradients before averaging
 are too large. What tells them apart is what comes out of them. Neither is passed silently: they are not judged, and the
@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from ttrace.judge.diagnose import MISSING_ALL_REDUCE, cause
 from ttrace.judge.factor import is_before_reduction
-from ttrace.judge.verdict import REDUCED_LATER, Comparison, Verdict
+from ttrace.judge.verdict import REDUCED_LATER, UNEXPLAINED, Comparison, Finding, Verdict
 from ttrace.layouts.placed import INFERRED
-from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
 
 
@@ -52,6 +52,52 @@ def unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) -> str 
         "to come, and nobody stated it. Give attach the model as DDP or FSDP2 wrapped it, or pass "
         f"attach(grad_factor={1 / factor:g})."
     )
+
+
+def unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> str | None:
+    """What to do if all final gradients differ by the factor by which one side clips them, and updates are right."""
+    wrong = [c for c in comparisons if c.verdict.is_wrong and c.id.kind not in (Kind.GRAD_NORM, Kind.CLIP)]
+    if not wrong or not all(c.id.kind is Kind.PARAM_GRAD and c.id.microbatch is None for c in wrong):
+        return None
+    if not any(c.id.kind is Kind.UPDATE and c.verdict is Verdict.PASS for c in comparisons):
+        return None
+    sides = {"candidate": _clip(candidate, wrong[0].id), "reference": _clip(reference, wrong[0].id)}
+    (hidden, none), (seen, clip) = sorted(sides.items(), key=lambda side: side[1] is not None)
+    if none is not None or clip is None:
+        return None
+    factor = clip if hidden == "candidate" else 1 / clip
+    if not all(math.isclose(c.stats.scale, factor, rel_tol=1e-2) for c in wrong):
+        return None
+    return (
+        f"final gradients differ by {clip:.4g}, the factor by which the {seen} clips them, and updates agree: the "
+        f"{hidden} clips by hand, where nobody sees it, and its gradients were read after that. Clip on both sides "
+        "with torch.nn.utils.clip_grad_norm_ or clip_grads_with_norm_, or on both by hand."
+    )
+
+
+def doubted(finding: Finding, comparisons: Sequence[Comparison]) -> Finding:
+    """A finding that nothing explains, with what the module's parameters were taken for: they may be cut otherwise."""
+    cuts = {
+        comparison.id.name: comparison.layout
+        for comparison in comparisons
+        if comparison.id.kind is Kind.PARAM and comparison.by.endswith(INFERRED) and "/" in comparison.layout
+    }
+    here = [f"{name} ({layout})" for name, layout in cuts.items() if is_inside(name, finding.module)]
+    if finding.cause.name != UNEXPLAINED or not here:
+        return finding
+    words = (
+        f"nobody stated how these are cut, it was inferred from their shapes: {', '.join(here[:3])}. Parts of a fused "
+        "weight that are cut one by one must be stated, for instance out/tp:fused(3)"
+    )
+    cause = replace(finding.cause, evidence=(*finding.cause.evidence, words))
+    return replace(finding, cause=cause)
+
+
+def _clip(trace: Trace, gradient: TensorId) -> float | None:
+    """The factor by which a side clips the gradients of a step, if it was seen and does anything."""
+    shards = trace.shards.get(TensorId.of(gradient.step, None, ROOT, Kind.CLIP))
+    factor = float(shards[0].tensor()) if shards else 1.0
+    return factor if 0.0 < factor < 1.0 else None
 
 
 def _outer(tensor_id: TensorId, right: set[TensorId]) -> TensorId | None:

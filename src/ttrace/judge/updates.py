@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, measured
+from ttrace.judge.settings import other_settings
 from ttrace.judge.verdict import Cause, Verdict
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Shard, Trace
@@ -35,6 +36,12 @@ def not_updated(e: Evidence) -> Cause | None:
         f"rank {', '.join(map(str, ranks))} left this parameter as it was: the update never arrived there",
         evidence=(f"the update of all other ranks is the reference's to {error:.1e}",),
     )
+
+
+def told_otherwise(e: Evidence) -> Cause | None:
+    """The candidate's optimizer has other settings."""
+    told = other_settings(e.reference_trace, e.candidate_trace) if e.comparison.id.kind is Kind.UPDATE else ""
+    return Cause("optimizer settings", f"the optimizer was told something else: {told}") if told else None
 
 
 def updated_twice(e: Evidence) -> Cause | None:

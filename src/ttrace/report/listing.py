@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttrace.errors import TTraceError
+from ttrace.tensors.ids import TensorId
 from ttrace.trace.format import DTYPE_NAMES
 from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.store import Place
@@ -119,3 +122,15 @@ def _cell(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return json.dumps(value)
     return str(value)
+
+
+def named_id(traces: Sequence[Trace], text: str) -> TensorId:
+    """The id that somebody meant: in full, or the first that ends like this, without a step and microbatch."""
+    ids = {str(tensor_id): tensor_id for trace in traces for tensor_id in trace.shards}
+    meant = next((known for known in ids if known == text or known.endswith(f"/{text}")), None)
+    if meant is not None:
+        return ids[meant]
+    site = text.rpartition("/")[0]
+    near = difflib.get_close_matches(text, ids, n=3) or [known for known in ids if site and site in known][:3]
+    hint = f"Did you mean {', '.join(near)}?" if near else f"`ttrace show {traces[0].folder}` lists all."
+    raise TTraceError(f"{text!r} is no tensor of this run. {hint}")

@@ -18,7 +18,7 @@ _WARNING = (
 def unstated(judgement: Judgement) -> list[dict[str, str]]:
     """Every site whose layout nobody stated, with the layout it seems to have and how that is known."""
     rows: dict[str, dict[str, str]] = {}
-    for how, comparisons in zip(("inferred", "pending sum", "unknown"), _kinds(judgement), strict=True):
+    for how, comparisons in zip(("inferred", "pending sum", "contradicted", "unknown"), _kinds(judgement), strict=True):
         for comparison in comparisons:
             site = str(comparison.id.site)
             rows[site] = {"site": site, "how": how, "layout": comparison.suggestion or comparison.layout}
@@ -27,23 +27,28 @@ def unstated(judgement: Judgement) -> list[dict[str, str]]:
 
 def suggested(judgement: Judgement) -> str:
     """A rules file: a line for every site whose layout was inferred; what must be decided first is switched off."""
-    inferred, pending, unknown = _kinds(judgement)
+    inferred, pending, contradicted, unknown = _kinds(judgement)
     lines = ["[layouts]", *_lines(inferred, [c.layout for c in inferred])]
     if pending:
         lines += ["", _WARNING]
         lines += [f"# {line}" for line in _lines(pending, [c.suggestion for c in pending])]
+    if contradicted:
+        lines += ["", "# With these, inferred from shapes, the candidate is wrong: they may be, or the candidate is."]
+        lines += [f"# {line}" for line in _lines(contradicted, [c.layout for c in contradicted])]
     if unknown:
         lines += ["", "# No single layout explains the shapes of these; only you know it."]
         lines += [f"# {line}" for line in _lines(unknown, ["?"] * len(unknown))]
     return "\n".join(lines) + "\n"
 
 
-def _kinds(judgement: Judgement) -> tuple[list[Comparison], list[Comparison], list[Comparison]]:
-    """What was inferred, what looks like a pending sum, and what nothing explains."""
+def _kinds(judgement: Judgement) -> tuple[list[Comparison], ...]:
+    """What was inferred, what looks like a pending sum, what was inferred and is wrong, and what nothing explains."""
     comparisons = judgement.comparisons
+    inferred = [c for c in comparisons if c.by == INFERRED and c.layout and not c.suggestion]
     return (
-        [c for c in comparisons if c.by == INFERRED and c.layout and not c.suggestion],
+        [c for c in inferred if not c.verdict.is_wrong],
         [c for c in comparisons if c.suggestion],
+        [c for c in inferred if c.verdict.is_wrong],
         [c for c in comparisons if c.reason.startswith(NO_LAYOUT)],
     )
 

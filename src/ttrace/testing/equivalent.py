@@ -54,7 +54,7 @@ def assert_equivalent(
     flow = Flow(run, commands, Plan(out=folder, num_steps=steps), strictness)
     judgement = _judged(flow, repeat=repeat, isolate=isolate)
     if judgement.exit is not Exit.PASSED:
-        raise AssertionError(f"\n{text(judgement, run.next_command(judgement))}")
+        raise AssertionError(text(judgement, run.next_command(judgement)).strip())
     if out is None:
         run.clear()
 

@@ -277,6 +277,15 @@ class Trace:
         stated = {axis: text for rank in self.ranks if rank.end for axis, text in rank.end.splits.items()}
         return {axis: Split.parse(text) for axis, text in stated.items()}
 
+    @cached_property
+    def settings(self) -> dict[str, frozenset[str]]:
+        """What the optimizers of all ranks were told, by name."""
+        found: dict[str, set[str]] = {}
+        for rank in self.ranks:
+            for name, told in rank.end.settings.items() if rank.end else ():
+                found.setdefault(name, set()).update(told)
+        return {name: frozenset(told) for name, told in found.items()}
+
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for rank in self.ranks for note in (*rank.manifest.notes, *_late_notes(rank))))

@@ -22,13 +22,12 @@ from ttrace.tensors.ids import ROOT
 from ttrace.trace.reader import Trace
 from ttrace.workflow.git import state_of
 from ttrace.workflow.launch import Launches
-from ttrace.workflow.run import AS_USUAL, Run, Strictness
+from ttrace.workflow.run import AS_USUAL, MARK, Run, Strictness
 from ttrace.workflow.space import Space
 from ttrace.workflow.stages import Stage
 
 Tell = Callable[[str], None]
 
-_MARK = "run.json"
 _MOST_FULL = 5
 """Findings of which the modules' tensors are recorded in full."""
 
@@ -61,7 +60,7 @@ class Flow:
     def prepare(self, *, fresh: bool = False) -> None:
         """Take the folder, if it is empty or an earlier run's; with `fresh`, forget that run."""
         run = self.run
-        if run.folder.is_dir() and any(run.folder.iterdir()) and not (run.folder / _MARK).exists():
+        if run.folder.is_dir() and any(run.folder.iterdir()) and not (run.folder / MARK).exists():
             raise TTraceError(f"{run.folder} is not empty and holds no earlier run. Choose another --out.")
         if fresh:
             run.clear()
@@ -76,7 +75,7 @@ class Flow:
             "git": state_of(Path.cwd()),
             "ttrace": metadata.version("torch-ttrace"),
         }
-        (run.folder / _MARK).write_text(json.dumps(known, indent=1))
+        (run.folder / MARK).write_text(json.dumps(known, indent=1))
 
     def trace(self) -> None:
         """Trace reference, twins and candidate; what of an earlier run no longer belongs to them is removed."""

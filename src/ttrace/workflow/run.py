@@ -18,6 +18,7 @@ from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
+from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
 from ttrace.trace.relaid import Relaid
 
@@ -31,6 +32,9 @@ class Strictness:
 
 
 AS_USUAL = Strictness()
+
+MARK = "run.json"
+"""The file by which a run's folder is known."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,22 @@ class Run:
         for mark in self.folder.glob("*.done.json"):
             mark.unlink()
 
+    def check_complete(self) -> None:
+        """Refuse a folder that has not both traces, and say what it has."""
+        missing = [path.name for path in (self.reference, self.candidate) if not _is_trace(path)]
+        if not missing:
+            return
+        if not self.folder.is_dir():
+            raise TTraceError(f"{self.folder} does not exist.")
+        if (self.folder / MARK).exists():
+            raise TTraceError(
+                f"{self.folder} is a run without a {missing[0]}: it was cut off, or failed. The same `ttrace run` "
+                "again goes on from there."
+            )
+        inside = sorted(path.parent.name for path in self.folder.glob(f"*/{MARK}"))
+        hint = f" There are runs in it: {', '.join(inside[:5])}." if inside else " `ttrace run --out` makes one."
+        raise TTraceError(f"{self.folder} holds no run.{hint}")
+
     def judged(
         self,
         strictness: Strictness = AS_USUAL,
@@ -100,6 +120,7 @@ class Run:
         With `rules`, what they speak of has other layouts than it was recorded with. The isolated run has no say then:
         what entered its modules was generated for the recorded ones.
         """
+        self.check_complete()
         engine = engine or all_cores()
         twins = [Trace(path) for path in self.twins()]
         rounding = Twins(Trace(self.seen.reference), twins, strictness.margin, engine, progress)
@@ -119,6 +140,7 @@ class Run:
 
     def selftested(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
         """What the check of this run, which must be clean, would have revealed."""
+        self.check_complete()
         twins, candidate = [Trace(path) for path in self.twins()], Trace(self.candidate)
         rounding = Twins(Trace(self.reference), twins, margin)
         found = checked(rounding, candidate)
@@ -138,3 +160,7 @@ class Run:
         if spoilt is not None:
             return f"ttrace show {folder} {shlex.quote(str(spoilt.id))}"
         return f"ttrace show {folder}"
+
+
+def _is_trace(folder: Path) -> bool:
+    return any(folder.glob(f"rank-*/{MANIFEST}"))
