@@ -165,7 +165,8 @@ class Flow:
         num_missing = len(missing) + (not _is_kept(self._candidate(run, settings, run.candidate)))
         if num_missing:
             space = Space.after(run.reference, run.folder, num_missing)
-            self.say(str(space))
+            if not prefix:  # an isolated run takes about as much, and that has just been told
+                self.say(str(space))
             space.check()
         for number, twin in missing.items():
             self._run(f"{prefix}twin {number} of {num_twins}", twin)
