@@ -226,8 +226,7 @@ def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
 
 
 def _disagreement(a: Shard, b: Shard, tolerance: Tolerance) -> float:
-    x, y = a.stored(), b.stored()
-    return 0.0 if x.equal(y) else tolerance.error(compared(x, y))
+    return tolerance.error(compared(a.stored(), b.stored()))
 
 
 def _no_layout(shards: list[Shard], a: Logical) -> str:

@@ -37,6 +37,8 @@ class Stats:
 
     def __add__(self, other: Stats) -> Stats:
         """Both together; `max_at` is that of the larger difference, so give both the same coordinates first."""
+        if not (self.count and other.count):  # most sums are of one part
+            return self if self.count else other
         larger = other if other.max_diff > self.max_diff else self
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
         return Stats(**sums, max_diff=larger.max_diff, max_at=larger.max_at)
