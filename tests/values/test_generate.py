@@ -241,10 +241,10 @@ from pathlib import Path
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Normal, values
 
-def peak():
+def memory(field):
     # Not getrusage, whose maximum is inherited from the process that started this one.
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 def made(region):
     return values("w", region, dtype=torch.float32, distribution=Normal())
@@ -256,9 +256,10 @@ regions = {
     "flat": Region.flat_of((1 << 14, 1 << 12), ((5, 5 + (1 << 25)),)),
 }
 made(Region.whole((1024, 1024)))
-before = peak()
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here, and not from that of loading torch
+before = memory("VmRSS")
 assert made(regions[sys.argv[1]]).nbytes == 128 << 20
-print((peak() - before) / (128 << 20))
+print((memory("VmHWM") - before) / (128 << 20))
 """
 
 
@@ -267,7 +268,7 @@ print((peak() - before) / (128 << 20))
 def test_making_a_shard_takes_hardly_more_memory_than_the_shard(region: str) -> None:
     command = [sys.executable, "-c", MEMORY, region]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert 0.9 < float(output) <= 1.25
+    assert 0.95 < float(output) <= 1.25
 
 
 def test_rows_reach_every_edge_at_which_a_table_may_be_cut() -> None:
