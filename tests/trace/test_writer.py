@@ -158,6 +158,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "num_steps": 1,
         "grad_factor": 1.0,
         "splits": {},
+        "settings": {},
         "random": [],
         "problems": [],
         "notes": [],
