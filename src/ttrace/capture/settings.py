@@ -23,10 +23,10 @@ _DECIDING = (
 
 def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, tuple[str, ...]]:
     """By setting, the values of all groups of parameters: groups need not be the same on all ranks."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups if group["params"]]
+    groups = (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
     found: dict[str, set[str]] = {}
     for group in groups:
-        for name in _DECIDING:
+        for name in _DECIDING if group.get("params") else ():
             if group.get(name) is not None:
                 found.setdefault(name, set()).add(_spelled(group[name]))
     return {name: tuple(sorted(values)) for name, values in found.items()}
@@ -35,4 +35,6 @@ def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, tuple[
 def _spelled(value: object) -> str:
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(_spelled, value))})"
-    return f"{float(value):g}" if isinstance(value, (int, float, torch.Tensor)) else str(value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    return f"{float(value):g}" if isinstance(value, (int, float)) else str(value)
