@@ -102,4 +102,5 @@ class Generator:
     def _batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
-        return batch_distribution(leaf, self._tables)
+        # Of several ranks only some have the embedding, and all must make the same data.
+        return batch_distribution(leaf, self._tables if self._adapter.mesh.num_ranks == 1 else ())
