@@ -89,7 +89,9 @@ def main() -> int:
             f"| {name} | {shape.num_parameters / 1e9:.1f}B | {shape.num_used / 1e9:.1f}B | {seconds / 60:.1f} min | "
             f"{took} | {PAPER_MINUTES[name]:.1f} min | ${dollars(run['seconds'] if run else seconds, 2):.3f} |"
         )
-    print("\n| trace of one step | full, 64 tokens | full, 8,192 tokens | sketches | a month of those in a store |")
+    print(
+        "\n| trace of one step | full, 64 tokens | full, 8,192 tokens | sketches | a month of the last two in a store |"
+    )
     print("|---|--:|--:|--:|--:|")
     for name, run in runs.items():
         activations = max(run["full_gib"] * GIB - BYTES * run["num_used"], 0.0) / NUM_TOKENS
