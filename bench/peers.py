@@ -30,8 +30,10 @@ import torch
 from bench._training import Training
 
 MSPROBE = "mindstudio-probe==26.2.0"
-_NEEDS = ("pandas", "openpyxl", "et_xmlfile", "tensorboard", "werkzeug", "absl-py", "grpcio", "markdown", "protobuf")
-_ALSO_NEEDS = ("tensorboard-data-server", "psutil", "pytz", "einops", "python-dateutil", "six")
+_NEEDS = (
+    *("pandas", "openpyxl", "et_xmlfile", "tensorboard", "tensorboard-data-server", "werkzeug", "absl-py", "grpcio"),
+    *("markdown", "protobuf", "psutil", "pytz", "einops", "python-dateutil", "six"),
+)
 PEERS = Path.home() / ".cache" / "ttrace" / "peers"
 NUM_ROUNDS, NUM_WARM_UPS = 7, 2
 
@@ -110,7 +112,7 @@ def install() -> None:
     """Once; without its dependencies on plotting and ONNX, which capture does not load."""
     if not (PEERS / "msprobe").is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(PEERS), MSPROBE]
-        subprocess.run([*command, *_NEEDS, *_ALSO_NEEDS], check=True, timeout=600)
+        subprocess.run([*command, *_NEEDS], check=True, timeout=600)
 
 
 def measured() -> dict[str, list[float]]:

@@ -61,11 +61,13 @@ def unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candidate: 
         return None
     if not any(c.id.kind is Kind.UPDATE and c.verdict is Verdict.PASS for c in comparisons):
         return None
-    sides = {"candidate": _clip(candidate, wrong[0].id), "reference": _clip(reference, wrong[0].id)}
-    (hidden, none), (seen, clip) = sorted(sides.items(), key=lambda side: side[1] is not None)
-    if none is not None or clip is None:
+    ours, theirs = (_clip(trace, wrong[0].id) for trace in (reference, candidate))
+    if ours is not None and theirs is None:
+        seen, hidden, clip, factor = "reference", "candidate", ours, ours
+    elif theirs is not None and ours is None:
+        seen, hidden, clip, factor = "candidate", "reference", theirs, 1 / theirs
+    else:
         return None
-    factor = clip if hidden == "candidate" else 1 / clip
     if not all(math.isclose(c.stats.scale, factor, rel_tol=1e-2) for c in wrong):
         return None
     return (
@@ -77,13 +79,15 @@ def unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candidate: 
 
 def doubted(finding: Finding, comparisons: Sequence[Comparison]) -> Finding:
     """A finding that nothing explains, with what the module's parameters were taken for: they may be cut otherwise."""
+    if finding.cause.name != UNEXPLAINED:
+        return finding
     cuts = {
         comparison.id.name: comparison.layout
         for comparison in comparisons
         if comparison.id.kind is Kind.PARAM and comparison.by.endswith(INFERRED) and "/" in comparison.layout
     }
     here = [f"{name} ({layout})" for name, layout in cuts.items() if is_inside(name, finding.module)]
-    if finding.cause.name != UNEXPLAINED or not here:
+    if not here:
         return finding
     words = (
         f"nobody stated how these are cut, it was inferred from their shapes: {', '.join(here[:3])}. Parts of a fused "

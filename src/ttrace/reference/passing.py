@@ -23,7 +23,8 @@ class Passing:
 
     def __init__(self, modules: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
         """`wanted` are the modules that must run, with all that is inside them."""
-        self._own: dict[nn.Module, Callable[..., Any]] = {}
+        self._own: dict[nn.Module, Callable[..., Any] | None] = {}
+        """What blocks had in place of their class's forward, if anything."""
         kinds: dict[object, _Shown] = {}
         passed = []
         for name, block, is_last in _blocks(modules):
@@ -42,11 +43,13 @@ class Passing:
 
     def remove(self) -> None:
         for block, forward in self._own.items():
-            block.forward = forward
+            del block.forward
+            if forward is not None:
+                block.forward = forward
         self._own.clear()
 
     def _put(self, block: nn.Module, forward: Callable[..., Any]) -> None:
-        self._own[block] = block.forward
+        self._own[block] = vars(block).get("forward")
         block.forward = forward
 
 
