@@ -185,3 +185,27 @@ def test_ci_systems_are_told_in_their_own_words(tmp_path: Path) -> None:
     quiet = checked(str(tmp_path / "run"), "--baseline", known, "--update-baseline", "--junit", junit, **github)
     assert "::error" not in quiet.stderr
     assert "<failure" not in Path(junit).read_text()
+
+
+def test_an_archived_run_is_judged_alike_and_comes_back(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    case.right("0/0/fc1/output")
+    case.wrong("0/0/fc2/output")
+    case.judged()
+
+    def report(*args: str) -> object:
+        done = CliRunner().invoke(app, ["check", str(tmp_path), "--json", *args])
+        return {key: value for key, value in json.loads(done.output).items() if key != "seconds"}
+
+    def contents() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in tmp_path.rglob("rank-*/*")}
+
+    before, files = report(), contents()
+    done = CliRunner().invoke(app, ["archive", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "candidate and twins are kept as differences to the reference: " in done.output
+    assert {path.parent.parent.name for path in tmp_path.rglob("*.safetensors")} == {"reference"}
+    assert report() == before
+    told = json.loads(CliRunner().invoke(app, ["archive", str(tmp_path), "--restore", "--json"]).output)
+    assert told["bytes_before"] < told["bytes_after"] == sum(map(len, files.values()))
+    assert contents() == files

@@ -163,6 +163,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "problems": [],
         "notes": [],
         "sources": {},
+        "against": "",
     }
 
 

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     DownloadColumn,
     TimeRemainingColumn,
@@ -329,6 +330,30 @@ def diff(
         typer.echo(json.dumps(difference_report.as_json(found)))
     else:
         difference_report.show(screen.console(), found, str(folder))
+
+
+@app.command()
+def archive(
+    folder: options.RunFolder,
+    restore: Annotated[bool, typer.Option("--restore", help="Bring the traces back as they were.")] = False,
+    json_output: options.Json = False,
+) -> None:
+    """Keep a run's candidate and twins as differences to its reference, in a fraction of the space.
+
+    Every other command reads them as before, only slower.
+    """
+    run = Run(folder)
+    run.check_complete()
+    before = run.num_bytes()
+    with screen.counted("restore" if restore else "archive", Console(stderr=json_output)) as told:
+        (run.restore if restore else run.archive)(told)
+    after = run.num_bytes()
+    if json_output:
+        typer.echo(json.dumps({"folder": str(folder), "bytes_before": before, "bytes_after": after}))
+        return
+    said = "as they were" if restore else "kept as differences to the reference"
+    sizes = f"{decimal(after)} in all, before {decimal(before)}"
+    screen.console().print(Text(f"{folder}: candidate and twins are {said}: {sizes}"), soft_wrap=True)
 
 
 @app.command()

@@ -117,6 +117,8 @@ class End(BaseModel):
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}
     """The files that the run was loaded from, as its first rank saw them, and what they looked like."""
+    against: str = ""
+    """The trace beside this one to which it is kept as a difference; empty: it is kept as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
             shared = _manifest_around(before, rest[1])
             if shared.rank == 7:
                 return shared.model_copy(update={"rank": int(rest[0])})
-    return _validated(Manifest, text, where)
+    return validated(Manifest, text, where)
 
 
 _RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
@@ -284,14 +286,14 @@ _RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
 
 @lru_cache(maxsize=128)
 def _manifest_around(before: str, after: str) -> Manifest:
-    return _validated(Manifest, f"{before}7{after}", "")
+    return validated(Manifest, f"{before}7{after}", "")
 
 
 def parse_end(text: str, where: str) -> End:
-    return _validated(End, text, where)
+    return validated(End, text, where)
 
 
-def _validated(model: type[_Model], text: str, where: str) -> _Model:
+def validated(model: type[_Model], text: str, where: str) -> _Model:
     try:
         version = json.loads(text).get("format", FORMAT)
         if version != FORMAT:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from ttrace.errors import SketchError, TraceError
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
+from ttrace.tensors.region import Region
 from ttrace.trace.format import (
     END,
     MANIFEST,
@@ -28,6 +29,7 @@ from ttrace.trace.format import (
     rank_folder,
 )
 from ttrace.trace.lines import read
+from ttrace.trace.packed import Packed
 from ttrace.trace.store import Place, Remote
 from ttrace.values.generate import values
 from ttrace.values.kernels.pair import Term
@@ -118,8 +120,9 @@ class UpdateShard(Shard):
 class RankTrace:
     """What one rank left behind."""
 
-    def __init__(self, folder: Place) -> None:
+    def __init__(self, folder: Place, beside: Callable[[str], Trace] | None = None) -> None:
         self.folder = folder
+        self._beside = beside or _opener(folder.parent)
         self.manifest: Manifest = parse_manifest(_text(folder / MANIFEST), str(folder / MANIFEST))
         end = folder / END
         text = _text_if_any(end)
@@ -133,6 +136,14 @@ class RankTrace:
         # What follows the last newline was cut off in mid-write.
         return tuple(map(read, lines[:-1]))
 
+    @cached_property
+    def packed(self) -> Packed | None:
+        """The chunks, if this rank was archived."""
+        if self.end is None or not self.end.against:
+            return None
+        against = self.end.against
+        return Packed(self.folder, self.records, lambda record: self._beside(against).beneath(record))
+
     def stored(self, record: Record) -> torch.Tensor:
         shape, dtype = record.stored
         try:
@@ -140,6 +151,8 @@ class RankTrace:
                 return torch.empty(shape, dtype=dtype)
             if record.is_made:
                 return self.made(record)
+            if self.packed is not None:
+                return self.packed.stored(record)
             count = record.num_bytes // dtype.itemsize
             if isinstance(self.folder, Remote):
                 return torch.frombuffer(self._read(record, self.folder), dtype=dtype, count=count).view(shape)
@@ -193,6 +206,19 @@ class Trace:
 
     def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
         return Trace, (self.folder,)
+
+    def beneath(self, record: Record) -> torch.Tensor | None:
+        """What this trace has where a record of another one lies, in its dtype; zeros where it has nothing."""
+        region = record.region or Region.whole(record.shape)
+        held = [(shard, shard.record.region) for shard in self.shards.get(record.id, ()) if shard.record.sketch is None]
+        found = [(shard, theirs) for shard, theirs in held if theirs is not None and theirs.shape == region.shape]
+        if record.sketch is not None or not found:
+            return None
+        result = torch.zeros(record.shape, dtype=record.dtype)
+        for shard, theirs in found:
+            for ours, other in region.overlaps(theirs):
+                ours.assign(result, other.of(shard.tensor()))
+        return result
 
     def num_bytes(self, tensor_id: TensorId) -> int:
         """What all shards of an id take."""
@@ -339,19 +365,25 @@ def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
 
 def _ranks(folder: Place) -> Iterable[RankTrace]:
     """In a store, the first rank says how many there are: what was just written need not be listed yet."""
+    beside = _opener(folder)
+
+    def opened(place: Place) -> RankTrace | None:
+        return RankTrace(place, beside) if (place / MANIFEST).exists() else None
+
     if isinstance(folder, Path):
-        found = sorted(folder.glob("rank-*")) if folder.is_dir() else []
-        return [RankTrace(path) for path in found if (path / MANIFEST).exists()]
-    first = _rank(folder / rank_folder(0))
+        paths = sorted(folder.glob("rank-*")) if folder.is_dir() else []
+        return [rank for rank in map(opened, paths) if rank is not None]
+    first = opened(folder / rank_folder(0))
     if first is None:
         return []
     others = [folder / rank_folder(number) for number in range(1, first.manifest.num_ranks)]
     with ThreadPoolExecutor(_NUM_ASKING) as pool:
-        return [first, *(rank for rank in pool.map(_rank, others) if rank is not None)]
+        return [first, *(rank for rank in pool.map(opened, others) if rank is not None)]
 
 
-def _rank(folder: Remote) -> RankTrace | None:
-    return RankTrace(folder) if (folder / MANIFEST).exists() else None
+def _opener(folder: Place) -> Callable[[str], Trace]:
+    """Opens traces beside this one by name, each once."""
+    return cache(lambda name: Trace(folder.parent / name))
 
 
 def _text(path: Place) -> str:

@@ -20,7 +20,7 @@ class Source:
         # Most tensors come in one part, and are looked at up to three times.
         is_whole = self.num_bytes <= max_bytes or _is_in_order(tensor)
         self._tensor = _in_order(tensor) if is_whole else tensor
-        self._whole = _memory(self._tensor) if is_whole else None
+        self._whole = memory(self._tensor) if is_whole else None
 
     def parts(self) -> Iterable[memoryview]:
         """All bytes, row major. Each part is valid until the next one is asked for."""
@@ -35,7 +35,7 @@ class Source:
 
     def _copied_parts(self) -> Iterator[memoryview]:
         for part in _parts(self._tensor, self._max_bytes):
-            yield _memory(part)
+            yield memory(part)
             del part  # before the next one is made
 
 
@@ -58,7 +58,7 @@ def _is_in_order(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
-def _memory(tensor: torch.Tensor) -> memoryview:
+def memory(tensor: torch.Tensor) -> memoryview:
     """The tensor's memory, for as long as it lives: no copy, and no numpy, which knows neither bfloat16 nor float8."""
     if tensor.nbytes == 0:
         return memoryview(b"")

@@ -36,6 +36,10 @@ class Remote:
     def __truediv__(self, name: str) -> Remote:
         return Remote(f"{self.url}/{name}")
 
+    @property
+    def parent(self) -> Remote:
+        return Remote(self.url.rpartition("/")[0])
+
     def __str__(self) -> str:
         return self.url
 

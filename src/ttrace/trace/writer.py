@@ -33,6 +33,7 @@ from ttrace.trace.format import (
     rank_folder,
     spelled,
 )
+from ttrace.trace.packed import INDEX
 from ttrace.trace.source import Sample, Source
 from ttrace.trace.store import Place, Remote
 from ttrace.trace.upload import Upload
@@ -67,9 +68,9 @@ class Writer:
         self.folder = place if isinstance(place, Path) else self._upload.spool  # type: ignore[union-attr]
         self.folder.mkdir(parents=True, exist_ok=True)
         # An earlier trace in this folder ends here, its end first: a killed rerun must not look complete.
-        for old in (self.folder / END, self.folder / RECORDS, *self.folder.glob("chunk-*.safetensors")):
+        for old in (self.folder / END, self.folder / RECORDS, self.folder / INDEX, *self.folder.glob("chunk-*")):
             old.unlink(missing_ok=True)
-        _write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1))
+        write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1))
         if self._upload is not None:
             self._upload.begin()
         self._records = (self.folder / RECORDS).open("wb", buffering=0)
@@ -135,7 +136,7 @@ class Writer:
             self._upload.settle()
             self._problems += self._upload.problems
         filled = {"num_records": self._num_records, "problems": (*end.problems, *self._problems)}
-        _write_whole(self.folder / END, end.model_copy(update=filled).model_dump_json(indent=1))
+        write_whole(self.folder / END, end.model_copy(update=filled).model_dump_json(indent=1))
         if self._upload is not None:
             self._upload.close()
 
@@ -268,7 +269,7 @@ def _offsets(begin: int, end: int) -> str:
     return f'"data_offsets":[{begin},{end}]'
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Appears at once and complete, or not at all; on disk only after all that the folder had before."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:

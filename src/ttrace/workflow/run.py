@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
+from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
 from ttrace.trace.relaid import Relaid
@@ -89,6 +92,28 @@ class Run:
             shutil.rmtree(folder, ignore_errors=True)
         for mark in self.folder.glob("*.done.json"):
             mark.unlink()
+
+    def archive(self, progress: Progress) -> None:
+        """Keep all other traces as differences to their reference."""
+        self._change(lambda path, done: archive(path, self.reference.name, done), progress)
+
+    def restore(self, progress: Progress) -> None:
+        """Bring them back as they were."""
+        self._change(restore, progress)
+
+    def num_bytes(self) -> int:
+        """What its traces take on the disk."""
+        return sum(path.stat().st_size for path in self.folder.rglob("rank-*/*"))
+
+    def _change(self, change: Callable[[Path, Callable[[], None]], None], progress: Progress) -> None:
+        runs = [run for run in (self, self.full, self.isolated) if _is_trace(run.reference)]
+        beside = [path for run in runs for path in (run.candidate, run.repeat, *run.twins())]
+        # Cells of a sweep link to references and twins that they share.
+        traces = [path for path in beside if _is_trace(path) and not path.is_symlink()]
+        total = sum(1 for path in traces for _ in path.glob("rank-*/chunk-*"))
+        counts = itertools.count(1)
+        for path in traces:
+            change(path, lambda: progress(next(counts), total))
 
     def check_complete(self) -> None:
         """Refuse a folder that has not both traces, and say what it has."""

@@ -1,0 +1,112 @@
+"""This module makes archives: traces that are kept as their difference to the reference, and take a fraction of it.
+
+A rank's `end.json` says whether it is archived, and is replaced in one go: before that its chunks are there, afterwards
+what was packed, and who is killed in between leaves both. An archive is read like any trace, only slower.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ttrace.errors import TraceError
+from ttrace.trace.format import END, Record, chunk_file
+from ttrace.trace.packed import INDEX, Index, Segment, checksum, pack, packed_file
+from ttrace.trace.reader import RankTrace, Trace
+from ttrace.trace.source import memory
+from ttrace.trace.writer import write_whole
+
+Done = Callable[[], None]
+"""Is called after every chunk."""
+
+
+def archive(folder: Path, against: str, done: Done = lambda: None) -> None:
+    """Keep a trace as its difference to the one beside it that is called so."""
+    trace, base = Trace(folder), Trace(folder.parent / against)
+    for problem in trace.problems():
+        raise TraceError(f"only complete traces are archived. {problem}.")
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1), "ttrace-archive") as pool:
+        for rank in trace.ranks:
+            if rank.packed is None:
+                chunks = []
+                for segments in pool.map(partial(_packed, rank, base), range(len(_chunks(rank)))):
+                    chunks.append(segments)
+                    done()
+                write_whole(_folder(rank) / INDEX, Index(chunks=tuple(chunks)).model_dump_json())
+                _say(rank, against)
+            for chunk in _chunks(rank):
+                chunk.unlink()
+
+
+def restore(folder: Path, done: Done = lambda: None) -> None:
+    """Bring the chunks of an archive back, byte for byte."""
+    for rank in Trace(folder).ranks:
+        if rank.packed is not None:
+            for number in range(rank.packed.num_chunks):
+                with (_folder(rank) / chunk_file(number)).open("wb") as file:
+                    for data in rank.packed.chunk(number):
+                        file.write(memory(data))
+                    file.flush()
+                    os.fsync(file.fileno())
+                done()
+            _say(rank, "")
+        for packed in (_folder(rank) / INDEX, *_folder(rank).glob("chunk-*.packed")):
+            packed.unlink(missing_ok=True)
+
+
+def _packed(rank: RankTrace, base: Trace, number: int) -> tuple[Segment, ...]:
+    """Pack a chunk into a file beside it."""
+    chunk = _folder(rank) / chunk_file(number)
+    records = [record for record in rank.records if record.chunk == number]
+    segments, at = [], 0
+    with chunk.open("rb") as source, (_folder(rank) / packed_file(number)).open("wb") as file:
+        for begin, end, record in _cut(records, chunk.stat().st_size):
+            if record is None:
+                source.seek(begin)
+                data = torch.frombuffer(bytearray(source.read(end - begin)), dtype=torch.uint8)
+                packed = pack(data, None)
+            else:
+                data = rank.stored(record)
+                packed = pack(data, base.beneath(record))
+            order = None if record is None else record.order
+            segments.append(Segment(begin, end, at, len(packed), checksum(data), order))
+            at += file.write(packed)
+            if record is not None:
+                rank.release(record)
+        file.flush()
+        os.fsync(file.fileno())
+    return tuple(segments)
+
+
+def _cut(records: Sequence[Record], size: int) -> Iterator[tuple[int, int, Record | None]]:
+    """A chunk as segments, each with the first record that has it."""
+    first = {(record.begin, record.end): record for record in reversed(records) if record.end > record.begin}
+    at = 0
+    for (begin, end), record in sorted(first.items(), key=lambda entry: entry[0]):
+        if begin < at:
+            raise TraceError(f"{record.id}: its bytes are partly those of another tensor.")
+        if begin > at:
+            yield at, begin, None
+        yield begin, end, record
+        at = end
+    if at < size:
+        yield at, size, None
+
+
+def _chunks(rank: RankTrace) -> list[Path]:
+    return list(_folder(rank).glob("chunk-*.safetensors"))
+
+
+def _say(rank: RankTrace, against: str) -> None:
+    assert rank.end is not None
+    write_whole(_folder(rank) / END, rank.end.model_copy(update={"against": against}).model_dump_json(indent=1))
+
+
+def _folder(rank: RankTrace) -> Path:
+    assert isinstance(rank.folder, Path), "archives are made on a disk"
+    return rank.folder
