@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from zoo.harness.runs import SimulatedRank
 from zoo.harness.transformer import Attention, Experts, Shape, Transformer
 
 VOCAB, LENGTH, BATCH = 61, 12, 2
+WIDE_VOCAB = 16384
 NUM_TWINS = 3
 FAMILIES = ("gpt", "llama", "moe")
 PRECISIONS = ("fp32", "bf16", "fp8")
@@ -66,10 +67,12 @@ class Model:
     precision: str
     num_layers: int
     seed: int = 0
+    is_wide: bool = False
+    """Whether its sums are as long as those of real models; not of gpt."""
 
     @property
     def name(self) -> str:
-        return f"{self.family} {self.precision} {self.num_layers}"
+        return f"{self.family} {self.precision} {self.num_layers}{' wide' if self.is_wide else ''}"
 
     def build(self, cut: Cut | None = None) -> nn.Module:
         """The model, computing in parts if `cut` says so."""
@@ -79,6 +82,8 @@ class Model:
         else:
             experts = 4 if self.family == "moe" else 0
             shape = Shape(VOCAB, num_layers=self.num_layers, length=LENGTH, experts=experts, tied=False)
+            if self.is_wide:
+                shape = replace(shape, vocab=WIDE_VOCAB, hidden=256, ffn=1024)
             model = Transformer(shape)
         model = model.to(torch.float32 if self.precision == "fp32" else torch.bfloat16)
         if cut is not None or self.precision == "fp8":
@@ -220,9 +225,10 @@ def train(plan: Plan, model: nn.Module, change: Change | None = None, *, backwar
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session = Session(plan, model, optimizer, SimulatedRank(), Rules())
+    vocab = next(module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
     with session.step():
         for _ in range(2):
-            batch = {"ids": torch.randint(VOCAB, (BATCH, LENGTH)), "labels": torch.randint(VOCAB, (BATCH, LENGTH))}
+            batch = {"ids": torch.randint(vocab, (BATCH, LENGTH)), "labels": torch.randint(vocab, (BATCH, LENGTH))}
             batch = session.batch(batch)
             logits = _ScaledBackward.apply(model(batch["ids"]).float(), backward)  # type: ignore[no-untyped-call]
             (F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()) / 2).backward()

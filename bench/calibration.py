@@ -36,12 +36,14 @@ from ttrace.tensors.ids import Kind, TensorId
 
 BAR = 20_000
 """How many tensors must have been compared, all within the margin."""
-SMALL = [Model(family, precision, 6) for family in FAMILIES for precision in PRECISIONS]
+WIDE = [Model("llama", precision, 2, is_wide=True) for precision in PRECISIONS]
+SMALL = [*(Model(family, precision, 6) for family in FAMILIES for precision in PRECISIONS), WIDE[0]]
 DEEPEST = [*(Model(family, "bf16", 128) for family in FAMILIES), Model("llama", "fp8", 128)]
 FAULTY = Model("llama", "bf16", 32)
 ALL = [
     *(Model(family, precision, depth) for family in FAMILIES for precision in PRECISIONS for depth in (2, 8, 32)),
     *(Model("llama", "bf16", depth) for depth in (4, 16, 64)),
+    *WIDE,
     *DEEPEST,
 ]
 RANKS = [*(Case("gpt", dtype, 3) for dtype in (FP32, BF16)), *cases(4, ("tp", "ddp", "pp-1f1b", "cp-gather", "ep"))]

@@ -21,7 +21,7 @@ class Visit:
     placed: Placed | None
     microbatch: int = 0
     entry: bool = False
-    """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
+    """Whether floating-point numbers enter the model here: its input, an embedding's output, its logits' gradient."""
     values: Distribution | None = None
     """What the tensor was drawn from or, in isolation, what it is to be replaced by."""
     is_made: bool = False

@@ -23,6 +23,7 @@ from ttrace.capture.clock import Chunk, Clock
 from ttrace.capture.compiled import Compiled
 from ttrace.capture.decisions import Decisions
 from ttrace.capture.generator import Generator
+from ttrace.capture.gradient_entry import GradientEntry
 from ttrace.capture.hooks import Call, Hooks, slot_of
 from ttrace.capture.isolation import Isolate
 from ttrace.capture.names import Names
@@ -118,6 +119,7 @@ class Session:
         self._decisions = Decisions(self._placing, reference) if replays else None
         self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None
         nudge = Perturb(plan.twin, plan.seed, isolated=plan.isolated) if plan.role == "twin" else None
+        self._gradient_entry = GradientEntry() if nudge is not None else None
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
@@ -233,8 +235,13 @@ class Session:
             call.held = call.held or held_by(tensor)
         held = None if is_input else call.held
         values = self._isolate.distribution(tensor_id) if self._isolate else None
-        entry = call.is_entry(kind)
+        entry = call.is_entry(kind) or self._is_gradient_entry(call, kind, tensor)
         return self._visits.visit(tensor_id, tensor, call.microbatch, entry=entry, values=values, held=held)
+
+    def _is_gradient_entry(self, call: Call, kind: Kind, tensor: torch.Tensor) -> bool:
+        """Whether gradients enter the model here, in a pipeline its last stage."""
+        entry, chunk = self._gradient_entry, self._clock.chunk
+        return entry is not None and (chunk is None or chunk.is_last) and entry.is_at(call, kind, tensor)
 
     def _see_shares(self, call: Call, site: Site, tensor: torch.Tensor) -> bool:
         """Record a tensor that has rows of several microbatches for each of them; whether it is such a one."""
