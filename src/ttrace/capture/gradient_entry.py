@@ -2,7 +2,7 @@
 
 Twins must be nudged there too. What a loss hands back hardly changes where a label is, and there it is largest: the
 sums over a vocabulary that follow would be rounded alike in all twins, and otherwise in a candidate that sums in parts
-(tests/capture/test_gradient_entry.py). Numbers of 16 bits are summed in float32, so that the rounding of sums does not show.
+(tests/capture/test_gradient_entry.py). Numbers of 16 bits are summed in float32, so the rounding of sums does not show.
 """
 
 from __future__ import annotations
