@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import (
     DownloadColumn,
     TimeRemainingColumn,
@@ -41,7 +40,7 @@ from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
 from ttrace.workflow.matrix import Matrix
 from ttrace.workflow.run import Run, Strictness
-from ttrace.workflow.space import Space
+from ttrace.workflow.space import Space, sized
 from ttrace.workflow.stages import Stage
 from ttrace.workflow.sweep import Result, Sweep, most_ranks
 
@@ -352,7 +351,7 @@ def archive(
         typer.echo(json.dumps({"folder": str(folder), "bytes_before": before, "bytes_after": after}))
         return
     said = "as they were" if restore else "kept as differences to the reference"
-    sizes = f"{decimal(after)} in all, before {decimal(before)}"
+    sizes = f"{sized(after)} in all, before {sized(before)}"
     screen.console().print(Text(f"{folder}: candidate and twins are {said}: {sizes}"), soft_wrap=True)
 
 

@@ -6,8 +6,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from ttrace.errors import TTraceError
 
 
@@ -35,8 +33,8 @@ class Space:
 
     def __str__(self) -> str:
         return (
-            f"the reference's trace takes {decimal(self.reference)}; still to come: at least {decimal(self.needed)}, "
-            f"and more where the candidate's ranks hold replicas. Free: {decimal(self.free)}"
+            f"the reference's trace takes {sized(self.reference)}; still to come: at least {sized(self.needed)}, "
+            f"and more where the candidate's ranks hold replicas. Free: {sized(self.free)}"
         )
 
     def check(self) -> None:
@@ -45,3 +43,10 @@ class Space:
             raise TTraceError(
                 f"{self.out} is on a disk too full: {self}. Record less with --only or --skip, or choose another --out."
             )
+
+
+def sized(num_bytes: int) -> str:
+    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 999.95 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
