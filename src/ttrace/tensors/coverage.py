@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -39,10 +40,11 @@ def coverage(regions: Iterable[Region]) -> Coverage:
         raise ValueError("no region to cover anything with")
     if len(distinct) == 1 and distinct[0].is_whole:
         return TILING
-    return _count(distinct)
+    return _count(tuple(distinct))
 
 
-def _count(distinct: list[Region]) -> Coverage:
+@lru_cache(maxsize=256)  # most tensors of a model are cut in a few ways
+def _count(distinct: tuple[Region, ...]) -> Coverage:
     """Count holders on the grid of cells that all range borders together cut the tensor into."""
     shape = distinct[0].shape
     boxes = [box.dims for region in distinct for box in region.boxes()]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -84,15 +84,9 @@ class Region:
         assert self.shape == outer.local_shape
         return Region(outer.shape, tuple(rg.select(a, b) for a, b in zip(outer.dims, self.dims, strict=True)))
 
-    def overlaps(self, other: Region) -> Iterator[tuple[Part, Part]]:
+    def overlaps(self, other: Region) -> Sequence[tuple[Part, Part]]:
         """The elements both hold, as pairs of equally shaped parts of the two local tensors."""
-        for a, b in itertools.product(self.boxes(), other.boxes()):
-            if max((len(ranges) for box in (a, b) for ranges in box.dims), default=0) > _MANY_RUNS:
-                yield from _gathered_parts(a, b)
-                continue
-            runs = [rg.common(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
-            if all(runs):
-                yield from _parts(a, b, runs)
+        return _overlaps(self, other)
 
     def boxes(self) -> list[Box]:
         """This region as boxes of the logical tensor: one, or several for a flat shard."""
@@ -165,6 +159,19 @@ class Box:
     dims: tuple[Ranges, ...]
     offset: int | None
     shape: Shape
+
+
+@lru_cache(maxsize=64)  # most tensors of a model are cut in a few ways
+def _overlaps(one: Region, other: Region) -> Sequence[tuple[Part, Part]]:
+    found: list[tuple[Part, Part]] = []
+    for a, b in itertools.product(one.boxes(), other.boxes()):
+        if max((len(ranges) for box in (a, b) for ranges in box.dims), default=0) > _MANY_RUNS:
+            found += _gathered_parts(a, b)
+            continue
+        runs = [rg.common(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
+        if all(runs):
+            found += _parts(a, b, runs)
+    return tuple(found)
 
 
 def _parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[tuple[Part, Part]]:
