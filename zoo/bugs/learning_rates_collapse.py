@@ -21,5 +21,5 @@ BUG = Bug(
     ),
     case=small("hand"),
     patch=other_learning_rate,
-    expected=Expected("head", "update", "constant factor"),
+    expected=Expected("head", "update", "optimizer settings"),
 )

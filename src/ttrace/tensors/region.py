@@ -56,9 +56,17 @@ class Region:
     def numel(self) -> int:
         return math.prod(self.local_shape)
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         return self == Region.whole(self.shape)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Of integers alone: what is pickled with a region must be its hash in another process too.
+        return hash((self.shape, self.dims, self.flat or ()))
 
     def __str__(self) -> str:
         if self.is_whole:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -47,13 +49,11 @@ class _Tensor(ctypes.Structure):
 
 def measured(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tuple[Found, Shape | None]:
     """The sums over two sums of tensors, all of one shape with at least one element, and where they differ most."""
-    tensors = [tensor for _, tensor in (*a, *b)]
-    dims = _order(tensors)
-    walked = [(tensors[0].shape[dim], *(tensor.stride(dim) for tensor in tensors)) for dim in dims]
-    sizes, *strides = zip(*_merged(walked or [(1,) * (1 + len(tensors))]), strict=True)
+    shape = tuple(a[0][1].shape)
+    walk = _walk(shape, tuple(tensor.stride() for _, tensor in (*a, *b)))
     described = [
-        _Tensor(tensor.data_ptr(), DTYPES[tensor.dtype], _integers(steps), factor)
-        for (factor, tensor), steps in zip((*a, *b), strides, strict=True)
+        _Tensor(tensor.data_ptr(), DTYPES[tensor.dtype], steps, factor)
+        for (factor, tensor), steps in zip((*a, *b), walk.strides, strict=True)
     ]
     found = Found()
     kernels.stats(
@@ -61,20 +61,37 @@ def measured(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tuple[Fo
         ctypes.c_int64(len(a)),
         (_Tensor * len(b))(*described[len(a) :]),
         ctypes.c_int64(len(b)),
-        _integers(sizes),
-        ctypes.c_int64(len(sizes)),
+        walk.sizes,
+        ctypes.c_int64(len(walk.sizes)),
         ctypes.byref(found),
     )
-    return found, None if found.max_at < 0 else _index(found.max_at, tensors[0].shape, dims)
+    return found, None if found.max_at < 0 else _index(found.max_at, shape, walk.order)
 
 
-def _order(tensors: Sequence[torch.Tensor]) -> list[int]:
+@dataclass(frozen=True)
+class _Walk:
+    """How tensors of one shape are read together: in which order of dims, in as few as may be."""
+
+    order: Sequence[int]
+    sizes: ctypes.Array[ctypes.c_int64]
+    strides: Sequence[ctypes.Array[ctypes.c_int64]]
+    """Of each tensor."""
+
+
+@lru_cache(maxsize=256)  # a model has many tensors of a few shapes
+def _walk(shape: Shape, strides: tuple[Shape, ...]) -> _Walk:
+    order = _order(shape, strides)
+    walked = [(shape[dim], *(steps[dim] for steps in strides)) for dim in order]
+    sizes, *merged = zip(*_merged(walked or [(1,) * (1 + len(strides))]), strict=True)
+    return _Walk(order, _integers(sizes), [_integers(steps) for steps in merged])
+
+
+def _order(shape: Shape, strides: tuple[Shape, ...]) -> list[int]:
     """The dims as they lie in memory, outermost first, so that transposed tensors are read in long rows."""
-    dims = range(tensors[0].dim())
-    if all(tensor.is_contiguous() for tensor in tensors):
-        return list(dims)
-    # A dim that is only expanded (stride 0) is outermost.
-    return sorted(dims, key=lambda dim: [-(tensor.stride()[dim] or math.inf) for tensor in tensors])
+    # A dim that is only expanded (stride 0) is outermost; one of a single element may have any stride.
+    return sorted(
+        range(len(shape)), key=lambda dim: [-(steps[dim] or math.inf) if shape[dim] > 1 else 0 for steps in strides]
+    )
 
 
 def _merged(dims: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -90,7 +107,7 @@ def _merged(dims: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return merged or [dims[0]]
 
 
-def _index(at: int, shape: Shape, dims: list[int]) -> Shape:
+def _index(at: int, shape: Shape, dims: Sequence[int]) -> Shape:
     index = [0] * len(dims)
     for dim in reversed(dims):
         at, index[dim] = divmod(at, shape[dim])
