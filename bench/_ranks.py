@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench._models import Cut, cast_to_float8, divide
+from bench._models import WIDE_VOCAB, Cut, cast_to_float8, divide
 from ttrace.judge.verdict import Judgement
 from zoo.harness.candidate import Candidate, Cell
 from zoo.harness.cells import Traced, judge_all, trace_cell
@@ -37,13 +37,16 @@ class Case:
     dtype: torch.dtype
     num_layers: int = 4
     is_float8: bool = False
+    is_wide: bool = False
+    """Whether its sums are as long as those of real models."""
 
     @property
     def name(self) -> str:
         family = "gpt" if self.layout == "gpt" else "moe" if "ep" in self.layout else "llama"
         precision = "fp8" if self.is_float8 else {FP32: "fp32", BF16: "bf16"}[self.dtype]
         layout = "tp" if self.layout == "gpt" else self.layout
-        return f"{family} {precision} {self.num_layers} on {layout}={NUM_RANKS}"
+        width = " wide" if self.is_wide else ""
+        return f"{family} {precision} {self.num_layers}{width} on {layout}={NUM_RANKS}"
 
 
 def cases(num_layers: int, layouts: Sequence[str]) -> list[Case]:
@@ -72,7 +75,9 @@ def _judged(folder: Path, found: list[Case], keep: Callable[[Judgement], Any]) -
 def _traced(case: Case, folder: Path, references: dict[Any, Path]) -> Traced:
     cell = Cell(case.layout, NUM_RANKS, case.dtype)
     shape = Shape(vocab=48, hidden=16, ffn=24, length=8, num_layers=case.num_layers)
-    folder = folder / str(case.num_layers)
+    if case.is_wide:
+        shape = replace(shape, vocab=WIDE_VOCAB, hidden=256, ffn=1024, length=64)
+    folder = folder / f"{case.num_layers}-{shape.hidden}"
     if case.is_float8:
         return trace_cell(cell, folder, shape, references, _to_float8, build=_float8_transformer)
     return trace_cell(cell, folder, shape, references)

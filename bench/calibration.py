@@ -46,8 +46,18 @@ ALL = [
     *WIDE,
     *DEEPEST,
 ]
-RANKS = [*(Case("gpt", dtype, 3) for dtype in (FP32, BF16)), *cases(4, ("tp", "ddp", "pp-1f1b", "cp-gather", "ep"))]
-ALL_RANKS = [*RANKS, *cases(4, ("tp+sp", "fsdp", "cp-ring")), *cases(32, ("tp", "ddp", "pp-1f1b", "cp-gather"))]
+WIDE_RANKS = [Case(layout, FP32, 2, is_wide=True) for layout in ("tp+sp", "tp", "fsdp", "cp-gather", "ep")]
+RANKS = [
+    *(Case("gpt", dtype, 3) for dtype in (FP32, BF16)),
+    *cases(4, ("tp", "ddp", "pp-1f1b", "cp-gather", "ep")),
+    WIDE_RANKS[0],
+]
+ALL_RANKS = [
+    *RANKS,
+    *WIDE_RANKS[1:],
+    *cases(4, ("tp+sp", "fsdp", "cp-ring")),
+    *cases(32, ("tp", "ddp", "pp-1f1b", "cp-gather")),
+]
 FAULTS: dict[Kind, tuple[str, Change]] = {
     Kind.OUTPUT: ("vocabulary shard off by one", shift_vocabulary),
     Kind.GRAD_OUTPUT: ("missing all-reduce", forget_reductions),

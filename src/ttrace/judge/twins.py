@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property
 
 from ttrace.errors import SketchError
 from ttrace.judge import scale
 from ttrace.judge.engine import HERE, Engine, Progress, lots
 from ttrace.judge.logical import Logical, measured
 from ttrace.judge.lost import Masks, is_of_update, lost_elements, swayed_norm
+from ttrace.judge.norms import norm_error, norm_share
 from ttrace.judge.scale import with_scale
 from ttrace.judge.siblings import with_siblings
 from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
@@ -115,7 +117,22 @@ class Twins:
         dtype = self.reference.shards[tensor_id][0].record.dtype
         follows_update = is_of_update(tensor_id) or (tensor_id.kind is Kind.PARAM and tensor_id.step > 0)
         floor = self._update_floor(tensor_id, logical) if follows_update else 0.0
+        if share := norm_share(tensor_id):
+            floor = max(floor, share * self._norm_errors.get(tensor_id.step, 0.0))
         return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), floor), tuple(found)
+
+    @cached_property
+    def _norm_errors(self) -> dict[int, float]:
+        """By step, how far off the norm of all gradients may be, once their own stats are there."""
+        found = {}
+        for tensor_id in self.reference.shards:
+            norm = Logical.found(self.reference, tensor_id) if tensor_id.kind is Kind.GRAD_NORM else None
+            if norm is not None:
+                final = (t for t in self.stats if t.kind is Kind.PARAM_GRAD and t.microbatch is None)
+                stats = [self.stats[t][0] for t in final if t.step == tensor_id.step and self.stats[t]]
+                numel = sum(s.count for s in stats)
+                found[tensor_id.step] = norm_error(float(norm.tensor()), sum(s.aa for s in stats), numel)
+        return found
 
     def _update_floor(self, tensor_id: TensorId, logical: Logical) -> float:
         """What single elements may do to a step: three twins may happen to show nothing of it."""
