@@ -56,6 +56,10 @@ def test_sixteen_bits_enter_unchanged_and_so_does_what_follows() -> None:
     assert not entry.is_at(call("router"), Kind.GRAD_OUTPUT, HIDDEN)
 
 
+def test_what_has_no_strides_is_left_alone() -> None:
+    assert not GradientEntry().is_at(call("head"), Kind.GRAD_OUTPUT, LOGITS.to_sparse())
+
+
 def test_recomputed_activations_are_no_gradients() -> None:
     assert not GradientEntry().is_at(call("head"), Kind.RECOMPUTE_INPUT, LOGITS)
 

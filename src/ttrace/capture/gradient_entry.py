@@ -37,7 +37,7 @@ class GradientEntry:
 
     def is_at(self, call: Call, kind: Kind, gradient: torch.Tensor) -> bool:
         """Whether gradients enter the model here; what a module's and its last child's output share counts once."""
-        if not kind.is_activation_grad or gradient.numel() < _MANY:
+        if not kind.is_activation_grad or gradient.layout is not torch.strided or gradient.numel() < _MANY:
             return False
         now = self._passes.setdefault((call.step, call.microbatch), _Pass())
         if now.is_inside:
