@@ -26,6 +26,7 @@ PART = (
     "sp-norm-not-summed",
     "cp-positions-not-cut",
     "ddp-unused-parameter",
+    "learning-rates-collapse",
     "expert-bias-on-every-rank",
     "local-map-uneven",
     "loss-parallel-log-softmax",
