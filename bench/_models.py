@@ -32,7 +32,6 @@ from zoo.harness.runs import SimulatedRank
 from zoo.harness.transformer import Attention, Experts, Shape, Transformer
 
 VOCAB, LENGTH, BATCH = 61, 12, 2
-WIDE_VOCAB = 16384
 NUM_TWINS = 3
 FAMILIES = ("gpt", "llama", "moe")
 PRECISIONS = ("fp32", "bf16", "fp8")
@@ -59,6 +58,11 @@ FEW = {name: CUTS[name] for name in ("tp=2", "tp=4", "tp=2 cp=2")}
 """Those that change most tensors, for where all would take too long; every sum is in parts in one of them."""
 
 
+def widened(shape: Shape) -> Shape:
+    """With sums as long as those of real models."""
+    return replace(shape, vocab=16384, hidden=256, ffn=1024)
+
+
 @dataclass(frozen=True)
 class Model:
     """What to build: a family, how deep, and in which precision."""
@@ -83,7 +87,7 @@ class Model:
             experts = 4 if self.family == "moe" else 0
             shape = Shape(VOCAB, num_layers=self.num_layers, length=LENGTH, experts=experts, tied=False)
             if self.is_wide:
-                shape = replace(shape, vocab=WIDE_VOCAB, hidden=256, ffn=1024)
+                shape = widened(shape)
             model = Transformer(shape)
         model = model.to(torch.float32 if self.precision == "fp32" else torch.bfloat16)
         if cut is not None or self.precision == "fp8":

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench._models import WIDE_VOCAB, Cut, cast_to_float8, divide
+from bench._models import Cut, cast_to_float8, divide, widened
 from ttrace.judge.verdict import Judgement
 from zoo.harness.candidate import Candidate, Cell
 from zoo.harness.cells import Traced, judge_all, trace_cell
@@ -76,7 +76,7 @@ def _traced(case: Case, folder: Path, references: dict[Any, Path]) -> Traced:
     cell = Cell(case.layout, NUM_RANKS, case.dtype)
     shape = Shape(vocab=48, hidden=16, ffn=24, length=8, num_layers=case.num_layers)
     if case.is_wide:
-        shape = replace(shape, vocab=WIDE_VOCAB, hidden=256, ffn=1024, length=64)
+        shape = replace(widened(shape), length=64)
     folder = folder / f"{case.num_layers}-{shape.hidden}"
     if case.is_float8:
         return trace_cell(cell, folder, shape, references, _to_float8, build=_float8_transformer)

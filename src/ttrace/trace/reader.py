@@ -216,8 +216,9 @@ class Trace:
             return None
         result = torch.zeros(record.shape, dtype=record.dtype)
         for shard, theirs in found:
+            tensor = shard.tensor()
             for ours, other in region.overlaps(theirs):
-                ours.assign(result, other.of(shard.tensor()))
+                ours.assign(result, other.of(tensor))
         return result
 
     def num_bytes(self, tensor_id: TensorId) -> int:
