@@ -12,11 +12,12 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from tests.support.traces import TraceBuilder
 from ttrace.capture.placing import Placing, Reference
 from ttrace.errors import LayoutError
-from ttrace.layouts.layout import Cut
+from ttrace.layouts.infer import find_pending_axes
+from ttrace.layouts.layout import Cut, Layout
 from ttrace.layouts.placed import INFERRED
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.splits import Split
-from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import Mesh
 from zoo.harness.runs import SimulatedRank
 
@@ -83,3 +84,79 @@ def test_an_axis_cuts_in_one_order_and_lies_on_the_mesh(tmp_path: Path) -> None:
         found.state(Cut("cp", Split()))
     with pytest.raises(LayoutError, match="along axis ring, which mesh 'cp=2 tp=2' does not have"):
         found.state(Cut("ring", Split()))
+
+
+BATCH = TensorId.parse("0/0/./batch.0")
+
+
+def placing_of_batch(folder: Path, mesh: Mesh, rank: int, rules: dict[str, str] | None = None) -> Placing:
+    """A rank whose reference ran one batch of 8 rows."""
+    reference = TraceBuilder(folder / "reference", role="reference")
+    reference.spread(str(BATCH), torch.zeros(8, 3))
+    reference.spread(str(OUTPUT), torch.zeros(8, 5))
+    reference.close()
+    return Placing(SimulatedRank(mesh, rank), Rules.of(rules), Reference(folder / "reference"), 1)
+
+
+def test_rows_that_add_up_to_the_references_are_a_batch_cut_over_the_data_axis(tmp_path: Path) -> None:
+    found = placing_of_batch(tmp_path, Mesh.of(dp=2), 1)
+    assert found.placed(OUTPUT, torch.zeros(4, 5)) is not None, "whole, as long as nothing is known of a batch"
+    found.observe_batch(BATCH, (4, 3))
+    assert found.batch_axes == ("dp",)
+    assert found.count_microbatch(0) == 0
+    rows = found.placed_or_inferred(BATCH, torch.zeros(4, 3))
+    assert (rows.layout, rows.region.dims[0]) == ("d0/dp d1", ((4, 8),))
+    assert found.placed(OUTPUT, torch.zeros(4, 5)) is None, "left to the judge, who sees all ranks"
+    loss = found.placed(LOSS, torch.zeros(()))
+    assert loss is not None
+    assert loss.pending == ("dp",)
+
+
+def test_what_ranks_with_other_rows_share_has_a_part_of_its_gradient_on_each(tmp_path: Path) -> None:
+    found = placing_of_batch(tmp_path, Mesh.of(dp=2), 1)
+    found.observe_batch(BATCH, (4, 3))
+    layout = Layout.parse("a b")
+    assert find_pending_axes(Kind.GRAD_OUTPUT, layout, found.batch_axes) == ("dp",)
+    assert find_pending_axes(Kind.GRAD_OUTPUT, Layout.parse("a/dp b"), found.batch_axes) == ()
+    assert find_pending_axes(Kind.OUTPUT, layout, found.batch_axes) == ()
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(dp=2, tp=2), Mesh.of(dp=2, cp=2)])
+def test_a_data_axis_cuts_rows_sooner_than_another_of_its_size(tmp_path: Path, mesh: Mesh) -> None:
+    found = placing_of_batch(tmp_path, mesh, 2)
+    found.observe_batch(BATCH, (4, 3))
+    assert found.batch_axes == ("dp",)
+    assert found.placed_or_inferred(BATCH, torch.zeros(4, 3)).layout == "d0/dp d1"
+
+
+def test_uneven_rows_are_cut_as_chunks_are(tmp_path: Path) -> None:
+    found = placing_of_batch(tmp_path, Mesh.of(dp=3), 2)
+    found.observe_batch(BATCH, (2, 3))
+    assert found.batch_axes == ("dp",)
+
+
+def test_batches_as_large_as_the_references_are_microbatches_of_their_own(tmp_path: Path) -> None:
+    found = placing_of_batch(tmp_path, Mesh.of(dp=2), 1)
+    found.observe_batch(BATCH, (8, 3))
+    assert found.batch_axes == ()
+    assert found.count_microbatch(0) == 1
+
+
+def test_ranks_without_a_named_axis_may_share_a_batch_too(tmp_path: Path) -> None:
+    found = placing_of_batch(tmp_path, Mesh.of(ranks=2), 0)
+    found.observe_batch(BATCH, (4, 3))
+    assert found.batch_axes == ("ranks",)
+
+
+def test_a_rule_for_the_batch_says_how_its_rows_are_cut(tmp_path: Path) -> None:
+    found = placing_of_batch(tmp_path, Mesh.of(dp=2), 1, {"./batch.*": "b/dp:striped ..."})
+    found.observe_batch(BATCH, (4, 3))
+    assert (found.batch_axes, found.splits["dp"]) == (("dp",), Split("striped"))
+    assert found.placed(OUTPUT, torch.zeros(4, 5)) is None
+
+
+def test_rows_that_do_not_add_up_name_the_two_ways_out(tmp_path: Path) -> None:
+    found = placing_of_batch(tmp_path, Mesh.of(ranks=2), 1)
+    found.observe_batch(BATCH, (3, 3))
+    with pytest.raises(LayoutError, match=r"has shape \(3, 3\).*ranks=2.*equal part.*as microbatches"):
+        found.placed_or_inferred(BATCH, torch.zeros(3, 3))

@@ -15,6 +15,9 @@ from ttrace.layouts.rules import Rule
 from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
 
+ANONYMOUS_AXIS = "ranks"
+"""The axis of a job of which nothing is known but its number of ranks."""
+
 Optimizer = Any
 """An optimizer of torch, or what a framework has in its place."""
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters import dtensor
-from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall
+from ttrace.adapters.adapter import ANONYMOUS_AXIS, Handle, Listener, Optimizer, Piece, Recall
 from ttrace.adapters.wrappers import canonical
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
@@ -205,7 +205,7 @@ def _found(chunks: Sequence[nn.Module], models: Models | None, num_ranks: int) -
         return _joined(tuple(dict.fromkeys(parts)))
     if num_ranks > 1 and any(isinstance(chunk, DistributedDataParallel) for chunk in chunks):
         return Mesh.of(**{DATA_AXIS: num_ranks})
-    return Mesh.of(ranks=num_ranks) if num_ranks > 1 else Mesh()
+    return Mesh.of(**{ANONYMOUS_AXIS: num_ranks}) if num_ranks > 1 else Mesh()
 
 
 def _joined(factorisations: tuple[tuple[tuple[str, int], ...], ...]) -> Mesh:

@@ -8,14 +8,14 @@ from functools import cached_property
 
 import torch
 
-from ttrace.adapters.adapter import Adapter
+from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter
 from ttrace.errors import LayoutError
-from ttrace.layouts.infer import inferred
+from ttrace.layouts.infer import find_pending_axes, inferred
 from ttrace.layouts.layout import Cut, Layout
 from ttrace.layouts.placed import HOLDS, INFERRED, Placed
 from ttrace.layouts.ruled import placed_by
 from ttrace.layouts.rules import Rule, Rules
-from ttrace.layouts.splits import Split
+from ttrace.layouts.splits import BLOCK, Split
 from ttrace.tensors.holds import Held, held_by
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
@@ -27,6 +27,8 @@ from ttrace.values.generate import Distribution
 
 CONTEXT_PARALLEL = "context_parallel"
 """Who says that a rank's loss is only its own tokens' part."""
+DATA_PARALLEL = "data parallelism"
+"""Who says that a rank's loss is only its own rows' part."""
 
 
 class Reference:
@@ -100,7 +102,10 @@ class Placing:
         self._reference = reference
         self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: num_microbatches}
         self.splits: dict[str, Split] = {}
-        """The axes of which a framework stated how they cut activations."""
+        """The axes that are known to cut activations, and how: a framework said so, or the batch shows it."""
+        self.batch_axes: tuple[str, ...] = ()
+        """The data axes along which each rank has some rows of the reference's batch; empty where each rank runs
+        microbatches of its own."""
         self._whole: dict[Shape, Placed] = {}
 
     def state(self, cut: Cut) -> None:
@@ -113,6 +118,47 @@ class Placing:
         if self.splits.setdefault(cut.axis, cut.split) != cut.split:
             raise LayoutError(f"axis {cut.axis} cuts some sequences {self.splits[cut.axis]}, others {cut.split}.")
 
+    def observe_batch(self, tensor_id: TensorId, local: Shape) -> None:
+        """Learn from one tensor of a batch whether the data axes divide the rows of the reference's batch.
+
+        `tensor_id` has the number that this rank gives its microbatch.
+        """
+        axes = tuple(axis for axis in self._data_axes if self._sizes[axis] > 1)
+        if self.batch_axes or not axes:
+            return
+        rule = self._rules.decide(tensor_id.site)
+        if rule is not None:
+            cuts = [cut for dim in rule.layout.dims for cut in dim.cuts if cut.axis in axes]
+        else:
+            cuts = self._infer_batch_cuts(tensor_id, local, axes)
+        self.batch_axes = tuple(cut.axis for cut in cuts)
+        self.splits.update({cut.axis: cut.split for cut in cuts})
+
+    def _infer_batch_cuts(self, tensor_id: TensorId, local: Shape, axes: tuple[str, ...]) -> list[Cut]:
+        """The cuts along the data axes that make this rank's shape of the reference's; none if the shapes agree."""
+        shape = self._reference.shape(tensor_id)
+        own = replace(tensor_id, microbatch=self.count_microbatch(tensor_id.microbatch or 0))
+        if shape is None or shape == local or self._reference.shape(own) == local:
+            return []
+        sizes = {**self._cutting_sizes, **{axis: self._sizes[axis] for axis in axes}}
+        cuts = {axis: Cut(axis, BLOCK) for axis in axes}
+        splits = {**self.splits, **dict.fromkeys(axes, BLOCK)}
+        layout = inferred(shape, [(self._adapter.coord, local)], sizes, splits)
+        return list(cuts.values()) if layout is not None and layout.axes >= cuts.keys() else []
+
+    def count_microbatch(self, number: int) -> int:
+        """The number of this rank's microbatch among all: accumulation index x ranks with data of their own + which."""
+        for axis in self._adapter.data_axes:
+            if not self.cuts(axis):
+                number = number * self._adapter.mesh.sizes[axis] + self._adapter.coord[axis]
+        return number
+
+    @property
+    def _data_axes(self) -> tuple[str, ...]:
+        """The axes that may divide a batch; ranks of which nothing is known lie along an axis without a meaning."""
+        anonymous = tuple(axis for axis in (ANONYMOUS_AXIS,) if axis in self._adapter.mesh.sizes)
+        return self._adapter.data_axes or anonymous
+
     def runs_together(self, site: Site) -> bool:
         """Whether this site's microbatches are parts of one tensor, rather than tensors of their own."""
         rule = self._rules.decide(site)
@@ -122,8 +168,8 @@ class Placing:
         return [f"{rule} matched nothing" for rule in self._rules.unused()]
 
     def cuts(self, axis: str) -> bool:
-        """Whether any rule names this axis."""
-        return any(axis in rule.layout.axes for rule in self._rules.rules)
+        """Whether the batch shows that this axis cuts tensors, or any rule names it."""
+        return axis in self.batch_axes or any(axis in rule.layout.axes for rule in self._rules.rules)
 
     def placed(
         self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: Held | None = None
@@ -142,7 +188,8 @@ class Placing:
         if held is not None and held.fits(local):
             return Placed(held.region(local), by=f"{HOLDS} of the input")
         if tensor_id.kind is Kind.LOSS and self.splits:
-            return Placed(Region.whole(local), tuple(self.splits), by=CONTEXT_PARALLEL)
+            by = DATA_PARALLEL if set(self.splits) <= set(self.batch_axes) else CONTEXT_PARALLEL
+            return Placed(Region.whole(local), tuple(self.splits), by=by)
         return self._placed_whole(local) if self._why_whole else None
 
     def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
@@ -151,6 +198,8 @@ class Placing:
         if placed is None:
             local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
             assert shape is not None, "what the reference does not know is whole"
+            if tensor_id.kind is Kind.BATCH and self._data_axes:
+                raise LayoutError(self._explain_batch(tensor_id, local, shape))
             raise LayoutError(
                 f"{tensor_id.site}: this rank holds shape {local} of the reference's {shape}, and no single axis of "
                 f"mesh {str(self._adapter.mesh)!r} explains that. Add a rule, for instance "
@@ -169,7 +218,17 @@ class Placing:
         if layout is None:
             return None
         region = layout.region(shape, sizes, self._adapter.coord)
-        return Placed(region, (), str(layout), INFERRED)
+        return Placed(region, find_pending_axes(tensor_id.kind, layout, self.batch_axes), str(layout), INFERRED)
+
+    def _explain_batch(self, tensor_id: TensorId, local: Shape, shape: Shape) -> str:
+        axes = " x ".join(f"{axis}={self._sizes[axis]}" for axis in self._data_axes)
+        return (
+            f"{tensor_id.site}: this rank has shape {local}, the reference has {shape}, and {axes} ranks do not divide "
+            "the one into the other, so the two sides train on different data. Give each rank an equal part of the "
+            "reference's batch, or let the reference run the batches of all ranks one after the other as microbatches. "
+            f'Where a rank holds another part, state it with a rule, for instance {{"{tensor_id.site}": "b/'
+            f'{self._data_axes[0]} ..."}}.'
+        )
 
     @property
     def _cutting_sizes(self) -> dict[str, int]:
@@ -196,11 +255,12 @@ class Placing:
         region = inner.within(layout.region(shape, others, self._adapter.coord))
         return Placed(region, stated.pending, text, f"{stated.by}, and {INFERRED}")
 
-    @cached_property
+    @property
     def _why_whole(self) -> str:
         """Why a tensor that nobody speaks of is whole on this mesh; empty if it may not be."""
         cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
-        if not all(axis in self._adapter.distributing_axes for axis in cutting):
+        distributing = self._adapter.distributing_axes
+        if any(axis not in distributing or axis in self.batch_axes for axis in cutting):
             return ""
         return "no axis of this mesh cuts tensors" if cutting else "single rank"
 

@@ -172,6 +172,10 @@ class Session:
         number = self._clock.num_batches
         self._clock.num_batches += 1
         paths, structure = pytree.tree_flatten_with_path(batch)
+        for path, leaf in paths:
+            if isinstance(leaf, torch.Tensor):
+                site = Site(ROOT, Kind.BATCH, slot_of(path))
+                self._placing.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
         leaves = []
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
@@ -197,6 +201,7 @@ class Session:
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,
                 splits={axis: str(split) for axis, split in self._placing.splits.items()},
+                batch_axes=self._placing.batch_axes,
                 settings=self._state.settings,
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
@@ -229,6 +234,8 @@ class Session:
         site = Site(call.name, kind, slot)
         if self._see_shares(call, site, tensor):
             return None
+        if kind is Kind.INPUT and call.name == ROOT:
+            self._placing.observe_batch(TensorId(call.step, call.microbatch, site), tuple(tensor.shape))
         tensor_id = self._id_in(call, site)
         is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
         if is_input:

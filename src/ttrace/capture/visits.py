@@ -75,12 +75,5 @@ class Visits:
 
     def id_of(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
         """The id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
-        microbatch = None if self._placing.runs_together(site) else self._global_microbatch(number)
+        microbatch = None if self._placing.runs_together(site) else self._placing.count_microbatch(number)
         return TensorId(self._clock.step if step is None else step, microbatch, site, call)
-
-    def _global_microbatch(self, number: int) -> int:
-        """Accumulation index x ranks that run microbatches of their own + which of them this is."""
-        for axis in self._adapter.data_axes:
-            if not self._placing.cuts(axis):
-                number = number * self._adapter.mesh.sizes[axis] + self._adapter.coord[axis]
-        return number

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ttrace.judge.census import absences, explained, with_reasons
 from ttrace.judge.compare import Comparer
+from ttrace.judge.data_mismatch import excuse_data, find_data_mismatches, is_from_outside
 from ttrace.judge.depth import depth_notes
 from ttrace.judge.engine import HERE, Engine, Progress, lots
 from ttrace.judge.factor import factor_note
@@ -21,7 +22,7 @@ from ttrace.judge.unprotected import power_notes
 from ttrace.judge.unstated import doubted, unseen_clip, unstated_factor, without_unstated_sums
 from ttrace.judge.verdict import EXCUSED, Comparison, Finding, Judgement
 from ttrace.layouts.placed import INFERRED
-from ttrace.tensors.ids import ROOT, Kind
+from ttrace.tensors.ids import Kind
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
 
@@ -67,14 +68,17 @@ def checked(
     comparisons = with_reasons(comparisons, lacking)
     comparisons, allowed = policy.applied(comparisons)
     factor = unstated_factor(comparisons, candidate) or unseen_clip(comparisons, reference, candidate)
+    other_data = find_data_mismatches(comparisons, reference, candidate)
     # Whatever follows from other data, or from a factor that nobody stated, is no finding.
-    is_explained = factor is not None or _is_fed_otherwise(comparisons)
+    if other_data:
+        comparisons = [excuse_data(comparison) for comparison in comparisons]
+    accusable = [c for c in comparisons if not is_from_outside(c)] if other_data else comparisons
     inferred = _inferred_note(comparisons)
     problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
     found: tuple[Finding, ...] = ()
-    if not is_explained:
-        found = together(comparisons, rounding.stats, margin=rounding.scale_margin)
-        found = found or tuple(map(named, findings(comparisons, reference, candidate)))
+    if factor is None:
+        found = together(accusable, rounding.stats, margin=rounding.scale_margin)
+        found = found or tuple(map(named, findings(accusable, reference, candidate)))
         found = tuple(doubted(finding, comparisons) for finding in explained(found, lacking))
     return Judgement(
         tuple(comparisons),
@@ -84,7 +88,7 @@ def checked(
             *random_problems(reference, candidate),
             *_nothing_recorded(reference, candidate),
             *_still_twins(rounding),
-            *_other_data(comparisons),
+            *other_data,
             *map(str, lacking),
             *_idle(candidate, comparisons),
             *([factor] if factor is not None else []),
@@ -125,28 +129,6 @@ def _still_twins(rounding: Twins) -> Iterator[str]:
             "the twins are the reference, bit for bit: no floating-point number was nudged, so tolerances are too "
             "narrow. Attach the module through which numbers enter, an embedding for instance."
         )
-
-
-def _other_data(comparisons: list[Comparison]) -> Iterator[str]:
-    """Data that enters from outside must be the same on both sides, bit for bit."""
-    for comparison in filter(_differs_outside, comparisons):
-        worst = max(comparison.error, comparison.replica_error)
-        yield (
-            f"{comparison.id}: the candidate was fed other data than the reference (they differ by {worst:.1e}). "
-            "Pass the batch through session.batch(...), or make both sides load the same."
-        )
-
-
-def _is_fed_otherwise(comparisons: list[Comparison]) -> bool:
-    """Whether the data differ; a model's input made from the same batch is the candidate's own doing instead."""
-    batch_is_known = any(comparison.id.kind is Kind.BATCH for comparison in comparisons)
-    return any(c.id.kind is Kind.BATCH or not batch_is_known for c in comparisons if _differs_outside(c))
-
-
-def _differs_outside(comparison: Comparison) -> bool:
-    kind, name = comparison.id.kind, comparison.id.name
-    from_outside = kind is Kind.BATCH or (kind is Kind.INPUT and name == ROOT)
-    return from_outside and (comparison.verdict.is_wrong or comparison.error > 0.0)
 
 
 def _alone(candidate: Trace) -> Iterator[str]:

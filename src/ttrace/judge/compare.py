@@ -11,6 +11,7 @@ from ttrace.judge.decided import decided
 from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, compared, measured
 from ttrace.judge.lost import NONE_LOST
+from ttrace.judge.own_rows import judge_own_rows
 from ttrace.judge.scale import mis_scaled
 from ttrace.judge.tolerance import is_zero, replica_tolerance
 from ttrace.judge.twins import Twins
@@ -180,7 +181,7 @@ class Comparer:
             b.layout,
             b.by,
         )
-        return mis_scaled(comparison)
+        return mis_scaled(judge_own_rows(comparison, a, b, self.candidate))
 
 
 def _num_summands(tensor_id: TensorId, logical: Logical, trace: Trace) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from ttrace.errors import SketchError
 from ttrace.judge import operands, patterns, updates
+from ttrace.judge.batch_statistics import find_own_statistics
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Verdict
@@ -264,6 +265,7 @@ _TESTS = (
     _wrong_group,
     _missing_all_reduce_before_bias,
     _gradient_norm,
+    find_own_statistics,
     patterns.partial_sum,
     _constant_factor,
     patterns.other_tensors,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ttrace.layouts.infer import Splits, inferred
+from ttrace.layouts.infer import Splits, find_pending_axes, inferred
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.coverage import Coverage, coverage
 from ttrace.tensors.ids import TensorId
@@ -69,7 +69,7 @@ class Logical:
         """
         # Without the virtual axis of microbatches: only a stated layout makes several of them one tensor.
         splits = {} if tensor_id.kind.is_of_param else trace.splits
-        placed = _placed(trace.shards.get(tensor_id, []), shape, trace.mesh.sizes, splits)
+        placed = _placed(trace.shards.get(tensor_id, []), shape, trace.mesh.sizes, splits, trace.batch_axes)
         if not placed:
             return None
         grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
@@ -199,7 +199,9 @@ def _summed(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
     return total
 
 
-def _placed(shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: Splits) -> list[Shard] | None:
+def _placed(
+    shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: Splits, batch_axes: Sequence[str]
+) -> list[Shard] | None:
     """The shards, with a layout inferred for those that came without one."""
     if all(shard.record.region is not None for shard in shards):
         return list(shards)
@@ -210,14 +212,15 @@ def _placed(shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: 
     layout = inferred(shape, [(shard.coord, shard.record.shape) for shard in shards], cutting, splits)
     if layout is None:
         return None
+    pending = find_pending_axes(shards[0].id.kind, layout, batch_axes)
     return [
         replace(
             shard,
             record=replace(
                 shard.record,
                 region=layout.region(shape, sizes, shard.coord),
-                pending=(),
-                layout=str(layout),
+                pending=pending,
+                layout=" ".join([str(layout), *(f"+{axis}" for axis in pending)]),
                 by=INFERRED,
             ),
         )

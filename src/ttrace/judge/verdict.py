@@ -48,7 +48,9 @@ REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, 
 UNTRACED = "the candidate says that it has no moment at which this could be recorded"
 STREAMED = "the reference says that it has no moment at which this could be recorded"
 PASSED_BY = "the isolated reference ran an identical block in place of this one"
-EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, UNTRACED, STREAMED, PASSED_BY, REDUCED_LATER})
+OTHER_DATA = "the two sides were fed different data"
+OWN_ROWS = "each data-parallel rank has a value of its own rows here, and what follows from it is judged"
+EXCUSED = frozenset({OWN_ROWS, ZERO, LOST, COMPILED, TOGETHER, UNTRACED, STREAMED, PASSED_BY, REDUCED_LATER})
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from ttrace.layouts.layout import Cut, Dim, Layout
 from ttrace.layouts.splits import BLOCK, Split
 from ttrace.tensors.coverage import coverage
+from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import Coord
 from ttrace.tensors.region import Region, Shape
 
@@ -48,6 +49,14 @@ def inferred(shape: Shape, held: Held, sizes: Mapping[str, int], splits: Splits 
     if len(fitting) > 1 and splits:
         fitting = [layout for layout in fitting if splits.keys() <= layout.axes]
     return fitting[0] if len(fitting) == 1 else _distinct(fitting, shape, [coord for coord, _ in held], sizes)
+
+
+def find_pending_axes(kind: Kind, layout: Layout, batch_axes: Sequence[str]) -> tuple[str, ...]:
+    """Return the axes over which an inferred tensor is a pending sum because they divide the rows of a batch.
+
+    What ranks with different rows share, a position embedding for instance, gets a part of its gradient on each.
+    """
+    return tuple(axis for axis in batch_axes if axis not in layout.axes) if kind.is_activation_grad else ()
 
 
 def _distinct(layouts: list[Layout], shape: Shape, coords: list[Coord], sizes: Mapping[str, int]) -> Layout | None:

@@ -111,6 +111,8 @@ class End(BaseModel):
     """The innermost modules that drew random numbers."""
     splits: dict[str, str] = {}
     """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
+    batch_axes: tuple[str, ...] = ()
+    """The axes along which each rank had some rows of the reference's batch."""
     settings: dict[str, tuple[str, ...]] = {}
     """What the optimizer was told, by name: the values of all groups of parameters."""
     problems: tuple[str, ...] = ()

@@ -305,6 +305,11 @@ class Trace:
         return {axis: Split.parse(text) for axis, text in stated.items()}
 
     @cached_property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes along which each rank had some rows of the reference's batch."""
+        return tuple(dict.fromkeys(axis for rank in self.ranks if rank.end for axis in rank.end.batch_axes))
+
+    @cached_property
     def settings(self) -> dict[str, frozenset[str]]:
         """What the optimizers of all ranks were told, by name."""
         found: dict[str, set[str]] = {}

@@ -1,0 +1,100 @@
+"""Whether the two sides were fed the same data; where they were not, nothing that depends on it can be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ttrace.judge.verdict import OTHER_DATA, Comparison, Verdict
+from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.trace.reader import Trace
+
+_FED = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS)
+"""The kinds that every microbatch has."""
+
+
+def find_data_mismatches(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[str]:
+    """Say in one sentence each how the data of the two sides differ; empty where they correspond."""
+    counts = _compare_microbatches(reference, candidate)
+    if counts:
+        return [counts]
+    batches = [c for c in comparisons if c.id.kind is Kind.BATCH]
+    # A model's input that differs although it was made from the same batch is the candidate's own doing.
+    outside = batches or [c for c in comparisons if is_from_outside(c)]
+    return [sentence for sentence in map(_explain_other_data, outside) if sentence]
+
+
+def excuse_data(comparison: Comparison) -> Comparison:
+    """Accuse nothing that other data explains; what the run starts from does not depend on data."""
+    is_start = comparison.id.kind in (Kind.PARAM, Kind.BUFFER) and comparison.id.step == 0
+    if is_start or is_from_outside(comparison) or not comparison.verdict.is_wrong:
+        return comparison
+    return replace(comparison, verdict=Verdict.UNJUDGED, reason=OTHER_DATA)
+
+
+def is_from_outside(comparison: Comparison) -> bool:
+    """Whether this is what a side was fed."""
+    return _is_data(comparison.id)
+
+
+def _compare_microbatches(reference: Trace, candidate: Trace) -> str:
+    ours, theirs = _find_microbatches(reference), _find_microbatches(candidate)
+    if not ours or not theirs or ours == theirs:
+        return ""
+    num_ours, num_theirs = (_count_first_step(found) for found in (ours, theirs))
+    rows = _find_num_rows(reference)
+    part = f"{rows} / {num_theirs} rows" if num_ours == 1 and rows and rows % num_theirs == 0 else "some of the rows"
+    return (
+        f"the two sides trained on different data: the reference ran {_describe(reference, num_ours)}, the candidate "
+        f"ran {_describe(candidate, num_theirs)}. Nothing that depends on the data was judged. Let the reference run "
+        f"the candidate's {num_theirs} microbatches too (accumulate their gradients, each loss divided by "
+        f"{num_theirs}), or give each rank {part} of the reference's batch."
+    )
+
+
+def _find_microbatches(trace: Trace) -> frozenset[tuple[int, int]]:
+    return frozenset(
+        (tensor_id.step, tensor_id.microbatch)
+        for tensor_id in trace.shards
+        if tensor_id.kind in _FED and tensor_id.microbatch is not None
+    )
+
+
+def _count_first_step(microbatches: frozenset[tuple[int, int]]) -> int:
+    first = min(step for step, _ in microbatches)
+    return sum(step == first for step, _ in microbatches)
+
+
+def _describe(trace: Trace, num_microbatches: int) -> str:
+    rows, sizes = _find_num_rows(trace), trace.mesh.sizes
+    ranks = f" on {' '.join(f'{axis}={size}' for axis, size in sizes.items())}" if trace.manifest.num_ranks > 1 else ""
+    count = f"{num_microbatches} microbatch{'es' if num_microbatches > 1 else ''}"
+    return f"{count}{f' of {rows} rows' if rows else ''}{ranks}"
+
+
+def _find_num_rows(trace: Trace) -> int | None:
+    """The rows that a rank has of its first batch, as far as a first dim tells."""
+    for tensor_id, shards in trace.shards.items():
+        if _is_data(tensor_id) and shards[0].record.shape:
+            return shards[0].record.shape[0]
+    return None
+
+
+def _explain_other_data(comparison: Comparison) -> str:
+    """How a tensor that enters from outside is not the same on both sides, bit for bit; empty if it is."""
+    if comparison.verdict.is_wrong or comparison.error > 0.0:
+        worst = max(comparison.error, comparison.replica_error)
+        return (
+            f"{comparison.id}: the candidate was fed other data than the reference (they differ by {worst:.1e}). "
+            "Pass the batch through session.batch(...), or make both sides load the same."
+        )
+    if comparison.spoils:
+        return (
+            f"{comparison.id}: it is not known whether both sides were fed the same data: {comparison.reason}. Nothing "
+            "that depends on it was judged. Pass the same tensors through session.batch(...) on both sides."
+        )
+    return ""
+
+
+def _is_data(tensor_id: TensorId) -> bool:
+    return tensor_id.kind is Kind.BATCH or (tensor_id.kind is Kind.INPUT and tensor_id.name == ROOT)
