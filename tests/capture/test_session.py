@@ -422,8 +422,10 @@ def test_ranks_that_hold_other_rows_make_up_the_references_tensor(tmp_path: Path
 
 def test_data_of_their_own_do_not_make_ranks_cut_a_batch(tmp_path: Path) -> None:
     """Along dp ranks run other microbatches; of two axes of one size only ep can have cut this one."""
-    model = nn.Linear(2, 3)
-    one_step(session(tmp_path, model), model, torch.randn(4, 2))
+    tracing = session(tmp_path, nn.Linear(2, 3))
+    with tracing.step():
+        for _ in range(2):
+            tracing.batch(torch.randn(4, 2))
     opened[-1].close()
     tracing = candidate(tmp_path, nn.Linear(2, 3), Mesh.of(dp=2, ep=2), 1, {})
     with tracing.step():

@@ -140,11 +140,20 @@ class Placing:
         own = replace(tensor_id, microbatch=self.count_microbatch(tensor_id.microbatch or 0))
         if shape is None or shape == local or self._reference.shape(own) == local:
             return []
+        held = [(self._adapter.coord, local)]
+        if self._has_own_microbatches(tensor_id, axes) and inferred(shape, held, self._cutting_sizes, self.splits):
+            return []  # another axis explains it, and there is a microbatch for each of these ranks
         sizes = {**self._cutting_sizes, **{axis: self._sizes[axis] for axis in axes}}
         cuts = {axis: Cut(axis, BLOCK) for axis in axes}
         splits = {**self.splits, **dict.fromkeys(axes, BLOCK)}
-        layout = inferred(shape, [(self._adapter.coord, local)], sizes, splits)
+        layout = inferred(shape, held, sizes, splits)
         return list(cuts.values()) if layout is not None and layout.axes >= cuts.keys() else []
+
+    def _has_own_microbatches(self, tensor_id: TensorId, axes: tuple[str, ...]) -> bool:
+        """Whether the reference ran as many microbatches as there are ranks along these axes."""
+        num_ranks = math.prod(self._sizes[axis] for axis in axes)
+        last = (tensor_id.microbatch or 0) * num_ranks + num_ranks - 1
+        return self._reference.record(replace(tensor_id, microbatch=last)) is not None
 
     def count_microbatch(self, number: int) -> int:
         """The number of this rank's microbatch among all: accumulation index x ranks with data of their own + which."""

@@ -14,13 +14,13 @@ from ttrace.tensors.region import Region
 
 def find_own_statistics(e: Evidence) -> Cause | None:
     """Each rank's rows have the mean and spread, channel by channel, that the reference has over all rows."""
-    axes, tensors = e.candidate_trace.batch_axes, e.tensors
-    if e.comparison.id.kind is not Kind.OUTPUT or not axes or tensors is None or len(e.reference.shape) < 2:
+    axes = e.candidate_trace.batch_axes
+    if e.comparison.id.kind is not Kind.OUTPUT or not axes or len(e.reference.shape) < 2:
         return None
-    reference, candidate = tensors
     parts = list(_find_row_parts(e))
-    if len(parts) < 2:
+    if len(parts) < 2 or e.tensors is None:
         return None
+    reference, candidate = e.tensors
     whole = _measure_channels(reference)
     off = max(_measure_distance(_measure_channels(candidate[start:stop]), whole) for start, stop in parts)
     by_right = min(_measure_distance(_measure_channels(reference[start:stop]), whole) for start, stop in parts)
