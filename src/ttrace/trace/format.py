@@ -15,15 +15,16 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from ttrace.errors import TraceError, TTraceError
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
+from ttrace.trace.seal import open_document, seal_document
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
 
 DTYPES = {
@@ -104,6 +105,8 @@ class End(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_records: int = 0
+    records_sum: str = ""
+    """The CRC-32 of all lines, so that one that was cut out or came twice is missed."""
     num_steps: int
     grad_factor: float = 1.0
     """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
@@ -149,6 +152,8 @@ class Record:
     chunk: int = 0
     begin: int = 0
     end: int = 0
+    crc: int = 0
+    """The CRC-32C of these bytes."""
 
     @property
     def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -188,6 +193,7 @@ class _Line(BaseModel):
     order: NonNegativeInt
     mb: NonNegativeInt
     at: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    crc: str = Field(pattern="^[0-9a-f]{8}$")
     pending: tuple[str, ...] = ()
     layout: str = ""
     by: str = ""
@@ -197,14 +203,14 @@ class _Line(BaseModel):
 
 def encode(record: Record) -> str:
     """A record as one line of JSON."""
-    return encode_at(record, record.order, (record.chunk, record.begin, record.end))
+    return encode_at(record, record.order, (record.chunk, record.begin, record.end), record.crc)
 
 
-def encode_at(record: Record, order: int, at: tuple[int, int, int]) -> str:
-    """The same with another order and place. Spelled by hand: a step has thousands of lines, and waits for each."""
+def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) -> str:
+    """The same with another order, place and CRC. Spelled by hand: a step has thousands of lines, and waits for each."""
     fields = [
         f'"id":{quoted(str(record.id))},{spelled(record.dtype, record.shape)},"region":{_region_text(record.region)}',
-        f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}]',
+        f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}],"crc":"{crc:08x}"',
     ]
     if record.pending:
         fields.append(f'"pending":{json.dumps(record.pending)}')
@@ -251,6 +257,7 @@ def parsed(line: str) -> Record:
             chunk=entry.at[0],
             begin=entry.at[1],
             end=entry.at[2],
+            crc=int(entry.crc, 16),
         )
     except (ValueError, KeyError, TypeError, TTraceError) as error:
         reason = " ".join(str(error).split())
@@ -272,13 +279,14 @@ def check(record: Record) -> None:
 
 def parse_manifest(text: str, where: str) -> Manifest:
     """A rank's manifest. Most ranks have what another one has, but for their number: they share it in memory."""
+    text = _opened(text, where)
     before, *rest = _RANK.split(text, maxsplit=1)
     if len(rest) == 2:
         with suppress(TraceError):
             shared = _manifest_around(before, rest[1])
             if shared.rank == 7:
                 return shared.model_copy(update={"rank": int(rest[0])})
-    return validated(Manifest, text, where)
+    return _validated(Manifest, text, where)
 
 
 _RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
@@ -286,18 +294,41 @@ _RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
 
 @lru_cache(maxsize=128)
 def _manifest_around(before: str, after: str) -> Manifest:
-    return validated(Manifest, f"{before}7{after}", "")
+    return _validated(Manifest, f"{before}7{after}", "")
 
 
 def parse_end(text: str, where: str) -> End:
     return validated(End, text, where)
 
 
+def sealed(model: BaseModel) -> str:
+    """A document of a trace as its file has it."""
+    return seal_document(model.model_dump_json(indent=1))
+
+
 def validated(model: type[_Model], text: str, where: str) -> _Model:
+    """What a document says; a TraceError if it is not what was written."""
+    return _validated(model, _opened(text, where), where)
+
+
+def _opened(text: str, where: str) -> str:
     try:
-        version = json.loads(text).get("format", FORMAT)
-        if version != FORMAT:
-            raise TraceError(f"{where}: format {version}, but this TTrace reads format {FORMAT}. Trace again.")
+        return open_document(text, where)
+    except TraceError:
+        with suppress(ValueError, AttributeError, RecursionError):  # the first format had no seals
+            _check_format(json.loads(text), where)
+        raise
+
+
+def _check_format(document: dict[str, Any], where: str) -> None:
+    version = document.get("format", FORMAT)
+    if version != FORMAT:
+        raise TraceError(f"{where}: format {version}, but this TTrace reads format {FORMAT}. Trace again.")
+
+
+def _validated(model: type[_Model], text: str, where: str) -> _Model:
+    try:
+        _check_format(json.loads(text), where)
         return model.model_validate_json(text, strict=True)
     except (ValueError, AttributeError, RecursionError) as error:
         raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Collection, Iterable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -30,11 +31,14 @@ from ttrace.trace.format import (
 )
 from ttrace.trace.lines import read
 from ttrace.trace.packed import Packed
+from ttrace.trace.seal import is_intact, sum_of, without_seal
 from ttrace.trace.store import Place, Remote
+from ttrace.values.checksum import checksum_of
 from ttrace.values.generate import values
 from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import sketch
 
+_ID = re.compile(r'"id":"([!-~]{1,200}?)"')
 _NUM_ASKING = 32
 """Ranks of a store that are asked for at a time."""
 
@@ -128,13 +132,18 @@ class RankTrace:
         text = _text_if_any(end)
         self.end: End | None = None if text is None else parse_end(text, str(end))
         self._maps: dict[int, mmap.mmap] = {}
+        self._verified: set[tuple[int, int, int]] = set()
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
         """Every complete record, in order of appearance."""
-        lines = (_text_if_any(self.folder / RECORDS) or "").split("\n")
+        path = self.folder / RECORDS
+        data = _bytes_if_any(path) or b""
         # What follows the last newline was cut off in mid-write.
-        return tuple(map(read, lines[:-1]))
+        lines = _decoded(data, path).split("\n")[:-1]
+        if self.end is None or sum_of(data) != self.end.records_sum:
+            self._check_lines(lines)
+        return tuple(read(without_seal(line)) for line in lines)
 
     @cached_property
     def packed(self) -> Packed | None:
@@ -144,7 +153,38 @@ class RankTrace:
         against = self.end.against
         return Packed(self.folder, self.records, lambda record: self._beside(against).beneath(record))
 
+    def _check_lines(self, lines: Sequence[str]) -> None:
+        """Refuse lines that are not what was written; those of a rank that finished must be all of them."""
+        path = self.folder / RECORDS
+        for number, line in enumerate(lines, 1):
+            if not is_intact(line):
+                named = _ID.search(line)
+                about = f" ({named[1]})" if named else ""
+                raise TraceError(f"{path} is damaged: line {number}{about} is not what was written. Trace again.")
+        if self.end is not None:
+            raise TraceError(
+                f"{path} is damaged: {len(lines)} lines are left that are not the {self.end.num_records} that were "
+                "written. Trace again."
+            )
+
     def stored(self, record: Record) -> torch.Tensor:
+        """What a record stores; a TraceError if it is not what was written."""
+        tensor = self._loaded(record)
+        place = (record.chunk, record.begin, record.end)
+        # What is made has no bytes, and what was archived has just been verified.
+        if record.end == record.begin or self.packed is not None or place in self._verified:
+            return tensor
+        found = checksum_of(tensor)
+        if found != record.crc:
+            raise TraceError(
+                f"{record.id}: its data in {self.folder / chunk_file(record.chunk)} are damaged: bytes {record.begin} "
+                f"to {record.end} have the checksum {found:08x}, but {record.crc:08x} was written. Trace again."
+            )
+        if not isinstance(self.folder, Remote):  # a store is asked again each time
+            self._verified.add(place)
+        return tensor
+
+    def _loaded(self, record: Record) -> torch.Tensor:
         shape, dtype = record.stored
         try:
             if record.num_bytes == 0:
@@ -342,8 +382,6 @@ class Trace:
                     f"{rank.folder} is incomplete: {len(rank.records)} records, then the run ended without closing it"
                 )
                 continue
-            if rank.end.num_records != len(rank.records):
-                yield f"{rank.folder} is damaged: {len(rank.records)} of {rank.end.num_records} records are left"
             yield from rank.end.problems
 
 
@@ -395,9 +433,21 @@ def _text(path: Place) -> str:
 
 
 def _text_if_any(path: Place) -> str | None:
+    data = _bytes_if_any(path)
+    return None if data is None else _decoded(data, path)
+
+
+def _bytes_if_any(path: Place) -> bytes | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise TraceError(f"{path} cannot be read ({error}).") from None
+
+
+def _decoded(data: bytes, path: Place) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is damaged: it cannot be read ({error}).") from None

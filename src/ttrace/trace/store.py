@@ -59,8 +59,8 @@ class Remote:
             return False
         return True
 
-    def read_text(self, encoding: str = "utf-8") -> str:
-        return self._asked(lambda files, path: bytes(files.cat_file(path))).decode(encoding)
+    def read_bytes(self) -> bytes:
+        return self._asked(lambda files, path: bytes(files.cat_file(path)))
 
     def read(self, begin: int, end: int) -> bytearray:
         """These bytes, and no others; kept for a while."""

@@ -20,6 +20,7 @@ from ttrace.judge.noise import is_repeated
 from ttrace.judge.verdict import Judgement
 from ttrace.tensors.ids import ROOT
 from ttrace.trace.reader import Trace
+from ttrace.trace.seal import seal_document
 from ttrace.workflow.git import state_of
 from ttrace.workflow.launch import Launches
 from ttrace.workflow.run import AS_USUAL, MARK, Run, Strictness
@@ -75,7 +76,7 @@ class Flow:
             "git": state_of(Path.cwd()),
             "ttrace": metadata.version("torch-ttrace"),
         }
-        (run.folder / MARK).write_text(json.dumps(known, indent=1))
+        (run.folder / MARK).write_text(seal_document(json.dumps(known, indent=1)), encoding="utf-8")
 
     def trace(self) -> None:
         """Trace reference, twins and candidate; what of an earlier run no longer belongs to them is removed."""

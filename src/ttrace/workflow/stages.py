@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.surroundings import environment
-from ttrace.errors import TTraceError
+from ttrace.errors import TraceError, TTraceError
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
+from ttrace.trace.seal import open_document, seal_document
 from ttrace.trace.sources import changed, fingerprint
 from ttrace.trace.store import Remote
 from ttrace.workflow.launch import Launches, launch
@@ -109,7 +110,7 @@ class Stage:
             environment=environment(),
             sources={**named, **(end.sources if end else {})},
         )
-        _mark_of(self.plan.out).write_text(mark.model_dump_json(indent=1))
+        _mark_of(self.plan.out).write_text(seal_document(mark.model_dump_json(indent=1)), encoding="utf-8")
 
     def clear(self) -> None:
         """Whatever lies here afterwards was made by this plan, on every rank."""
@@ -147,6 +148,7 @@ def _mark_of(out: Path) -> Path:
 
 def _read(out: Path) -> _Mark | None:
     try:
-        return _Mark.model_validate_json(_mark_of(out).read_text())
-    except (OSError, ValidationError):
-        return None
+        text = _mark_of(out).read_text(encoding="utf-8")
+        return _Mark.model_validate_json(open_document(text, str(_mark_of(out))))
+    except (OSError, UnicodeDecodeError, ValidationError, TraceError):
+        return None  # a mark that is not what was written marks nothing
