@@ -53,14 +53,15 @@ def test_results_are_kept_bit_by_bit(tmp_path: Path) -> None:
         (Comparer.comparisons, [comparison, Comparison(IDS[1], Verdict.MISSING)]),
         (Twins._samples, [sample]),
     ):
-        assert Kept(tmp_path, "rank-0.jsonl", work).found(LOT) is None
-        Kept(tmp_path, "rank-0.jsonl", work).add(LOT, list(results))
-        assert Kept(tmp_path, "rank-1.jsonl", work).found(LOT) == results
-        assert Kept(tmp_path, "rank-1.jsonl", work).found(Lot(IDS[:3], 5)) is None
+        assert Kept(tmp_path, "rank-0.jsonl", work, "these").found(LOT) is None
+        Kept(tmp_path, "rank-0.jsonl", work, "these").add(LOT, list(results))
+        assert Kept(tmp_path, "rank-1.jsonl", work, "these").found(LOT) == results
+        assert Kept(tmp_path, "rank-1.jsonl", work, "these").found(Lot(IDS[:3], 5)) is None
+        assert Kept(tmp_path, "rank-1.jsonl", work, "other traces, or other rules").found(LOT) is None
 
 
 def test_what_was_cut_off_or_damaged_was_not_kept(tmp_path: Path) -> None:
-    Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons).add(LOT, [Comparison(IDS[0], Verdict.PASS)])
+    Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons, "").add(LOT, [Comparison(IDS[0], Verdict.PASS)])
     file = tmp_path / "rank-0.jsonl"
     text = file.read_text()
     for damaged in (
@@ -71,7 +72,7 @@ def test_what_was_cut_off_or_damaged_was_not_kept(tmp_path: Path) -> None:
         text.split()[0] + " [[7]]\n",
     ):
         file.write_text(damaged)
-        assert Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons).found(LOT) is None
+        assert Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons, "").found(LOT) is None
 
 
 def test_torchrun_is_asked_for_where_there_is_none(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ class Manifest(BaseModel):
 class End(BaseModel):
     """What is known of a rank after its last record; its presence says that the rank finished."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A factor that is no number is told by whoever reads it (trace/agreement.py), not lost.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     num_records: int = 0
     records_sum: str = ""
@@ -119,7 +120,7 @@ class End(BaseModel):
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}
-    """The files that the run was loaded from, as its first rank saw them, and what they looked like."""
+    """The files that this rank was loaded from, and what they looked like."""
     against: str = ""
     """The trace beside this one to which it is kept as a difference; empty: it is kept as it is."""
 
@@ -207,7 +208,7 @@ def encode(record: Record) -> str:
 
 
 def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) -> str:
-    """The same with another order, place and CRC. Spelled by hand: a step has thousands of lines, and waits for each."""
+    """The same with other order, place and CRC. Spelled by hand: a step has thousands of lines, and waits for each."""
     fields = [
         f'"id":{quoted(str(record.id))},{spelled(record.dtype, record.shape)},"region":{_region_text(record.region)}',
         f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}],"crc":"{crc:08x}"',

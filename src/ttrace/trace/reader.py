@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from ttrace.errors import SketchError, TraceError
+from ttrace.errors import NoTraceError, SketchError, TraceError
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.tensors.region import Region
+from ttrace.trace.agreement import check_end, check_ranks
 from ttrace.trace.format import (
     END,
     MANIFEST,
@@ -31,7 +33,7 @@ from ttrace.trace.format import (
 )
 from ttrace.trace.lines import read
 from ttrace.trace.packed import Packed
-from ttrace.trace.seal import is_intact, sum_of, without_seal
+from ttrace.trace.seal import is_intact, seal_of, sum_of, without_seal
 from ttrace.trace.store import Place, Remote
 from ttrace.values.checksum import checksum_of
 from ttrace.values.generate import values
@@ -127,10 +129,14 @@ class RankTrace:
     def __init__(self, folder: Place, beside: Callable[[str], Trace] | None = None) -> None:
         self.folder = folder
         self._beside = beside or _opener(folder.parent)
-        self.manifest: Manifest = parse_manifest(_text(folder / MANIFEST), str(folder / MANIFEST))
-        end = folder / END
-        text = _text_if_any(end)
-        self.end: End | None = None if text is None else parse_end(text, str(end))
+        said, text = _text(folder / MANIFEST), _text_if_any(folder / END)
+        self.manifest: Manifest = parse_manifest(said, str(folder / MANIFEST))
+        self.end: End | None = None if text is None else parse_end(text, str(folder / END))
+        self.seals = seal_of(said) + seal_of(text or "")
+        if folder.name != rank_folder(self.manifest.rank):
+            raise TraceError(f"{folder} holds the trace of rank {self.manifest.rank}. Trace again.")
+        if self.end is not None:
+            check_end(str(folder / END), self.end)
         self._maps: dict[int, mmap.mmap] = {}
         self._verified: set[tuple[int, int, int]] = set()
 
@@ -242,7 +248,8 @@ class Trace:
         self.folder = folder
         self.ranks: tuple[RankTrace, ...] = tuple(_ranks(folder))
         if not self.ranks:
-            raise TraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
+            raise NoTraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
+        check_ranks(str(folder), [rank.manifest for rank in self.ranks])
 
     def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
         return Trace, (self.folder,)
@@ -371,8 +378,19 @@ class Trace:
             found.setdefault((id(held.modules), id(held.parameters)), (held, []))[1].append(held.rank)
         return [((held.modules, held.parameters), frozenset(ranks)) for held, ranks in found.values()]
 
+    @cached_property
+    def identity(self) -> str:
+        """Differs as soon as any tensor does, or what is said of it: an end pins its records, they pin their bytes."""
+        return hashlib.sha256(" ".join(rank.seals for rank in self.ranks).encode()).hexdigest()
+
     def problems(self) -> Iterator[str]:
         """Everything that makes this trace less than a complete run, in words."""
+        yield from self.gaps()
+        for rank in self.ranks:
+            yield from rank.end.problems if rank.end else ()
+
+    def gaps(self) -> Iterator[str]:
+        """The ranks that left no trace, or did not finish it."""
         present = {rank.manifest.rank for rank in self.ranks}
         for missing in sorted(set(range(self.manifest.num_ranks)) - present):
             yield f"{self.folder}: rank {missing} of {self.manifest.num_ranks} left no trace"
@@ -381,8 +399,6 @@ class Trace:
                 yield (
                     f"{rank.folder} is incomplete: {len(rank.records)} records, then the run ended without closing it"
                 )
-                continue
-            yield from rank.end.problems
 
 
 def _late_notes(rank: RankTrace) -> tuple[str, ...]:

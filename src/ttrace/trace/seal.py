@@ -44,6 +44,11 @@ def open_document(text: str, where: str) -> str:
     return f"{body}\n}}"
 
 
+def seal_of(text: str) -> str:
+    """The checksum that a sealed document carries."""
+    return text[-11:-3]
+
+
 def read_document(path: Path) -> dict[str, Any]:
     """What a sealed document says; nothing if there is none."""
     try:

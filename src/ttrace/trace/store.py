@@ -40,6 +40,10 @@ class Remote:
     def parent(self) -> Remote:
         return Remote(self.url.rpartition("/")[0])
 
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
     def __str__(self) -> str:
         return self.url
 

@@ -95,12 +95,13 @@ class Stage:
         """Whether every rank finished."""
         if not self._is_begun():
             return False
-        trace = self.trace
-        return len(trace.ranks) == trace.manifest.num_ranks and all(rank.end is not None for rank in trace.ranks)
+        try:
+            return not any(self.trace.gaps())
+        except TraceError:
+            return False  # damaged, or of an earlier format: what is made now will be neither
 
     def mark(self) -> None:
         """Say that the trace is what this stage makes."""
-        end = self.trace.ranks[0].end
         named = {word: fingerprint(Path(word)) for word in self.command if Path(word).is_file()}
         mark = _Mark(
             stamp=uuid.uuid4().hex,
@@ -108,7 +109,7 @@ class Stage:
             command=self.command,
             plan=self._plan,
             environment=environment(),
-            sources={**named, **(end.sources if end else {})},
+            sources={**named, **_sources(self.trace)},
         )
         _mark_of(self.plan.out).write_text(seal_document(mark.model_dump_json(indent=1)), encoding="utf-8")
 
@@ -140,6 +141,16 @@ class Stage:
     def _of(self) -> str:
         mark = _read(self.plan.reference) if self.plan.reference else None
         return mark.stamp if mark else ""
+
+
+def _sources(trace: Trace) -> dict[str, str]:
+    """The files that any rank was loaded from: the last stage of a pipeline may import what no other does."""
+    found: dict[str, str] = {}
+    for rank in trace.ranks:
+        for path, mark in rank.end.sources.items() if rank.end else ():
+            # What two hosts see differently is never what it was.
+            found[path] = mark if found.get(path, mark) == mark else "?"
+    return found
 
 
 def _mark_of(out: Path) -> Path:

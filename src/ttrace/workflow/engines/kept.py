@@ -23,9 +23,11 @@ from ttrace.trace.format import DTYPE_NAMES, DTYPES
 class Kept:
     """What was made of lots so far, in a folder. Each process appends to a file of its own and reads all of them."""
 
-    def __init__(self, folder: Path, name: str, work: Work[Any, Any]) -> None:
+    def __init__(self, folder: Path, name: str, work: Work[Any, Any], identity: str) -> None:
+        """`identity` differs as soon as the work would be done on other traces, or otherwise."""
         self.folder = folder
         self._name = name
+        self._identity = hashlib.sha256(identity.encode()).hexdigest()
         self._type = get_type_hints(work)["return"]
         self._lines = _lines(folder)
 
@@ -42,7 +44,7 @@ class Kept:
             file.write(f"{self._key(lot.ids)} {json.dumps(plain(results))}\n")
 
     def _key(self, ids: Sequence[Any]) -> str:
-        return hashlib.sha256("\n".join([str(self._type), *map(str, ids)]).encode()).hexdigest()[:32]
+        return hashlib.sha256("\n".join([str(self._type), self._identity, *map(str, ids)]).encode()).hexdigest()[:32]
 
 
 def plain(value: Any) -> Any:
