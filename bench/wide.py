@@ -24,7 +24,8 @@ from ttrace.judge.logical import Logical
 from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
-from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, encode, rank_folder, sealed
+from ttrace.trace.documents import sealed
+from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, encode, rank_folder
 from ttrace.trace.reader import Trace
 from ttrace.trace.seal import seal_line, sum_of
 

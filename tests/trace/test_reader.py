@@ -13,8 +13,10 @@ import torch
 from tests.trace.samples import manifest, normal, record_of, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
-from ttrace.trace.format import End, Record, parse_end, sealed
-from ttrace.trace.reader import RankTrace, Trace
+from ttrace.trace.documents import parse_end, sealed
+from ttrace.trace.format import End, Record
+from ttrace.trace.rank import RankTrace
+from ttrace.trace.reader import Trace
 from ttrace.trace.seal import seal_line, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 

@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
-from ttrace.trace.format import END, Record, chunk_file, sealed
+from ttrace.trace.documents import sealed
+from ttrace.trace.format import END, Record, chunk_file
 from ttrace.trace.packed import INDEX, Index, Segment, pack, packed_file
-from ttrace.trace.reader import RankTrace, Trace
+from ttrace.trace.rank import RankTrace
+from ttrace.trace.reader import Trace
 from ttrace.trace.seal import seal_document
 from ttrace.trace.source import memory
 from ttrace.trace.writer import write_whole

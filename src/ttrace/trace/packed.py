@@ -17,7 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from ttrace.errors import TraceError
-from ttrace.trace.format import Record, validated
+from ttrace.trace.documents import validated
+from ttrace.trace.format import Record
 from ttrace.trace.source import memory
 from ttrace.trace.store import Place
 from ttrace.values.checksum import checksum_of

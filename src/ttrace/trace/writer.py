@@ -20,6 +20,7 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.trace.arena import Arena, Stream, write_at
+from ttrace.trace.documents import sealed
 from ttrace.trace.format import (
     DTYPE_NAMES,
     END,
@@ -32,7 +33,6 @@ from ttrace.trace.format import (
     chunk_file,
     encode_at,
     rank_folder,
-    sealed,
     spelled,
 )
 from ttrace.trace.packed import INDEX
