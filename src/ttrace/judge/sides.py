@@ -37,7 +37,7 @@ def check_candidate(candidate: Trace, reference: Trace) -> None:
 
 def _check_role(trace: Trace, role: str) -> None:
     if trace.manifest.role != role:
-        raise TraceError(f"{trace.folder} is the trace of a {trace.manifest.role}, but a {role} is needed here.")
+        raise TraceError(f"{trace.folder} has the role {trace.manifest.role}, but a {role} is needed here.")
 
 
 def _check_alike(trace: Trace, reference: Trace, names: tuple[str, ...]) -> None:
