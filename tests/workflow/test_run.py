@@ -291,8 +291,9 @@ def test_a_twin_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
         run.judged()
 
 
-@pytest.mark.parametrize("side", ["reference", "candidate"])
-@pytest.mark.parametrize("file", ["end.json", "manifest.json"])
+@pytest.mark.parametrize(
+    ("side", "file"), [("reference", "end.json"), ("candidate", "end.json"), ("candidate", "manifest.json")]
+)
 def test_a_side_that_was_cut_off_is_not_judged(tmp_path: Path, side: str, file: str) -> None:
     """Without an end nobody knows by which factor its gradients are off, nor what else it would have recorded."""
     run = write_traces(tmp_path)
