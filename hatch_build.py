@@ -21,7 +21,12 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "src" / "ttrace" / "values" / "kernels"
 LIBRARY = FOLDER / "kernels.so"
-SOURCES = {"stats.c": ["-ffp-contract=fast"], "generate.c": ["-ffp-contract=off"], "sketch.c": ["-ffp-contract=off"]}
+SOURCES = {
+    "stats.c": ["-ffp-contract=fast"],
+    "generate.c": ["-ffp-contract=off"],
+    "sketch.c": ["-ffp-contract=off"],
+    "crc.c": [],
+}
 """Compiled once per variant: sums may be fused, generated values must be the same bits everywhere."""
 
 _X86 = {

@@ -24,8 +24,10 @@ from ttrace.judge.logical import Logical
 from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
+from ttrace.trace.documents import sealed
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, encode, rank_folder
 from ttrace.trace.reader import Trace
+from ttrace.trace.seal import seal_line, sum_of
 
 SECONDS, MEMORY = 120.0, 4 << 30
 """The bars, at the largest size."""
@@ -44,7 +46,7 @@ _KINDS = {
 
 def write(folder: Path, num_ranks: int) -> None:
     mesh = Mesh.of(pp=STAGES, dp=num_ranks // STAGES // TP, tp=TP)
-    end = End(num_steps=1, num_records=NUM_RECORDS).model_dump_json(indent=1)
+    end = End(num_steps=1, num_records=NUM_RECORDS)
     manifests = [_manifest(mesh, stage) for stage in range(STAGES)]
     for first in range(num_ranks // STAGES):  # the stages' ranks in this place differ in the names of their layers only
         lines = _lines(mesh, first)
@@ -52,9 +54,11 @@ def write(folder: Path, num_ranks: int) -> None:
             rank = stage * (num_ranks // STAGES) + first
             path = folder / rank_folder(rank)
             path.mkdir(parents=True)
-            (path / MANIFEST).write_text(manifests[stage].model_copy(update={"rank": rank}).model_dump_json(indent=1))
-            (path / RECORDS).write_text(_LAYER.sub(lambda m, at=stage: str(at * DEPTH + int(m[1])), lines))  # type: ignore[misc]
-            (path / END).write_text(end)
+            (path / MANIFEST).write_text(sealed(manifests[stage].model_copy(update={"rank": rank})))
+            renamed = _LAYER.sub(lambda m, at=stage: str(at * DEPTH + int(m[1])), lines)  # type: ignore[misc]
+            text = "".join(f"{seal_line(line)}\n" for line in renamed.splitlines())
+            (path / RECORDS).write_text(text)
+            (path / END).write_text(sealed(end.model_copy(update={"records_sum": sum_of(text.encode())})))
 
 
 def _lines(mesh: Mesh, rank: int) -> str:

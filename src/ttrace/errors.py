@@ -16,6 +16,10 @@ class TraceError(TTraceError):
     """A trace that cannot be read or written."""
 
 
+class NoTraceError(TraceError):
+    """A folder in which no rank left a trace."""
+
+
 class SketchError(TraceError):
     """The values of a tensor of which only a sketch was recorded."""
 

@@ -9,10 +9,10 @@ import pytest
 from torch import nn
 
 from bench._models import CUTS, Bed, Model, bed
-from tests.support.traces import Case, drawn, nudged
+from tests.support.traces import Case, TraceBuilder, drawn, nudged
 from ttrace.judge import scale
-from ttrace.judge.check import checked
-from ttrace.judge.verdict import Exit, Judgement, Tolerance, Verdict
+from ttrace.judge.check import check, checked
+from ttrace.judge.verdict import NO_TWIN, Exit, Judgement, Tolerance, Verdict
 from ttrace.tensors.ids import TensorId
 from ttrace.values.stats import Stats
 
@@ -30,6 +30,26 @@ def judged(
         case.candidate.spread(name, nudged(full, NOISE, seed=i + 7) * (factor if only in (None, i) else 1.0), "a b/tp")
     case.right("0/0/fc/output")
     return case.judged()
+
+
+def test_a_twin_that_lacks_tensors_says_nothing_of_them(tmp_path: Path) -> None:
+    """One twin has no gradients of parameters, and no twin has one of the outputs."""
+    case = Case(tmp_path, noise=NOISE)
+    short = TraceBuilder(tmp_path / "twin-2", role="twin")
+    for kind in ("grad_input", "param_grad"):
+        for i in range(12):
+            name, full = f"0/{'-' if kind == 'param_grad' else 0}/m{i}/{kind}", drawn(32, 32, seed=i)
+            case.both(name, full, "a b/tp", lambda x: nudged(x, NOISE, seed=7))
+            if kind == "grad_input":
+                short.spread(name, nudged(full, NOISE, seed=5))
+    case.right("0/0/fc/output")
+    case.reference.spread("0/0/last/output", drawn(4, 8))
+    case.candidate.spread("0/0/last/output", nudged(drawn(4, 8), 1e-6), "a b/tp")
+    judgement = check(case.reference.close(), [case.twin.close(), short.close()], case.candidate.close())
+    assert judgement.findings == ()
+    assert judgement.exit is Exit.UNJUDGED
+    assert [str(c.id) for c in judgement.comparisons if c.reason == NO_TWIN] == ["0/0/last/output"]
+    assert judgement.count(Verdict.PASS) == len(judgement.comparisons) - 1
 
 
 def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.support.traces import Case, drawn
 from ttrace.judge.verdict import Judgement
 from ttrace.report.document import document
 from ttrace.report.page import About, page
+from ttrace.trace.seal import seal_document
 
 SHOTS = Path(__file__).parent / "shots"
 FIGURE = Path(__file__).parents[2] / "docs" / "howto" / "figures" / "report.png"
@@ -60,7 +61,8 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case.candidate.record(1, "0/0/./loss", 2 * drawn(1), "...")
     case.trusted("0/0/gone/output", drawn(4, 8))
     judgement = case.judged()
-    (folder / "run.json").write_text('{"reference": "python train.py", "candidate": "torchrun train.py"}')
+    commands = '{"reference": "python train.py", "candidate": "torchrun train.py"}'
+    (folder / "run.json").write_text(seal_document(commands))
     return written(folder, judgement, replace(About.of(folder, NEXT), title="runs/a"))
 
 

@@ -6,7 +6,8 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from tests.trace.samples import manifest, normal, record_of, same_bits, tensor_i
 from ttrace.errors import TraceError
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check, decode, encode, parse_end, parse_manifest
+from ttrace.trace.documents import parse_end, parse_manifest, sealed
+from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check, decode, encode
+from ttrace.trace.seal import seal_document
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows
 
@@ -163,6 +166,11 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "bytes of two": {"at": [0, 96]},
     "chunk negative": {"at": [-1, 1000, 1096]},
     "chunk a path": {"at": ["../../etc/passwd", 1000, 1096]},
+    "checksum missing": {"crc": None},
+    "checksum a number": {"crc": 12345678},
+    "checksum of seven digits": {"crc": "1234567"},
+    "checksum no hex digits": {"crc": "0x123456"},
+    "checksum of other digits": {"crc": "1234567٣"},
     "order no number": {"order": "first"},
     "microbatch no number": {"mb": None},
     "microbatch negative": {"mb": -1},
@@ -213,7 +221,7 @@ def test_a_hostile_line_is_refused(change: dict[str, Any]) -> None:
         decode(json.dumps({**GOOD, **change}))
 
 
-@pytest.mark.parametrize("key", ["id", "shape", "dtype", "region", "order", "mb", "at"])
+@pytest.mark.parametrize("key", ["id", "shape", "dtype", "region", "order", "mb", "at", "crc"])
 def test_a_line_without_a_required_field_is_refused(key: str) -> None:
     with pytest.raises(TraceError, match="unreadable record"):
         decode(json.dumps({name: value for name, value in GOOD.items() if name != key}))
@@ -246,14 +254,15 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
             "versions": {"torch": "2.13"},
         }
     )
-    assert parse_manifest(full.model_dump_json(), "manifest.json") == full
+    assert parse_manifest(sealed(full), "manifest.json") == full
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, "1", None, [1]])
-def test_a_manifest_of_another_format_is_refused_by_name(version: object) -> None:
-    text = json.dumps({**json.loads(manifest().model_dump_json()), "format": version})
+@pytest.mark.parametrize("seal", [seal_document, str], ids=["sealed", "as the first format was"])
+@pytest.mark.parametrize("version", [0, 1, 99, "2", None, [2]])
+def test_a_manifest_of_another_format_is_refused_by_name(version: object, seal: Callable[[str], str]) -> None:
+    text = seal(json.dumps({**json.loads(manifest().model_dump_json()), "format": version}))
     with pytest.raises(
-        TraceError, match=r"here/manifest\.json: format .*, but this TTrace reads format 1\. Trace again"
+        TraceError, match=r"here/manifest\.json: format .*, but this TTrace reads format 2\. Trace again\.$"
     ):
         parse_manifest(text, "here/manifest.json")
 
@@ -273,7 +282,7 @@ def test_a_manifest_of_another_format_is_refused_by_name(version: object) -> Non
     ids=str,
 )
 def test_a_damaged_manifest_is_refused(change: dict[str, Any]) -> None:
-    text = json.dumps({**json.loads(manifest().model_dump_json()), **change})
+    text = seal_document(json.dumps({**json.loads(manifest().model_dump_json()), **change}))
     with pytest.raises(TraceError, match=r"here/manifest\.json is damaged"):
         parse_manifest(text, "here/manifest.json")
 
@@ -288,7 +297,7 @@ def test_text_that_is_no_manifest_and_no_end_is_refused(text: str) -> None:
 
 def test_an_end_is_read_as_it_was_written() -> None:
     end = End(num_records=7, num_steps=1, problems=("0/0/layer/output could not be recorded",))
-    assert parse_end(end.model_dump_json(), "end.json") == end
+    assert parse_end(sealed(end), "end.json") == end
 
 
 def test_nothing_is_ever_unpickled() -> None:
@@ -323,14 +332,36 @@ PAGE_DTYPES = {
 }
 
 
+def page_document(path: Path) -> dict[str, Any]:
+    """A document whose checksum fits."""
+    text = path.read_text(encoding="utf-8")
+    body, seal = text[:-22], text[-22:]
+    assert seal == f',\n "sum": "{zlib.crc32(body.encode()):08x}"\n}}'
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def page_crc(data: bytes) -> str:
+    """CRC-32C, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = 0x82F63B78 ^ crc >> 1 if crc & 1 else crc >> 1
+    return f"{crc ^ 0xFFFFFFFF:08x}"
+
+
 def page_records(rank: Path) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
     """Each record of a rank with its data."""
-    assert json.loads((rank / "manifest.json").read_text(encoding="utf-8"))["format"] == 1
+    assert page_document(rank / "manifest.json")["format"] == 2
     text = (rank / "records.jsonl").read_text(encoding="utf-8")
+    assert page_document(rank / "end.json")["records_sum"] == f"{zlib.crc32(text.encode()):08x}"
     for line in text.split("\n")[:-1]:
+        assert line[-18:] == f',"sum":"{zlib.crc32(line[:-18].encode()):08x}"}}'
         entry = json.loads(line)
         chunk, begin, end = entry["at"]
         data = (rank / f"chunk-{chunk:04d}.safetensors").read_bytes()[begin:end]
+        assert page_crc(data) == entry["crc"]
         assert begin % 8 == 0
         dtype = PAGE_DTYPES[entry["dtype"]]
         flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
@@ -378,7 +409,7 @@ def test_the_page_is_enough_to_write_a_reader(tmp_path: Path) -> None:
 
     joined: dict[str, torch.Tensor] = {}
     for rank_folder in sorted(tmp_path.glob("rank-*")):
-        assert json.loads((rank_folder / "end.json").read_text())["num_records"] == len(shards)
+        assert page_document(rank_folder / "end.json")["num_records"] == len(shards)
         header = page_header(rank_folder / "chunk-0000.safetensors")
         for number, (entry, tensor) in enumerate(page_records(rank_folder)):
             assert entry["order"] == number
@@ -394,7 +425,7 @@ def test_the_page_is_enough_to_write_a_reader(tmp_path: Path) -> None:
 
 def test_the_page_names_every_field_and_dtype() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "trace-format.md").read_text()
-    fields = [*GOOD, "layout", "by", *type(manifest()).model_fields, *End.model_fields]
+    fields = [*GOOD, "sum", "layout", "by", *type(manifest()).model_fields, *End.model_fields]
     assert [name for name in fields if f"`{name}`" not in page and f'"{name}"' not in page] == []
     assert [name for name in DTYPES if name not in page] == []
     assert set(DTYPES.items()) == set(PAGE_DTYPES.items())

@@ -13,16 +13,22 @@ import torch
 from tests.trace.samples import manifest, normal, record_of, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
+from ttrace.trace.documents import parse_end, sealed
 from ttrace.trace.format import End, Record
-from ttrace.trace.reader import RankTrace, Trace
+from ttrace.trace.rank import RankTrace
+from ttrace.trace.reader import Trace
+from ttrace.trace.seal import seal_line, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
 
 def rewrite(folder: Path, **change: object) -> None:
-    """Change the first record's line."""
-    path = folder / "records.jsonl"
-    first, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([json.dumps({**json.loads(first), **change}) + "\n", *rest]))
+    """Write the first record's line anew, as a writer that means something else would."""
+    records, end = folder / "records.jsonl", folder / "end.json"
+    first, *rest = records.read_text().splitlines(keepends=True)
+    entry = {key: value for key, value in json.loads(first).items() if key != "sum"}
+    records.write_text("".join([seal_line(json.dumps({**entry, **change})) + "\n", *rest]))
+    known = parse_end(end.read_text(), "end.json")
+    end.write_text(sealed(known.model_copy(update={"records_sum": sum_of(records.read_bytes())})))
 
 
 def resident() -> int:
@@ -58,10 +64,9 @@ def test_reading_one_record_of_a_big_chunk_reads_that_record_only(tmp_path: Path
     rewrite(folder, shape=[1 << 27], region=None, at=[0, HEADER_BYTES, HEADER_BYTES + (1 << 29)])
     trace = RankTrace(folder)
     before = resident()
-    big, small = (trace.stored(record) for record in trace.records)
-    assert float(small.sum()) == 1000.0
-    assert float(big[1 << 26]) == 0.0
-    assert big.numel() == 1 << 27
+    big, small = trace.records
+    assert float(trace.stored(small).sum()) == 1000.0
+    assert big.num_bytes == 1 << 29
     assert resident() - before < 32 << 20
 
 
@@ -156,10 +161,17 @@ def test_problems_that_the_rank_reported_are_passed_on(tmp_path: Path) -> None:
 def test_records_lost_after_the_end_was_written_are_noticed(tmp_path: Path) -> None:
     folder = write_trace(tmp_path, {name: torch.ones(3) for name in "abc"})
     lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
-    (folder / "records.jsonl").write_text("".join(lines[:2]))
-    assert list(Trace(tmp_path).problems()) == [f"{folder} is damaged: 2 of 3 records are left"]
-    (folder / "records.jsonl").unlink()
-    assert list(Trace(tmp_path).problems()) == [f"{folder} is damaged: 0 of 3 records are left"]
+    records = folder / "records.jsonl"
+    for left, count in ((lines[:2], 2), ([lines[0], lines[2]], 2), ([*lines, lines[2]], 4), (lines[::-1], 3), ([], 0)):
+        records.write_text("".join(left))
+        with pytest.raises(TraceError, match=f"records.jsonl is damaged: {count} lines are left that are not the 3"):
+            _ = Trace(tmp_path).shards
+    records.write_text("".join(lines)[:-1])
+    with pytest.raises(TraceError, match="2 lines are left that are not the 3 that were written"):
+        _ = Trace(tmp_path).shards
+    records.unlink()
+    with pytest.raises(TraceError, match="0 lines are left"):
+        _ = Trace(tmp_path).shards
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -177,6 +189,48 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
     rewrite(folder, dtype="F4")
     with pytest.raises(TraceError, match="unreadable record"):
         _ = Trace(tmp_path).shards
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_line_that_changed_is_refused_and_its_tensor_named(tmp_path: Path, finished: bool) -> None:
+    """One letter of a layout would move a shard to another place."""
+    folder = write_trace(tmp_path, {name: torch.ones(3) for name in "abc"})
+    if not finished:
+        (folder / "end.json").unlink()
+    text = (folder / "records.jsonl").read_text()
+    at = text.index('"order":1')
+    (folder / "records.jsonl").write_text(text[: at + 8] + "3" + text[at + 9 :])
+    with pytest.raises(TraceError, match=r"records\.jsonl is damaged: line 2 \(0/0/b/output\) is not what was written"):
+        _ = Trace(tmp_path).shards
+
+
+def test_bytes_that_changed_are_refused_and_their_tensor_named(tmp_path: Path) -> None:
+    folder = write_trace(tmp_path, {name: torch.randn(30) for name in "abc"})
+    chunk = folder / "chunk-0000.safetensors"
+    written, (a, b, c) = bytearray(chunk.read_bytes()), RankTrace(folder).records
+    for at, bit in ((b.begin, 0), (b.begin + 3, 6), (b.end - 1, 7)):
+        data = bytearray(written)
+        data[at] ^= 1 << bit
+        chunk.write_bytes(data)
+        rank = RankTrace(folder)
+        rank.stored(a)
+        rank.stored(c)
+        for _ in range(2):
+            with pytest.raises(
+                TraceError, match=r"^0/0/b/output: .*chunk-0000\.safetensors are damaged: .*Trace again"
+            ):
+                rank.stored(b)
+
+
+def test_bytes_are_verified_once(tmp_path: Path) -> None:
+    """Reading a tensor again, after its memory was given back, does not take the time again."""
+    folder = write_trace(tmp_path, {"layer": torch.randn(3000)})
+    rank = RankTrace(folder)
+    (record,) = rank.records
+    rank.stored(record).fill_(7.0)
+    assert float(rank.stored(record).sum()) == 21000.0
+    rank.release(record)
+    rank.stored(record)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "end.json", "records.jsonl"])

@@ -23,7 +23,9 @@ from ttrace.errors import TraceError
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import DTYPES, End, Record
-from ttrace.trace.reader import RankTrace, Trace
+from ttrace.trace.rank import RankTrace
+from ttrace.trace.reader import Trace
+from ttrace.trace.seal import open_document, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 from ttrace.values.generate import Normal, values
 
@@ -153,8 +155,9 @@ def test_a_dtype_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
 def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> None:
     folder = write_trace(tmp_path, {name: torch.ones(3) for name in "abc"})
     assert [record.order for record in RankTrace(folder).records] == [0, 1, 2]
-    assert json.loads((folder / "end.json").read_text()) == {
+    assert json.loads(open_document((folder / "end.json").read_text(), "end.json")) == {
         "num_records": 3,
+        "records_sum": sum_of((folder / "records.jsonl").read_bytes()),
         "num_steps": 1,
         "grad_factor": 1.0,
         "splits": {},

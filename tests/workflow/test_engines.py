@@ -7,6 +7,8 @@ import math
 import os
 import subprocess
 import sys
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,10 @@ from ttrace.judge.engine import Lot
 from ttrace.judge.tolerance import Sample
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
+from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import TensorId
+from ttrace.trace.reader import Trace
+from ttrace.trace.relaid import Relaid
 from ttrace.values.stats import Stats
 from ttrace.workflow.engines.kept import Kept
 from ttrace.workflow.engines.torchrun import Torchrun, shares
@@ -53,25 +58,54 @@ def test_results_are_kept_bit_by_bit(tmp_path: Path) -> None:
         (Comparer.comparisons, [comparison, Comparison(IDS[1], Verdict.MISSING)]),
         (Twins._samples, [sample]),
     ):
-        assert Kept(tmp_path, "rank-0.jsonl", work).found(LOT) is None
-        Kept(tmp_path, "rank-0.jsonl", work).add(LOT, list(results))
-        assert Kept(tmp_path, "rank-1.jsonl", work).found(LOT) == results
-        assert Kept(tmp_path, "rank-1.jsonl", work).found(Lot(IDS[:3], 5)) is None
+        assert Kept(tmp_path, "rank-0.jsonl", work, "these").found(LOT) is None
+        Kept(tmp_path, "rank-0.jsonl", work, "these").add(LOT, list(results))
+        assert Kept(tmp_path, "rank-1.jsonl", work, "these").found(LOT) == results
+        assert Kept(tmp_path, "rank-1.jsonl", work, "these").found(Lot(IDS[:3], 5)) is None
+        assert Kept(tmp_path, "rank-1.jsonl", work, "other traces, or other rules").found(LOT) is None
 
 
 def test_what_was_cut_off_or_damaged_was_not_kept(tmp_path: Path) -> None:
-    Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons).add(LOT, [Comparison(IDS[0], Verdict.PASS)])
+    Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons, "").add(LOT, [Comparison(IDS[0], Verdict.PASS)])
     file = tmp_path / "rank-0.jsonl"
     text = file.read_text()
     for damaged in (
         text[:-20],
         text.replace("PASS", "MAYBE"),
+        text.replace("PASS", "FAIL"),
+        text.replace(" 0.0", " 0.5", 1),
         text.replace('["', "[["),
         text[:33],
         text.split()[0] + " [[7]]\n",
     ):
+        assert damaged != text
         file.write_text(damaged)
-        assert Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons).found(LOT) is None
+        assert Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons, "").found(LOT) is None
+
+
+def test_what_is_kept_is_of_the_same_traces_and_rules(tmp_path: Path) -> None:
+    """The isolated run has the same ids as the ordinary one, and edited rules the same traces."""
+    for name in ("run", "isolated"):
+        write_run(tmp_path / name, 20, (4, 4), wrong=1 if name == "run" else None)
+
+    def comparer(name: str, rules: dict[str, str] | None = None) -> Comparer:
+        folder = tmp_path / name
+        reference = Trace(folder / "reference")
+        candidate = folder / "candidate"
+        relaid = Trace(candidate) if rules is None else Relaid(candidate, Rules.of(rules), reference)
+        return Comparer(reference, Twins(reference, [Trace(folder / "twin-1")]), relaid)
+
+    contexts = [
+        comparer("run"),
+        comparer("isolated"),
+        comparer("run", {"layers.0/output": "t h"}),
+        comparer("run", {"layers.0/output": "t h/tp"}),
+    ]
+    assert len({context.identity for context in contexts}) == len(contexts)
+    assert comparer("run").identity == comparer("run").identity
+    noisy = replace(contexts[0], twins=copy(contexts[0].twins))
+    noisy.twins.tolerances = {t: replace(one, value=7.0) for t, one in noisy.twins.tolerances.items()}
+    assert noisy.identity != contexts[0].identity
 
 
 def test_torchrun_is_asked_for_where_there_is_none(tmp_path: Path) -> None:

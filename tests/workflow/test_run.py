@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.traces import Case, drawn
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
+from ttrace.judge.verdict import Exit
+from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import launch
+from ttrace.workflow.run import Run
+from ttrace.workflow.stages import Stage
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
@@ -245,3 +251,83 @@ def test_a_noisy_candidate_is_run_again_before_it_is_accused(tmp_path: Path) -> 
     assert code == 1
     assert not any("deterministic" in note for note in notes)
     assert not (out / "repeat").exists()
+
+
+def write_traces(folder: Path, num_twins: int = 1, *, num_tensors: int = 1) -> Run:
+    """A clean run whose traces were written one by one."""
+    case = Case(folder)
+    for number in range(num_tensors):
+        case.both(f"0/0/fc.{number}/output", drawn(16, 8, seed=number), "t h/tp")
+    case.reference.close()
+    case.candidate.close()
+    for number in range(1, num_twins + 1):
+        case.twin.folder = folder / f"twin-{number}"
+        case.twin.close()
+    return Run(folder)
+
+
+def test_a_run_without_twins_is_not_judged(tmp_path: Path) -> None:
+    """Rounding alone would be a finding."""
+    run = write_traces(tmp_path, num_twins=0)
+    with pytest.raises(TTraceError, match="holds no complete twin, but tolerances come from twins"):
+        run.judged()
+    with pytest.raises(TTraceError, match="holds no complete twin"):
+        run.selftested()
+
+
+def test_a_twin_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
+    run = write_traces(tmp_path, num_twins=2)
+    expected = [comparison.verdict for comparison in run.judged().comparisons]
+    (run.twin(1) / "rank-00000" / "end.json").unlink()
+    run.twin(3).mkdir()
+    judgement = run.judged()
+    assert judgement.exit is Exit.PASSED
+    assert [comparison.verdict for comparison in judgement.comparisons] == expected
+    left_out = [note for note in judgement.notes if "was left out" in note]
+    assert [note.split()[0] for note in left_out] == ["twin-1", "twin-3"]
+    assert "twin-1/rank-00000 is incomplete" in left_out[0]
+    (run.twin(2) / "rank-00000" / "manifest.json").unlink()
+    with pytest.raises(TTraceError, match=r"no complete twin.* twin-1 was left out.* twin-2 was left out.*ttrace run"):
+        run.judged()
+
+
+@pytest.mark.parametrize(
+    ("side", "file"), [("reference", "end.json"), ("candidate", "end.json"), ("candidate", "manifest.json")]
+)
+def test_a_side_that_was_cut_off_is_not_judged(tmp_path: Path, side: str, file: str) -> None:
+    """Without an end nobody knows by which factor its gradients are off, nor what else it would have recorded."""
+    run = write_traces(tmp_path)
+    assert run.judged().exit is Exit.PASSED
+    rank = "rank-00001" if side == "candidate" else "rank-00000"
+    (tmp_path / side / rank / file).unlink()
+    with pytest.raises(TTraceError, match=side):
+        run.judged()
+
+
+def test_what_was_cut_off_beside_a_run_has_no_say(tmp_path: Path) -> None:
+    run = write_traces(tmp_path / "run")
+    for other in (run.isolated, run.full):
+        write_traces(other.folder)
+        (other.candidate / "rank-00001" / "end.json").unlink()
+    assert run.seen == run
+    shutil.copytree(run.candidate, run.repeat)
+    (run.repeat / "rank-00000" / "end.json").unlink()
+    assert run.judged().exit is Exit.PASSED
+
+
+def test_twins_are_counted_not_spelled(tmp_path: Path) -> None:
+    """Of `twin-10` and `twin-2`, the second is the earlier one, and more than asked for are removed."""
+    run = write_traces(tmp_path, num_twins=11)
+    assert run.twins() == [run.twin(number) for number in range(1, 12)]
+    done = [Stage(("true",), Plan(out=run.twin(number), role="twin", twin=number)) for number in range(1, 12)]
+    flow = Flow(run, Commands(("true",), ("true",), 2, 60.0), Plan(out=tmp_path))
+    with pytest.raises(TTraceError):  # the reference that it makes then is none
+        flow.trace_references()
+    assert not [stage for stage in done[2:] if stage.plan.out.exists()]
+
+
+def test_a_damaged_run_file_is_refused_by_name(tmp_path: Path) -> None:
+    run = write_traces(tmp_path)
+    (tmp_path / "run.json").write_text('{"reference": "python train.py"}')
+    with pytest.raises(TTraceError, match=r"run\.json is damaged"):
+        run.judged()

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from ttrace.errors import CaptureError
+from ttrace.errors import CaptureError, TraceError
 from ttrace.layouts.pattern import matches
 from ttrace.tensors.ids import Kind, Site
+from ttrace.trace.seal import open_document, seal_document
 from ttrace.trace.store import Place, place
 from ttrace.trace.writer import MAX_BYTES_HELD
 from ttrace.values.sketch import NUM_BUCKETS
@@ -89,11 +90,11 @@ class Plan(BaseModel):
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.model_dump_json(indent=1))
+        path.write_text(seal_document(self.model_dump_json(indent=1)), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Plan:
         try:
-            return cls.model_validate_json(path.read_text())
-        except (OSError, ValidationError) as error:
+            return cls.model_validate_json(open_document(path.read_text(encoding="utf-8"), str(path)))
+        except (OSError, UnicodeDecodeError, ValidationError, TraceError) as error:
             raise CaptureError(f"{path} is no plan: {error}") from None

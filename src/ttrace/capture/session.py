@@ -205,7 +205,7 @@ class Session:
                 settings=self._state.settings,
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
-                sources=surroundings.sources() if self._adapter.coord.rank == 0 else {},
+                sources=surroundings.sources(),
             )
             self._recorder.close(end)
 

@@ -7,6 +7,7 @@ import platform
 import sys
 import sysconfig
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 from ttrace.trace.sources import fingerprint
@@ -31,8 +32,8 @@ def environment() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of every installed package that is loaded and tells its version."""
-    found = {"python": platform.python_version()}
+    """Of Python, of TTrace, and of every installed package that is loaded and tells its version."""
+    found = {"python": platform.python_version(), "ttrace": metadata.version("torch-ttrace")}
     for name, module in sorted(sys.modules.items()):
         version = getattr(module, "__dict__", {}).get("__version__")  # some warn who ask for it
         if "." not in name and isinstance(version, str) and _is_installed(getattr(module, "__file__", None)):

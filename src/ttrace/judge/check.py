@@ -15,6 +15,7 @@ from ttrace.judge.origin import findings
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.scale import named, together
+from ttrace.judge.sides import check_candidate
 from ttrace.judge.surroundings import surrounding_notes
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
@@ -50,6 +51,7 @@ def checked(
 ) -> Judgement:
     """The same with a reference whose twins were measured before: many candidates may share one."""
     reference, twins = rounding.reference, rounding.twins
+    check_candidate(candidate, reference)
     comparer = Comparer(reference, rounding, candidate)
     # In the reference's order of appearance; what only the candidate has follows. Whether the reference recomputes is
     # its own affair.

@@ -19,6 +19,7 @@ from ttrace.judge.verdict import (
     COMPILED,
     LOST,
     NO_LAYOUT,
+    NO_TWIN,
     NOT_FINITE,
     PASSED_BY,
     STREAMED,
@@ -44,6 +45,11 @@ class Comparer:
     reference: Trace
     twins: Twins
     candidate: Trace
+
+    @property
+    def identity(self) -> str:
+        """Differs as soon as a comparison may."""
+        return f"{self.twins.identity} {self.reference.identity} {self.candidate.identity}"
 
     def comparisons(self, ids: Sequence[TensorId]) -> list[Comparison]:
         """Each id by itself; what reading it took is given back."""
@@ -75,6 +81,8 @@ class Comparer:
         a = Logical.found(self.reference, tensor_id)
         if a is None:
             return Comparison(tensor_id, Verdict.UNJUDGED, "the reference's layout is not known")
+        if tensor_id not in self.twins.tolerances:
+            return Comparison(tensor_id, Verdict.UNJUDGED, NO_TWIN)
         b = Logical.found(self.candidate, tensor_id, a.shape)
         if b is None:
             return Comparison(tensor_id, Verdict.UNJUDGED, _no_layout(theirs, a))
@@ -116,6 +124,8 @@ class Comparer:
         """A choice that differs: innocent where rounding may have turned the scores."""
         reasons = tensor_id.at(Kind.DECISION, slot=scores_slot(tensor_id.site.slot))
         scores = Logical.found(self.reference, reasons)
+        if scores is not None and reasons not in self.twins.tolerances:
+            return Verdict.UNJUDGED, NO_TWIN
         if scores is None:  # these are scores themselves
             return Verdict.FAIL, ""
         return decided(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from ttrace.tensors.ids import TensorId
 
-Context = TypeVar("Context")
+Context = TypeVar("Context", bound="Identified")
 Result = TypeVar("Result")
 Task = TypeVar("Task")
 Work = Callable[[Context, Sequence[TensorId]], list[Result]]
@@ -38,6 +38,14 @@ class Lot:
 
     ids: Sequence[TensorId]
     num_bytes: int
+
+
+class Identified(Protocol):
+    """What work is done on."""
+
+    @property
+    def identity(self) -> str:
+        """Differs as soon as the results may."""
 
 
 class Engine(Protocol):

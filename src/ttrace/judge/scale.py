@@ -120,7 +120,8 @@ class _Pool:
 
     def relative_to(self, other: _Pool) -> _Pool:
         """The same without what both share: the errors of the loss and of all that follows from it."""
-        twin_means = [mine - theirs for mine, theirs in zip(self.twin_means, other.twin_means, strict=True)]
+        # Some twins may lack tensors of one kind.
+        twin_means = [mine - theirs for mine, theirs in zip(self.twin_means, other.twin_means, strict=False)]
         beside = f", those of {_WORDS[other.kind]} apart"
         return replace(self, mean=self.mean - other.mean, twin_means=twin_means, beside=beside)
 

@@ -15,6 +15,7 @@ from ttrace.judge.lost import Masks, is_of_update, lost_elements, swayed_norm
 from ttrace.judge.norms import norm_error, norm_share
 from ttrace.judge.scale import with_scale
 from ttrace.judge.siblings import with_siblings
+from ttrace.judge.sides import check_reference, check_twin
 from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
 from ttrace.judge.verdict import Tolerance
 from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
@@ -43,6 +44,9 @@ class Twins:
     _noise: dict[TensorId, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self, engine: Engine, progress: Progress | None) -> None:
+        check_reference(self.reference)
+        for twin in self.twins:
+            check_twin(twin, self.reference)
         gradients = [t for t in self.reference.shards if t.kind is Kind.PARAM_GRAD]  # others need their noise
         others = [t for t in self.reference.shards if t.kind is not Kind.PARAM_GRAD]
         known: dict[TensorId, Sample] = {}
@@ -60,6 +64,12 @@ class Twins:
         samples = [known[tensor_id] for tensor_id in self.reference.shards if tensor_id in known]
         found = with_siblings(tolerances(samples, margin=self.margin), self.stats, margin=self.margin)
         self.tolerances = with_scale(self._with_squares(found), self.stats, margin=self.scale_margin)
+
+    @property
+    def identity(self) -> str:
+        """Differs as soon as what is made of it may."""
+        traces = [trace.identity for trace in (self.reference, *self.twins)]
+        return f"{traces} {self.margin} {getattr(self, 'tolerances', None)}"
 
     @property
     def scale_margin(self) -> float:
@@ -112,6 +122,8 @@ class Twins:
             other = Logical.found(twin, tensor_id, logical.shape)
             if other is not None and other.shape == logical.shape:
                 found.append(measured(logical, other, lost=lost)[0])
+        if self.twins and not found:
+            return None  # nothing says what rounding explains here
         wider = 1.0 + _NUM_SIGMAS * uncertainty(logical.num_buckets) if logical.num_buckets else 1.0
         errors = [stats.error * wider for stats in found]
         dtype = self.reference.shards[tensor_id][0].record.dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -28,6 +27,7 @@ from ttrace.report.timing import stages
 from ttrace.tensors.ids import Kind
 from ttrace.trace.format import DTYPES
 from ttrace.trace.reader import Trace
+from ttrace.trace.seal import read_document
 
 MOST_MAPS = 8
 MOST_CONFLICTS = 24
@@ -82,8 +82,7 @@ def page(judgement: Judgement, about: About) -> dict[str, Any]:
 
 def _commands(folder: Path) -> dict[str, str]:
     """The two commands; none if the traces were made one by one."""
-    path = folder / "run.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = read_document(folder / "run.json")
     return {role: known[role] for role in ("reference", "candidate") if isinstance(known.get(role), str)}
 
 

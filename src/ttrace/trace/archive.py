@@ -15,11 +15,15 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.trace.documents import sealed
 from ttrace.trace.format import END, Record, chunk_file
-from ttrace.trace.packed import INDEX, Index, Segment, checksum, pack, packed_file
-from ttrace.trace.reader import RankTrace, Trace
+from ttrace.trace.packed import INDEX, Index, Segment, pack, packed_file
+from ttrace.trace.rank import RankTrace
+from ttrace.trace.reader import Trace
+from ttrace.trace.seal import seal_document
 from ttrace.trace.source import memory
 from ttrace.trace.writer import write_whole
+from ttrace.values.checksum import checksum_of
 
 Done = Callable[[], None]
 """Is called after every chunk."""
@@ -37,7 +41,7 @@ def archive(folder: Path, against: str, done: Done = lambda: None) -> None:
                 for segments in pool.map(partial(_packed, rank, base), range(len(_chunks(rank)))):
                     chunks.append(segments)
                     done()
-                write_whole(_folder(rank) / INDEX, Index(chunks=tuple(chunks)).model_dump_json())
+                write_whole(_folder(rank) / INDEX, seal_document(Index(chunks=tuple(chunks)).model_dump_json()))
                 _say(rank, against)
             for chunk in _chunks(rank):
                 chunk.unlink()
@@ -74,7 +78,7 @@ def _packed(rank: RankTrace, base: Trace, number: int) -> tuple[Segment, ...]:
                 data = rank.stored(record)
                 packed = pack(data, base.beneath(record))
             order = None if record is None else record.order
-            segments.append(Segment(begin, end, at, len(packed), checksum(data), order))
+            segments.append(Segment(begin, end, at, len(packed), checksum_of(data), order))
             at += file.write(packed)
             if record is not None:
                 rank.release(record)
@@ -104,7 +108,7 @@ def _chunks(rank: RankTrace) -> list[Path]:
 
 def _say(rank: RankTrace, against: str) -> None:
     assert rank.end is not None
-    write_whole(_folder(rank) / END, rank.end.model_copy(update={"against": against}).model_dump_json(indent=1))
+    write_whole(_folder(rank) / END, sealed(rank.end.model_copy(update={"against": against})))
 
 
 def _folder(rank: RankTrace) -> Path:

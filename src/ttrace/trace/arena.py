@@ -16,11 +16,15 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from ttrace.values.checksum import checksum_at
+
 ALIGNED = 4096
 """What direct writes begin at and are multiples of, in the file and in memory."""
 _WRITE_BYTES = 256 << 10
 """For one call through the page cache. More at once makes the kernel look for larger pages: up to three times the CPU
 time was measured."""
+_COPY_BYTES = 128 << 10
+"""What is copied at once: it is still in the processor's cache when its checksum is computed."""
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -61,14 +65,20 @@ class Stream:
         self._losses: list[tuple[int, int, OSError]] = []
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-    def append(self, part: memoryview) -> None:
+    def append(self, part: memoryview, crc: int = 0) -> int:
+        """Take over some bytes; the checksum of what they follow becomes that of both.
+
+        It is that of the copy: a collective may still be changing the tensor.
+        """
         while part:
             if self.end == self._buffer_end:
                 self._turn()
-            room = self._piece(self.end, len(part))
+            room = self._piece(self.end, min(len(part), _COPY_BYTES))
             room[:] = part[: len(room)]
+            crc = checksum_at(_address(room), len(room), crc)
             self.end += len(room)
             part = part[len(room) :]
+        return crc
 
     def reaches(self, at: int) -> bool:
         """Whether what is at this place is still in the arena."""

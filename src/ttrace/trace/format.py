@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from ttrace.errors import TraceError, TTraceError
 from ttrace.tensors.ids import ROOT, Kind, TensorId
@@ -23,7 +21,7 @@ from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
 
 DTYPES = {
@@ -43,7 +41,6 @@ DTYPES = {
 """The dtypes a record may have, under safetensors' names."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-_Model = TypeVar("_Model", bound=BaseModel)
 _DISTRIBUTIONS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Normal, Signed, Integers, Rows, Mask, Permutation)
 }
@@ -101,9 +98,12 @@ class Manifest(BaseModel):
 class End(BaseModel):
     """What is known of a rank after its last record; its presence says that the rank finished."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A factor that is no number is told by whoever reads it (trace/agreement.py), not lost.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     num_records: int = 0
+    records_sum: str = ""
+    """The CRC-32 of all lines, so that one that was cut out or came twice is missed."""
     num_steps: int
     grad_factor: float = 1.0
     """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
@@ -118,7 +118,7 @@ class End(BaseModel):
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}
-    """The files that the run was loaded from, as its first rank saw them, and what they looked like."""
+    """The files that this rank was loaded from, and what they looked like."""
     against: str = ""
     """The trace beside this one to which it is kept as a difference; empty: it is kept as it is."""
 
@@ -151,6 +151,8 @@ class Record:
     chunk: int = 0
     begin: int = 0
     end: int = 0
+    crc: int = 0
+    """The CRC-32C of these bytes."""
 
     @property
     def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -190,6 +192,7 @@ class _Line(BaseModel):
     order: NonNegativeInt
     mb: NonNegativeInt
     at: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    crc: str = Field(pattern="^[0-9a-f]{8}$")
     pending: tuple[str, ...] = ()
     layout: str = ""
     by: str = ""
@@ -199,14 +202,14 @@ class _Line(BaseModel):
 
 def encode(record: Record) -> str:
     """A record as one line of JSON."""
-    return encode_at(record, record.order, (record.chunk, record.begin, record.end))
+    return encode_at(record, record.order, (record.chunk, record.begin, record.end), record.crc)
 
 
-def encode_at(record: Record, order: int, at: tuple[int, int, int]) -> str:
-    """The same with another order and place. Spelled by hand: a step has thousands of lines, and waits for each."""
+def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) -> str:
+    """The same with other order, place and CRC. Spelled by hand: a step has thousands of lines, and waits for each."""
     fields = [
         f'"id":{quoted(str(record.id))},{spelled(record.dtype, record.shape)},"region":{_region_text(record.region)}',
-        f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}]',
+        f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}],"crc":"{crc:08x}"',
     ]
     if record.pending:
         fields.append(f'"pending":{json.dumps(record.pending)}')
@@ -253,6 +256,7 @@ def parsed(line: str) -> Record:
             chunk=entry.at[0],
             begin=entry.at[1],
             end=entry.at[2],
+            crc=int(entry.crc, 16),
         )
     except (ValueError, KeyError, TypeError, TTraceError) as error:
         reason = " ".join(str(error).split())
@@ -270,39 +274,6 @@ def check(record: Record) -> None:
         assert record.region is not None
         needed = record.region.local_shape
         raise TraceError(f"{record.id}: its region {record.region} has shape {needed}, its data {record.shape}.")
-
-
-def parse_manifest(text: str, where: str) -> Manifest:
-    """A rank's manifest. Most ranks have what another one has, but for their number: they share it in memory."""
-    before, *rest = _RANK.split(text, maxsplit=1)
-    if len(rest) == 2:
-        with suppress(TraceError):
-            shared = _manifest_around(before, rest[1])
-            if shared.rank == 7:
-                return shared.model_copy(update={"rank": int(rest[0])})
-    return validated(Manifest, text, where)
-
-
-_RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
-
-
-@lru_cache(maxsize=128)
-def _manifest_around(before: str, after: str) -> Manifest:
-    return validated(Manifest, f"{before}7{after}", "")
-
-
-def parse_end(text: str, where: str) -> End:
-    return validated(End, text, where)
-
-
-def validated(model: type[_Model], text: str, where: str) -> _Model:
-    try:
-        version = json.loads(text).get("format", FORMAT)
-        if version != FORMAT:
-            raise TraceError(f"{where}: format {version}, but this TTrace reads format {FORMAT}. Trace again.")
-        return model.model_validate_json(text, strict=True)
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None
 
 
 @lru_cache(maxsize=256)

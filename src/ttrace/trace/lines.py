@@ -17,7 +17,8 @@ from ttrace.trace.format import Record, Sketched, decode, fits, parsed
 _NUMBER = "(0|[1-9][0-9]{0,18})"
 _FLOAT = r"(-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?)"
 _LINE = re.compile(
-    rf'\{{"id":"([^"\\\x00-\x1f]*)",(.*?),"order":{_NUMBER},"mb":{_NUMBER},"at":\[{_NUMBER},{_NUMBER},{_NUMBER}\]'
+    rf'\{{"id":"([^"\\\x00-\x1f]*)",(.*?),"order":{_NUMBER},"mb":{_NUMBER},"at":\[{_NUMBER},{_NUMBER},{_NUMBER}\],'
+    r'"crc":"([0-9a-f]{8})"'
     rf'(.*?)(?:,"sketch":\[([1-9][0-9]{{0,18}}),{_FLOAT}\])?\}}'
 )
 
@@ -34,7 +35,7 @@ def read(line: str) -> Record:
     match = _LINE.fullmatch(line)
     if match is None:
         return decode(line)
-    text, before, order, microbatch, chunk, begin, end, after, num_buckets, mean = match.groups()
+    text, before, order, microbatch, chunk, begin, end, crc, after, num_buckets, mean = match.groups()
     form = _form(before, after)
     if form is None:
         return decode(line)
@@ -63,6 +64,7 @@ def read(line: str) -> Record:
         int(chunk),
         at,
         stop,
+        int(crc, 16),
     )
 
 
@@ -70,12 +72,12 @@ def read(line: str) -> Record:
 def _form(before: str, after: str) -> _Form | None:
     """What these words of a line say; None if they are not all that it says besides its id and numbers."""
     try:
-        record = parsed(f'{{"id":"7/7/form/output",{before},"order":1,"mb":2,"at":[3,4,5]{after}}}')
+        record = parsed(f'{{"id":"7/7/form/output",{before},"order":1,"mb":2,"at":[3,4,5],"crc":"00000006"{after}}}')
     except TTraceError:
         return None
     # A key that comes twice would say something else of what is taken from the line itself.
-    taken = (str(record.id), record.order, record.microbatch, record.chunk, record.begin, record.end, record.sketch)
-    is_all = taken == ("7/7/form/output", 1, 2, 3, 4, 5, None)
+    taken = (str(record.id), record.order, record.microbatch, record.chunk, record.begin, record.end, record.crc)
+    is_all = (*taken, record.sketch) == ("7/7/form/output", 1, 2, 3, 4, 5, 6, None)
     return _Form(record, record.num_bytes) if is_all and fits(record) else None
 
 

@@ -17,9 +17,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from ttrace.errors import TraceError
-from ttrace.trace.format import Record, validated
+from ttrace.trace.documents import validated
+from ttrace.trace.format import Record
 from ttrace.trace.source import memory
 from ttrace.trace.store import Place
+from ttrace.values.checksum import checksum_of
 
 INDEX = "archive.json"
 
@@ -35,7 +37,7 @@ class Segment(NamedTuple):
     at: NonNegativeInt
     num_packed: NonNegativeInt
     checksum: NonNegativeInt
-    """CRC-32 of the bytes themselves: with another reference than they were packed against, others would come out."""
+    """CRC-32C of the bytes themselves: with another reference than they were packed against, others would come out."""
     order: NonNegativeInt | None
     """Of the first record that has these bytes; None if none has."""
 
@@ -67,15 +69,18 @@ class Packed:
         place = (record.chunk, record.begin, record.end)
         if place not in self._segments:
             raise TraceError(f"{record.id}: {self._folder / INDEX} has nothing where its data should be.")
+        segment = self._segments[place]
+        if segment.checksum != record.crc:
+            raise TraceError(f"{record.id}: {self._folder / INDEX} is not the index of this trace. Trace again.")
         shape, dtype = record.stored
-        return _bits(self._unpacked(record.chunk, self._segments[place])).view(dtype).view(shape)
+        return _bits(self._unpacked(record.chunk, segment)).view(dtype).view(shape)
 
     @cached_property
     def _index(self) -> Index:
         where = self._folder / INDEX
         try:
-            return validated(Index, where.read_text(encoding="utf-8"), str(where))
-        except OSError as error:
+            return validated(Index, where.read_bytes().decode(), str(where))
+        except (OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{where} cannot be read ({error}).") from None
 
     @cached_property
@@ -98,7 +103,7 @@ class Packed:
             found = unpack(data, segment.end - segment.begin, width, base)
         except (OSError, zlib.error, RuntimeError, ValueError) as error:
             raise TraceError(f"{where} cannot be unpacked ({error}).") from None
-        if checksum(found) != segment.checksum:
+        if checksum_of(found) != segment.checksum:
             raise TraceError(
                 f"{where} are not what was archived: the trace to which they are a difference was made again, or one "
                 "of the two is damaged. Run again."
@@ -123,10 +128,6 @@ def unpack(data: bytearray, num_bytes: int, width: int, base: torch.Tensor | Non
     if len(planes) != num_bytes:
         raise ValueError(f"there are {len(planes)} of them")
     return _xor(torch.frombuffer(planes, dtype=torch.uint8).view(width, -1).flip(0).t().reshape(-1), base)
-
-
-def checksum(data: torch.Tensor) -> int:
-    return zlib.crc32(memory(data))
 
 
 def _xor(bits: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Collection, Iterable, Iterator
+import hashlib
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -11,27 +11,21 @@ from pathlib import Path
 
 import torch
 
-from ttrace.errors import SketchError, TraceError
+from ttrace.errors import NoTraceError, SketchError
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.tensors.region import Region
+from ttrace.trace.agreement import check_ranks
 from ttrace.trace.format import (
-    END,
     MANIFEST,
-    RECORDS,
-    End,
     Manifest,
     Record,
-    chunk_file,
-    parse_end,
-    parse_manifest,
     rank_folder,
 )
-from ttrace.trace.lines import read
-from ttrace.trace.packed import Packed
-from ttrace.trace.store import Place, Remote
-from ttrace.values.generate import values
+from ttrace.trace.packed import Base
+from ttrace.trace.rank import RankTrace
+from ttrace.trace.store import Place
 from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import sketch
 
@@ -117,84 +111,6 @@ class UpdateShard(Shard):
         return self.rank.made(replace(self.before, region=region))
 
 
-class RankTrace:
-    """What one rank left behind."""
-
-    def __init__(self, folder: Place, beside: Callable[[str], Trace] | None = None) -> None:
-        self.folder = folder
-        self._beside = beside or _opener(folder.parent)
-        self.manifest: Manifest = parse_manifest(_text(folder / MANIFEST), str(folder / MANIFEST))
-        end = folder / END
-        text = _text_if_any(end)
-        self.end: End | None = None if text is None else parse_end(text, str(end))
-        self._maps: dict[int, mmap.mmap] = {}
-
-    @cached_property
-    def records(self) -> tuple[Record, ...]:
-        """Every complete record, in order of appearance."""
-        lines = (_text_if_any(self.folder / RECORDS) or "").split("\n")
-        # What follows the last newline was cut off in mid-write.
-        return tuple(map(read, lines[:-1]))
-
-    @cached_property
-    def packed(self) -> Packed | None:
-        """The chunks, if this rank was archived."""
-        if self.end is None or not self.end.against:
-            return None
-        against = self.end.against
-        return Packed(self.folder, self.records, lambda record: self._beside(against).beneath(record))
-
-    def stored(self, record: Record) -> torch.Tensor:
-        shape, dtype = record.stored
-        try:
-            if record.num_bytes == 0:
-                return torch.empty(shape, dtype=dtype)
-            if record.is_made:
-                return self.made(record)
-            if self.packed is not None:
-                return self.packed.stored(record)
-            count = record.num_bytes // dtype.itemsize
-            if isinstance(self.folder, Remote):
-                return torch.frombuffer(self._read(record, self.folder), dtype=dtype, count=count).view(shape)
-            memory = self._map(record, self.folder)
-            return torch.frombuffer(memory, dtype=dtype, count=count, offset=record.begin).view(shape)
-        except (RuntimeError, TypeError, OverflowError):
-            raise TraceError(f"{record.id}: no tensor has shape {shape}.") from None
-
-    def made(self, record: Record) -> torch.Tensor:
-        """The values that a record's tensor had before the first step, wherever its region lies."""
-        assert record.region is not None
-        assert record.values is not None
-        # Nothing that is made changes from step to step: where there is no memory there are no updates.
-        first = replace(record.id, step=0)
-        return values(first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed)
-
-    def release(self, record: Record) -> None:
-        """Give back what a record's bytes take in memory; their file stays mapped."""
-        begin, end = -(-record.begin // mmap.PAGESIZE) * mmap.PAGESIZE, record.end // mmap.PAGESIZE * mmap.PAGESIZE
-        if record.chunk in self._maps and end > begin and hasattr(mmap, "MADV_DONTNEED"):
-            self._maps[record.chunk].madvise(mmap.MADV_DONTNEED, begin, end - begin)
-
-    def _read(self, record: Record, folder: Remote) -> bytearray:
-        path = folder / chunk_file(record.chunk)
-        try:
-            return path.read(record.begin, record.end)
-        except OSError as error:
-            raise TraceError(f"{record.id}: its data in {path} cannot be read ({error}).") from None
-
-    def _map(self, record: Record, folder: Path) -> mmap.mmap:
-        if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
-            path = folder / chunk_file(record.chunk)
-            try:
-                with path.open("rb") as file:
-                    self._maps[record.chunk] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            except (OSError, ValueError) as error:
-                raise TraceError(f"{record.id}: its data file {path} cannot be read ({error}).") from None
-        if len(self._maps[record.chunk]) < record.end:
-            raise TraceError(f"{record.id}: {folder / chunk_file(record.chunk)} ends before its data does.")
-        return self._maps[record.chunk]
-
-
 class Trace:
     """All records of a run, by id."""
 
@@ -202,7 +118,8 @@ class Trace:
         self.folder = folder
         self.ranks: tuple[RankTrace, ...] = tuple(_ranks(folder))
         if not self.ranks:
-            raise TraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
+            raise NoTraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
+        check_ranks(str(folder), [rank.manifest for rank in self.ranks])
 
     def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
         return Trace, (self.folder,)
@@ -336,8 +253,19 @@ class Trace:
             found.setdefault((id(held.modules), id(held.parameters)), (held, []))[1].append(held.rank)
         return [((held.modules, held.parameters), frozenset(ranks)) for held, ranks in found.values()]
 
+    @cached_property
+    def identity(self) -> str:
+        """Differs as soon as any tensor does, or what is said of it: an end pins its records, they pin their bytes."""
+        return hashlib.sha256(" ".join(rank.seals for rank in self.ranks).encode()).hexdigest()
+
     def problems(self) -> Iterator[str]:
         """Everything that makes this trace less than a complete run, in words."""
+        yield from self.gaps()
+        for rank in self.ranks:
+            yield from rank.end.problems if rank.end else ()
+
+    def gaps(self) -> Iterator[str]:
+        """The ranks that left no trace, or did not finish it."""
         present = {rank.manifest.rank for rank in self.ranks}
         for missing in sorted(set(range(self.manifest.num_ranks)) - present):
             yield f"{self.folder}: rank {missing} of {self.manifest.num_ranks} left no trace"
@@ -346,10 +274,6 @@ class Trace:
                 yield (
                     f"{rank.folder} is incomplete: {len(rank.records)} records, then the run ended without closing it"
                 )
-                continue
-            if rank.end.num_records != len(rank.records):
-                yield f"{rank.folder} is damaged: {len(rank.records)} of {rank.end.num_records} records are left"
-            yield from rank.end.problems
 
 
 def _late_notes(rank: RankTrace) -> tuple[str, ...]:
@@ -371,7 +295,10 @@ def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
 
 def _ranks(folder: Place) -> Iterable[RankTrace]:
     """In a store, the first rank says how many there are: what was just written need not be listed yet."""
-    beside = _opener(folder)
+
+    @cache
+    def beside(name: str) -> Base:
+        return Trace(folder.parent / name).beneath
 
     def opened(place: Place) -> RankTrace | None:
         return RankTrace(place, beside) if (place / MANIFEST).exists() else None
@@ -385,24 +312,3 @@ def _ranks(folder: Place) -> Iterable[RankTrace]:
     others = [folder / rank_folder(number) for number in range(1, first.manifest.num_ranks)]
     with ThreadPoolExecutor(_NUM_ASKING) as pool:
         return [first, *(rank for rank in pool.map(opened, others) if rank is not None)]
-
-
-def _opener(folder: Place) -> Callable[[str], Trace]:
-    """Opens traces beside this one by name, each once."""
-    return cache(lambda name: Trace(folder.parent / name))
-
-
-def _text(path: Place) -> str:
-    text = _text_if_any(path)
-    if text is None:
-        raise TraceError(f"{path} cannot be read: it is not there.")
-    return text
-
-
-def _text_if_any(path: Place) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path} cannot be read ({error}).") from None

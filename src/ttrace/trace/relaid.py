@@ -32,6 +32,10 @@ class Relaid(Trace):
         return Relaid, (self.folder, self._rules, self._reference)
 
     @cached_property
+    def identity(self) -> str:
+        return f"{super().identity} by {self._rules!r}"
+
+    @cached_property
     def shards(self) -> dict[TensorId, list[Shard]]:
         return {tensor_id: [self._relaid(shard) for shard in found] for tensor_id, found in super().shards.items()}
 

@@ -40,6 +40,10 @@ class Remote:
     def parent(self) -> Remote:
         return Remote(self.url.rpartition("/")[0])
 
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
     def __str__(self) -> str:
         return self.url
 
@@ -59,8 +63,8 @@ class Remote:
             return False
         return True
 
-    def read_text(self, encoding: str = "utf-8") -> str:
-        return self._asked(lambda files, path: bytes(files.cat_file(path))).decode(encoding)
+    def read_bytes(self) -> bytes:
+        return self._asked(lambda files, path: bytes(files.cat_file(path)))
 
     def read(self, begin: int, end: int) -> bytearray:
         """These bytes, and no others; kept for a while."""

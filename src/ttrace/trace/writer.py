@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import zlib
 from collections import deque
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.trace.arena import Arena, Stream, write_at
+from ttrace.trace.documents import sealed
 from ttrace.trace.format import (
     DTYPE_NAMES,
     END,
@@ -34,6 +36,7 @@ from ttrace.trace.format import (
     spelled,
 )
 from ttrace.trace.packed import INDEX
+from ttrace.trace.seal import seal_line
 from ttrace.trace.source import Sample, Source
 from ttrace.trace.store import Place, Remote
 from ttrace.trace.upload import Upload
@@ -70,11 +73,12 @@ class Writer:
         # An earlier trace in this folder ends here, its end first: a killed rerun must not look complete.
         for old in (self.folder / END, self.folder / RECORDS, self.folder / INDEX, *self.folder.glob("chunk-*")):
             old.unlink(missing_ok=True)
-        write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1))
+        write_whole(self.folder / MANIFEST, sealed(manifest))
         if self._upload is not None:
             self._upload.begin()
         self._records = (self.folder / RECORDS).open("wb", buffering=0)
         self._records_bytes = 0
+        self._records_crc = 0
         self._num_records = 0
         self._lines = b""
         self._problems: list[str] = []
@@ -100,10 +104,8 @@ class Writer:
         source = Source(tensor, self._max_bytes_copied)
         name = quoted(str(record.id))
         chunk = self._chunk_for(name, source)
-        begin = chunk.place_of(source)
-        if begin is None:
-            begin = chunk.append(name, source)
-        chunk.waiting.append((record, begin, begin + source.num_bytes))
+        begin, crc = chunk.place_of(source) or chunk.append(name, source)
+        chunk.waiting.append((record, begin, begin + source.num_bytes, crc))
         self._settle(chunk)
 
     def write_made(self, record: Record) -> None:
@@ -111,11 +113,10 @@ class Writer:
         check(record)
         assert record.values is not None, "values say what to make"
         if self._chunk is not None:
-            self._chunk.waiting.append((record, 0, 0))  # its line follows those before it
+            self._chunk.waiting.append((record, 0, 0, 0))  # its line follows those before it
             self._settle(self._chunk)
         else:
-            self._lines += encode_at(record, self._num_records, (self._num_chunks, 0, 0)).encode() + b"\n"
-            self._num_records += 1
+            self._add_line(record, (self._num_chunks, 0, 0), 0)
 
     def flush(self) -> None:
         """Hand everything so far to the kernel, the lines as well."""
@@ -135,8 +136,12 @@ class Writer:
         if self._upload is not None:
             self._upload.settle()
             self._problems += self._upload.problems
-        filled = {"num_records": self._num_records, "problems": (*end.problems, *self._problems)}
-        write_whole(self.folder / END, end.model_copy(update=filled).model_dump_json(indent=1))
+        filled = {
+            "num_records": self._num_records,
+            "records_sum": f"{self._records_crc:08x}",
+            "problems": (*end.problems, *self._problems),
+        }
+        write_whole(self.folder / END, sealed(end.model_copy(update=filled)))
         if self._upload is not None:
             self._upload.close()
 
@@ -148,12 +153,11 @@ class Writer:
     def _settle(self, chunk: _Chunk) -> None:
         """Write the lines of all records whose bytes have been handed over, in the order of their appearance."""
         while chunk.waiting and chunk.waiting[0][2] <= chunk.stream.settled:
-            record, begin, end = chunk.waiting.popleft()
+            record, begin, end, crc = chunk.waiting.popleft()
             if error := chunk.stream.loss(begin, end):
                 self._problems.append(f"{record.id} could not be recorded: {type(error).__name__}: {error}")
             else:
-                self._lines += encode_at(record, self._num_records, (chunk.number, begin, end)).encode() + b"\n"
-                self._num_records += 1
+                self._add_line(record, (chunk.number, begin, end), crc)
         if self._lines:
             try:
                 write_at(self._records.fileno(), self._records_bytes, self._lines)
@@ -161,6 +165,12 @@ class Writer:
                 return  # they are small, and tried again with the next ones; `close` would say so
             self._records_bytes += len(self._lines)
             self._lines = b""
+
+    def _add_line(self, record: Record, at: tuple[int, int, int], crc: int) -> None:
+        line = seal_line(encode_at(record, self._num_records, at, crc)).encode() + b"\n"
+        self._lines += line
+        self._records_crc = zlib.crc32(line, self._records_crc)
+        self._num_records += 1
 
     def _chunk_for(self, name: str, source: Source) -> _Chunk:
         if self._chunk is not None and not self._chunk.has_room(name, source, self._chunk_bytes):
@@ -189,13 +199,13 @@ class _Chunk:
     def __init__(self, path: Path, number: int, arena: Arena) -> None:
         self.number = number
         self.stream = Stream(path, HEADER_BYTES, arena)
-        self.waiting: deque[tuple[Record, int, int]] = deque()
-        """Records whose lines are still to be written, with the places of their bytes in the file."""
+        self.waiting: deque[tuple[Record, int, int, int]] = deque()
+        """Records whose lines are still to be written, with the places of their bytes in the file and their CRC."""
         self._size = 0
         self._entries: list[tuple[str, int, int]] = []
         self._names: set[str] = set()
         self._header_bytes = 64
-        self._places: dict[Sample, int] = {}
+        self._places: dict[Sample, tuple[int, int]] = {}
 
     def has_room(self, name: str, source: Source, chunk_bytes: int) -> bool:
         """Whether this tensor still fits; names are given as JSON spells them."""
@@ -204,8 +214,8 @@ class _Chunk:
         entries = len(name) + 24 * len(source.shape) + 2 * 128
         return fits and self._header_bytes + entries < HEADER_BYTES
 
-    def place_of(self, source: Source) -> int | None:
-        """Where these very bytes stand already: one module's output is often the next one's input.
+    def place_of(self, source: Source) -> tuple[int, int] | None:
+        """Where these very bytes stand already, and their CRC: one module's output is often the next one's input.
 
         They are compared, as long as they are in the arena. Neither a tensor's address nor its version would prove
         anything: memory is reused, and collectives change a tensor without counting
@@ -213,17 +223,18 @@ class _Chunk:
         """
         if source.num_bytes < _LEAST_SHARED:
             return None
-        begin = at = self._places.get(source.sample, 0)
+        begin, crc = self._places.get(source.sample, (0, 0))
+        at = begin
         if not self.stream.reaches(begin) or self.stream.loss(begin, begin + source.num_bytes):
             return None
         for part in source.parts():
             if not self.stream.holds(part, at):
                 return None
             at += len(part)
-        return begin
+        return begin, crc
 
-    def append(self, name: str, source: Source) -> int:
-        """Take over the bytes and return the place in the file where they begin."""
+    def append(self, name: str, source: Source) -> tuple[int, int]:
+        """Take over the bytes and return the place in the file where they begin, and their CRC."""
         stream = self.stream
         if unaligned := stream.end % 8:
             stream.append(memoryview(bytes(8 - unaligned)))
@@ -231,9 +242,9 @@ class _Chunk:
         # could not be copied in full.
         if padding := stream.end - HEADER_BYTES - self._size:
             self._enter(_padding(self._size, self._size + padding), padding)
-        begin = stream.end
+        begin, crc = stream.end, 0
         for part in source.parts():
-            stream.append(part)
+            crc = stream.append(part, crc)
         # No id holds a space, so this is no other tensor's name.
         key = name if name not in self._names else f'{name[:-1]} #{len(self._entries)}"'
         self._names.add(key)
@@ -241,8 +252,8 @@ class _Chunk:
         self._enter(entry, source.num_bytes)
         self._header_bytes += max(0, _LARGEST_PADDING - len(entry))
         if source.num_bytes >= _LEAST_SHARED:
-            self._places[source.sample] = begin
-        return begin
+            self._places[source.sample] = begin, crc
+        return begin, crc
 
     def close(self) -> None:
         """Fill in the header, once everything has been flushed."""

@@ -20,9 +20,10 @@ from ttrace.judge.noise import is_repeated
 from ttrace.judge.verdict import Judgement
 from ttrace.tensors.ids import ROOT
 from ttrace.trace.reader import Trace
+from ttrace.trace.seal import seal_document
 from ttrace.workflow.git import state_of
 from ttrace.workflow.launch import Launches
-from ttrace.workflow.run import AS_USUAL, MARK, Run, Strictness
+from ttrace.workflow.run import AS_USUAL, MARK, Run, Strictness, is_complete, number_of_twin
 from ttrace.workflow.space import Space
 from ttrace.workflow.stages import Stage
 
@@ -75,7 +76,7 @@ class Flow:
             "git": state_of(Path.cwd()),
             "ttrace": metadata.version("torch-ttrace"),
         }
-        (run.folder / MARK).write_text(json.dumps(known, indent=1))
+        (run.folder / MARK).write_text(seal_document(json.dumps(known, indent=1)), encoding="utf-8")
 
     def trace(self) -> None:
         """Trace reference, twins and candidate; what of an earlier run no longer belongs to them is removed."""
@@ -84,8 +85,9 @@ class Flow:
 
     def trace_references(self) -> None:
         """Trace the reference and its twins, without more of those than asked for."""
-        for extra in self.run.twins()[self.commands.num_twins :]:
-            shutil.rmtree(extra)
+        for twin in self.run.twins():
+            if number_of_twin(twin) > self.commands.num_twins:
+                shutil.rmtree(twin)
         self._trace_references(self.run, self.settings, self.commands.num_twins)
 
     def trace_candidate(self, *, fresh: bool = False) -> None:
@@ -104,7 +106,7 @@ class Flow:
             Space.after(run.reference, run.folder, 1).check()
             if not stage.is_done():
                 self._run("candidate again", stage)
-            if run.repeat.is_dir() and not is_repeated(Trace(run.candidate), Trace(run.repeat)):
+            if is_complete(run.repeat) and not is_repeated(Trace(run.candidate), Trace(run.repeat)):
                 return run.judged(self.strictness, isolated=False)
         except TTraceError as error:
             found = replace(found, notes=(*found.notes, f"the candidate could not be run a second time: {error}"))

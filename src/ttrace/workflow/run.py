@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ttrace.errors import TTraceError
+from ttrace.errors import NoTraceError, TTraceError
 from ttrace.judge.check import checked
 from ttrace.judge.engine import Engine, Progress, all_cores
 from ttrace.judge.isolated import combined
 from ttrace.judge.noise import Noise
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.power import SelfTest, selftest
+from ttrace.judge.sides import check_candidate
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
@@ -24,6 +26,8 @@ from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
 from ttrace.trace.relaid import Relaid
+from ttrace.trace.seal import read_document
+from ttrace.trace.store import Place
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Strictness:
 
 AS_USUAL = Strictness()
 
+_TWIN = re.compile("twin-[0-9]{1,9}")
 MARK = "run.json"
 """The file by which a run's folder is known."""
 
@@ -80,10 +85,12 @@ class Run:
     @property
     def seen(self) -> Run:
         """Where reference and candidate are known best."""
-        return self.full if self.full.candidate.is_dir() else self
+        return self.full if is_complete(self.full.reference) and is_complete(self.full.candidate) else self
 
     def twins(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("twin-*") if path.is_dir())
+        """In the order of their numbers."""
+        found = [path for path in self.folder.glob("twin-*") if _TWIN.fullmatch(path.name) and path.is_dir()]
+        return sorted(found, key=number_of_twin)
 
     def clear(self) -> None:
         """Remove all traces, and what says that they are there."""
@@ -119,6 +126,7 @@ class Run:
         """Refuse a folder that has not both traces, and say what it has."""
         missing = [path.name for path in (self.reference, self.candidate) if not _is_trace(path)]
         if not missing:
+            read_document(self.folder / MARK)
             return
         if not self.folder.is_dir():
             raise TTraceError(f"{self.folder} does not exist.")
@@ -147,27 +155,32 @@ class Run:
         """
         self.check_complete()
         engine = engine or all_cores()
-        twins = [Trace(path) for path in self.twins()]
-        rounding = Twins(Trace(self.seen.reference), twins, strictness.margin, engine, progress)
+        reference = Trace(self.seen.reference)
+        twins, notes = choose_twins(self.twins(), self.folder)
+        rounding = Twins(reference, twins, strictness.margin, engine, progress)
 
         def trace(folder: Path) -> Trace:
             return Trace(folder) if rules is None else Relaid(folder, rules, rounding.reference)
 
-        candidate, notes = trace(self.seen.candidate), list[str]()
-        if self.repeat.is_dir():
-            noise = Noise.between(candidate, trace(self.repeat), rounding)
-            notes, rounding = noise.notes(rounding), noise.added(rounding)
+        candidate = trace(self.seen.candidate)
+        for opened in (reference, candidate):
+            check_finished(opened)
+        if is_complete(self.repeat):
+            again = trace(self.repeat)
+            check_candidate(again, reference)
+            noise = Noise.between(candidate, again, rounding)
+            notes, rounding = [*notes, *noise.notes(rounding)], noise.added(rounding)
         found = checked(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
         found = replace(found, notes=(*notes, *found.notes))
-        if not found.findings or not isolated or rules is not None or not self.isolated.candidate.is_dir():
+        if not found.findings or not isolated or rules is not None or not is_complete(self.isolated.candidate):
             return found
         return combined(found, self.isolated.judged(strictness, progress=progress, engine=engine))
 
     def selftested(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
         """What the check of this run, which must be clean, would have revealed."""
         self.check_complete()
-        twins, candidate = [Trace(path) for path in self.twins()], Trace(self.candidate)
-        rounding = Twins(Trace(self.reference), twins, margin)
+        twins, _ = choose_twins(self.twins(), self.folder)
+        rounding, candidate = Twins(Trace(self.reference), twins, margin), Trace(self.candidate)
         found = checked(rounding, candidate)
         if found.findings:
             raise TTraceError(
@@ -185,6 +198,42 @@ class Run:
         if spoilt is not None:
             return f"ttrace show {folder} {shlex.quote(str(spoilt.id))}"
         return f"ttrace show {folder}"
+
+
+def number_of_twin(path: Path) -> int:
+    return int(path.name.removeprefix("twin-"))
+
+
+def choose_twins(places: Iterable[Place], where: Place) -> tuple[list[Trace], list[str]]:
+    """The twins that finished, and a note on each that did not; refuses a run without any."""
+    twins, notes = list[Trace](), list[str]()
+    for place in places:
+        try:
+            twin = Trace(place)
+            gap = next(twin.gaps(), None)
+        except NoTraceError as error:
+            gap = str(error)
+        if gap is None:
+            twins.append(twin)
+        else:
+            notes.append(f"{place.name} was left out, as it was cut off: {gap}")
+    if not twins:
+        raise TTraceError(
+            f"{where} holds no complete twin, but tolerances come from twins.{''.join(f' {note}.' for note in notes)} "
+            "The same `ttrace run` again makes what is missing, or `ttrace trace --twin 1`."
+        )
+    return twins, notes
+
+
+def check_finished(trace: Trace) -> None:
+    """Refuse a trace that a rank did not finish: what it says of the whole run is not known, or not all."""
+    for gap in trace.gaps():
+        raise TTraceError(f"{gap}, so nothing can be judged. Trace again.")
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether every rank left a trace and finished it."""
+    return _is_trace(folder) and not any(Trace(folder).gaps())
 
 
 def _is_trace(folder: Path) -> bool:

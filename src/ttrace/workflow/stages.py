@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.surroundings import environment
-from ttrace.errors import TTraceError
+from ttrace.errors import TraceError, TTraceError
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
+from ttrace.trace.seal import open_document, seal_document
 from ttrace.trace.sources import changed, fingerprint
 from ttrace.trace.store import Remote
 from ttrace.workflow.launch import Launches, launch
@@ -94,12 +95,13 @@ class Stage:
         """Whether every rank finished."""
         if not self._is_begun():
             return False
-        trace = self.trace
-        return len(trace.ranks) == trace.manifest.num_ranks and all(rank.end is not None for rank in trace.ranks)
+        try:
+            return not any(self.trace.gaps())
+        except TraceError:
+            return False  # damaged, or of an earlier format: what is made now will be neither
 
     def mark(self) -> None:
         """Say that the trace is what this stage makes."""
-        end = self.trace.ranks[0].end
         named = {word: fingerprint(Path(word)) for word in self.command if Path(word).is_file()}
         mark = _Mark(
             stamp=uuid.uuid4().hex,
@@ -107,9 +109,9 @@ class Stage:
             command=self.command,
             plan=self._plan,
             environment=environment(),
-            sources={**named, **(end.sources if end else {})},
+            sources={**named, **_sources(self.trace)},
         )
-        _mark_of(self.plan.out).write_text(mark.model_dump_json(indent=1))
+        _mark_of(self.plan.out).write_text(seal_document(mark.model_dump_json(indent=1)), encoding="utf-8")
 
     def clear(self) -> None:
         """Whatever lies here afterwards was made by this plan, on every rank."""
@@ -141,12 +143,23 @@ class Stage:
         return mark.stamp if mark else ""
 
 
+def _sources(trace: Trace) -> dict[str, str]:
+    """The files that any rank was loaded from: the last stage of a pipeline may import what no other does."""
+    found: dict[str, str] = {}
+    for rank in trace.ranks:
+        for path, mark in rank.end.sources.items() if rank.end else ():
+            # What two hosts see differently is never what it was.
+            found[path] = mark if found.get(path, mark) == mark else "?"
+    return found
+
+
 def _mark_of(out: Path) -> Path:
     return out.parent / f"{out.name}.done.json"
 
 
 def _read(out: Path) -> _Mark | None:
     try:
-        return _Mark.model_validate_json(_mark_of(out).read_text())
-    except (OSError, ValidationError):
-        return None
+        text = _mark_of(out).read_text(encoding="utf-8")
+        return _Mark.model_validate_json(open_document(text, str(_mark_of(out))))
+    except (OSError, UnicodeDecodeError, ValidationError, TraceError):
+        return None  # a mark that is not what was written marks nothing

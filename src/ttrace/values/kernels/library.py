@@ -30,6 +30,8 @@ DTYPES = {
 }
 """As lanes.h counts them."""
 
+_SIGNATURES = {"crc": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32), ctypes.c_uint32)}
+"""Of functions that are called so often that plain numbers are handed over; others describe their arguments."""
 _FILE = Path(__file__).parent / "kernels.so"
 _asked: ContextVar[str | None] = ContextVar("_asked", default=None)
 
@@ -42,9 +44,12 @@ class Kernels:
     functions: ctypes.CDLL
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        function: Callable[..., int] = getattr(self.functions, f"ttrace_{name}_{self.variant}")
+        function = getattr(self.functions, f"ttrace_{name}_{self.variant}")
+        if name in _SIGNATURES:
+            function.argtypes, function.restype = _SIGNATURES[name]
         object.__setattr__(self, name, function)
-        return function
+        found: Callable[..., int] = function
+        return found
 
 
 def kernels() -> Kernels | None:

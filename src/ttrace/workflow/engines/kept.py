@@ -18,31 +18,36 @@ import torch
 
 from ttrace.judge.engine import Lot, Work
 from ttrace.trace.format import DTYPE_NAMES, DTYPES
+from ttrace.trace.seal import sum_of
 
 
 class Kept:
     """What was made of lots so far, in a folder. Each process appends to a file of its own and reads all of them."""
 
-    def __init__(self, folder: Path, name: str, work: Work[Any, Any]) -> None:
+    def __init__(self, folder: Path, name: str, work: Work[Any, Any], identity: str) -> None:
+        """`identity` differs as soon as the work would be done on other traces, or otherwise."""
         self.folder = folder
         self._name = name
+        self._identity = hashlib.sha256(identity.encode()).hexdigest()
         self._type = get_type_hints(work)["return"]
         self._lines = _lines(folder)
 
     def found(self, lot: Lot) -> list[Any] | None:
-        """The results of a lot, if they were kept; a line that was cut off in mid-write was not."""
+        """The results of a lot, if they were kept; a line that was cut off in mid-write, or has changed, was not."""
         try:
-            return list(rebuilt(self._type, json.loads(self._lines[self._key(lot.ids)])))
+            seal, _, text = self._lines[self._key(lot.ids)].partition(" ")
+            return list(rebuilt(self._type, json.loads(text))) if seal == sum_of(text.encode()) else None
         except (KeyError, ValueError, TypeError):
             return None
 
     def add(self, lot: Lot, results: list[Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / self._name).open("a", encoding="utf-8") as file:
-            file.write(f"{self._key(lot.ids)} {json.dumps(plain(results))}\n")
+            text = json.dumps(plain(results))
+            file.write(f"{self._key(lot.ids)} {sum_of(text.encode())} {text}\n")
 
     def _key(self, ids: Sequence[Any]) -> str:
-        return hashlib.sha256("\n".join([str(self._type), *map(str, ids)]).encode()).hexdigest()[:32]
+        return hashlib.sha256("\n".join([str(self._type), self._identity, *map(str, ids)]).encode()).hexdigest()[:32]
 
 
 def plain(value: Any) -> Any:
@@ -82,7 +87,7 @@ def rebuilt(kind: Any, value: Any) -> Any:
 def _lines(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, rest = line.partition(" ")
             found[key] = rest
     return found

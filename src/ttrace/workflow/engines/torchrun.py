@@ -42,7 +42,7 @@ class Torchrun:
         dist.destroy_process_group()
 
     def map(self, work: Work[Context, Result], context: Context, lots: Iterable[Lot]) -> Iterator[Result]:
-        kept = Kept(self.folder, f"rank-{self.rank:05d}.jsonl", work)
+        kept = Kept(self.folder, f"rank-{self.rank:05d}.jsonl", work, context.identity)
         ours: list[Result] = []
         for lot in shares(list(lots), self.num_ranks)[self.rank]:
             found = kept.found(lot)

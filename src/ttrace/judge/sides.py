@@ -1,0 +1,50 @@
+"""What the traces of a check must have in common: those of two different runs say nothing of each other."""
+
+from __future__ import annotations
+
+from ttrace.errors import TraceError
+from ttrace.trace.agreement import find_other_version
+from ttrace.trace.reader import Trace
+
+_TTRACE = "ttrace"
+
+
+def check_reference(reference: Trace) -> None:
+    _check_role(reference, "reference")
+
+
+def check_twin(twin: Trace, reference: Trace) -> None:
+    """Refuse a twin that is no run of the reference with a nudge."""
+    _check_role(twin, "twin")
+    _check_alike(twin, reference, ("seed", "mesh", "num_microbatches", "isolated"))
+    difference = find_other_version(reference.manifest.versions, twin.manifest.versions)
+    if difference:
+        raise TraceError(
+            f"{twin.folder} ran {difference[1]}, but {reference.folder} {difference[0]}. Trace both again."
+        )
+
+
+def check_candidate(candidate: Trace, reference: Trace) -> None:
+    """Refuse a candidate that was fed from another seed, or traced by another TTrace; other versions are a note."""
+    _check_role(candidate, "candidate")
+    _check_alike(candidate, reference, ("seed", "isolated"))
+    ours, theirs = (trace.manifest.versions.get(_TTRACE) for trace in (reference, candidate))
+    if ours != theirs:
+        raise TraceError(
+            f"{candidate.folder} was traced by TTrace {theirs}, but {reference.folder} by {ours}. Trace both again."
+        )
+
+
+def _check_role(trace: Trace, role: str) -> None:
+    if trace.manifest.role != role:
+        raise TraceError(f"{trace.folder} has the role {trace.manifest.role}, but a {role} is needed here.")
+
+
+def _check_alike(trace: Trace, reference: Trace, names: tuple[str, ...]) -> None:
+    for name in names:
+        ours, theirs = getattr(reference.manifest, name), getattr(trace.manifest, name)
+        if ours != theirs:
+            raise TraceError(
+                f"{trace.folder} says {name} {theirs!r}, but {reference.folder} says {name} {ours!r}: they are not of "
+                "one run. Trace both again."
+            )

@@ -1,0 +1,60 @@
+"""What the ranks of one trace must say alike: a trace whose ranks disagree is no trace of one run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ttrace.errors import TraceError
+from ttrace.tensors.mesh import Mesh
+from ttrace.trace.format import End, Manifest
+
+_SHARED = ("role", "mesh", "seed", "num_ranks", "num_microbatches", "isolated")
+
+
+def check_ranks(where: str, manifests: Sequence[Manifest]) -> None:
+    """Refuse ranks that are not of one run, in the order of their folders."""
+    first = manifests[0]
+    num_ranks = Mesh.parse(first.mesh).num_ranks
+    if num_ranks != first.num_ranks:
+        raise TraceError(
+            f"{where}: rank {first.rank} says that its mesh {first.mesh!r} has {first.num_ranks} ranks, but it has "
+            f"{num_ranks}. Trace again."
+        )
+    for manifest in manifests:
+        if manifest.rank >= first.num_ranks:
+            raise TraceError(f"{where}: there is a rank {manifest.rank} of {first.num_ranks} ranks. Trace again.")
+        difference = find_difference(first, manifest)
+        if difference:
+            raise TraceError(
+                f"{where}: the ranks are not of one run. Rank {manifest.rank} says {difference[1]}, but rank "
+                f"{first.rank} says {difference[0]}. Trace again."
+            )
+
+
+def check_end(where: str, end: End) -> None:
+    """Refuse a factor by which nothing can be divided."""
+    if not (math.isfinite(end.grad_factor) and end.grad_factor > 0.0):
+        raise TraceError(
+            f"{where} says that the gradient reduction applies the factor {end.grad_factor}, but it must be a finite "
+            "number above 0. What is stated in ttrace.attach(grad_factor=...)?"
+        )
+
+
+def find_difference(first: Manifest, other: Manifest) -> tuple[str, str] | None:
+    """The first thing that two ranks of one run say differently, each in its words."""
+    for name in _SHARED:
+        ours, theirs = getattr(first, name), getattr(other, name)
+        if ours != theirs:
+            return f"{name} {ours!r}", f"{name} {theirs!r}"
+    return find_other_version(first.versions, other.versions)
+
+
+def find_other_version(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, str] | None:
+    """The first package that both loaded, but in two versions."""
+    if ours == theirs:
+        return None
+    for name in sorted(ours.keys() & theirs.keys()):
+        if ours[name] != theirs[name]:
+            return f"{name} {ours[name]}", f"{name} {theirs[name]}"
+    return None

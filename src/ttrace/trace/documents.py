@@ -1,0 +1,74 @@
+"""The JSON documents of a trace: each is sealed when it is written, and refused when it is not what was written."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from ttrace.errors import TraceError
+from ttrace.trace.format import FORMAT, End, Manifest
+from ttrace.trace.seal import open_document, seal_document
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """A rank's manifest. Most ranks have what another one has, but for their number: they share it in memory."""
+    text = _opened(text, where)
+    before, *rest = _RANK.split(text, maxsplit=1)
+    if len(rest) == 2:
+        with suppress(TraceError):
+            shared = _manifest_around(before, rest[1])
+            if shared.rank == 7:
+                return shared.model_copy(update={"rank": int(rest[0])})
+    return _validated(Manifest, text, where)
+
+
+_RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
+
+
+@lru_cache(maxsize=128)
+def _manifest_around(before: str, after: str) -> Manifest:
+    return _validated(Manifest, f"{before}7{after}", "")
+
+
+def parse_end(text: str, where: str) -> End:
+    return validated(End, text, where)
+
+
+def sealed(model: BaseModel) -> str:
+    """A document of a trace as its file has it."""
+    return seal_document(model.model_dump_json(indent=1))
+
+
+def validated(model: type[_Model], text: str, where: str) -> _Model:
+    """What a document says; a TraceError if it is not what was written."""
+    return _validated(model, _opened(text, where), where)
+
+
+def _opened(text: str, where: str) -> str:
+    try:
+        return open_document(text, where)
+    except TraceError:
+        with suppress(ValueError, AttributeError, RecursionError):  # the first format had no seals
+            _check_format(json.loads(text), where)
+        raise
+
+
+def _check_format(document: dict[str, Any], where: str) -> None:
+    version = document.get("format", FORMAT)
+    if version != FORMAT:
+        raise TraceError(f"{where}: format {version}, but this TTrace reads format {FORMAT}. Trace again.")
+
+
+def _validated(model: type[_Model], text: str, where: str) -> _Model:
+    try:
+        _check_format(json.loads(text), where)
+        return model.model_validate_json(text, strict=True)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None

@@ -1,0 +1,173 @@
+"""Reader of what one rank left behind; nothing of it is believed that is not what was written."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from ttrace.errors import TraceError
+from ttrace.trace.agreement import check_end
+from ttrace.trace.documents import parse_end, parse_manifest
+from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
+from ttrace.trace.lines import read
+from ttrace.trace.packed import Base, Packed
+from ttrace.trace.seal import is_intact, seal_of, sum_of, without_seal
+from ttrace.trace.store import Place, Remote
+from ttrace.values.checksum import checksum_of
+from ttrace.values.generate import values
+
+Beside = Callable[[str], Base]
+"""What archives are differences to: the trace of this name, beside the one that the rank is of."""
+_ID = re.compile(r'"id":"([!-~]{1,200}?)"')
+
+
+class RankTrace:
+    """What one rank left behind."""
+
+    def __init__(self, folder: Place, beside: Beside | None = None) -> None:
+        self.folder = folder
+        self._beside = beside
+        said, text = _text(folder / MANIFEST), _text_if_any(folder / END)
+        self.manifest: Manifest = parse_manifest(said, str(folder / MANIFEST))
+        self.end: End | None = None if text is None else parse_end(text, str(folder / END))
+        self.seals = seal_of(said) + seal_of(text or "")
+        if folder.name != rank_folder(self.manifest.rank):
+            raise TraceError(f"{folder} holds the trace of rank {self.manifest.rank}. Trace again.")
+        if self.end is not None:
+            check_end(str(folder / END), self.end)
+        self._maps: dict[int, mmap.mmap] = {}
+        self._verified: set[tuple[int, int, int]] = set()
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        """Every complete record, in order of appearance."""
+        path = self.folder / RECORDS
+        data = _bytes_if_any(path) or b""
+        # What follows the last newline was cut off in mid-write.
+        lines = _decoded(data, path).split("\n")[:-1]
+        if self.end is None or sum_of(data) != self.end.records_sum:
+            self._check_lines(lines)
+        return tuple(read(without_seal(line)) for line in lines)
+
+    @cached_property
+    def packed(self) -> Packed | None:
+        """The chunks, if this rank was archived."""
+        if self.end is None or not self.end.against:
+            return None
+        assert self._beside is not None, "an archive is read as a part of its trace"
+        return Packed(self.folder, self.records, self._beside(self.end.against))
+
+    def _check_lines(self, lines: Sequence[str]) -> None:
+        """Refuse lines that are not what was written; those of a rank that finished must be all of them."""
+        path = self.folder / RECORDS
+        for number, line in enumerate(lines, 1):
+            if not is_intact(line):
+                named = _ID.search(line)
+                about = f" ({named[1]})" if named else ""
+                raise TraceError(f"{path} is damaged: line {number}{about} is not what was written. Trace again.")
+        if self.end is not None:
+            raise TraceError(
+                f"{path} is damaged: {len(lines)} lines are left that are not the {self.end.num_records} that were "
+                "written. Trace again."
+            )
+
+    def stored(self, record: Record) -> torch.Tensor:
+        """What a record stores; a TraceError if it is not what was written."""
+        tensor = self._loaded(record)
+        place = (record.chunk, record.begin, record.end)
+        # What is made has no bytes, and what was archived has just been verified.
+        if record.end == record.begin or self.packed is not None or place in self._verified:
+            return tensor
+        found = checksum_of(tensor)
+        if found != record.crc:
+            raise TraceError(
+                f"{record.id}: its data in {self.folder / chunk_file(record.chunk)} are damaged: bytes {record.begin} "
+                f"to {record.end} have the checksum {found:08x}, but {record.crc:08x} was written. Trace again."
+            )
+        if not isinstance(self.folder, Remote):  # a store is asked again each time
+            self._verified.add(place)
+        return tensor
+
+    def _loaded(self, record: Record) -> torch.Tensor:
+        shape, dtype = record.stored
+        try:
+            if record.num_bytes == 0:
+                return torch.empty(shape, dtype=dtype)
+            if record.is_made:
+                return self.made(record)
+            if self.packed is not None:
+                return self.packed.stored(record)
+            count = record.num_bytes // dtype.itemsize
+            if isinstance(self.folder, Remote):
+                return torch.frombuffer(self._read(record, self.folder), dtype=dtype, count=count).view(shape)
+            memory = self._map(record, self.folder)
+            return torch.frombuffer(memory, dtype=dtype, count=count, offset=record.begin).view(shape)
+        except (RuntimeError, TypeError, OverflowError):
+            raise TraceError(f"{record.id}: no tensor has shape {shape}.") from None
+
+    def made(self, record: Record) -> torch.Tensor:
+        """The values that a record's tensor had before the first step, wherever its region lies."""
+        assert record.region is not None
+        assert record.values is not None
+        # Nothing that is made changes from step to step: where there is no memory there are no updates.
+        first = replace(record.id, step=0)
+        return values(first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed)
+
+    def release(self, record: Record) -> None:
+        """Give back what a record's bytes take in memory; their file stays mapped."""
+        begin, end = -(-record.begin // mmap.PAGESIZE) * mmap.PAGESIZE, record.end // mmap.PAGESIZE * mmap.PAGESIZE
+        if record.chunk in self._maps and end > begin and hasattr(mmap, "MADV_DONTNEED"):
+            self._maps[record.chunk].madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+    def _read(self, record: Record, folder: Remote) -> bytearray:
+        path = folder / chunk_file(record.chunk)
+        try:
+            return path.read(record.begin, record.end)
+        except OSError as error:
+            raise TraceError(f"{record.id}: its data in {path} cannot be read ({error}).") from None
+
+    def _map(self, record: Record, folder: Path) -> mmap.mmap:
+        if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
+            path = folder / chunk_file(record.chunk)
+            try:
+                with path.open("rb") as file:
+                    self._maps[record.chunk] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
+                raise TraceError(f"{record.id}: its data file {path} cannot be read ({error}).") from None
+        if len(self._maps[record.chunk]) < record.end:
+            raise TraceError(f"{record.id}: {folder / chunk_file(record.chunk)} ends before its data does.")
+        return self._maps[record.chunk]
+
+
+def _text(path: Place) -> str:
+    text = _text_if_any(path)
+    if text is None:
+        raise TraceError(f"{path} cannot be read: it is not there.")
+    return text
+
+
+def _text_if_any(path: Place) -> str | None:
+    data = _bytes_if_any(path)
+    return None if data is None else _decoded(data, path)
+
+
+def _bytes_if_any(path: Place) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read ({error}).") from None
+
+
+def _decoded(data: bytes, path: Place) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is damaged: it cannot be read ({error}).") from None

@@ -1,0 +1,56 @@
+"""Traces that are not of one run are not compared, and the sentence says which says what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.traces import TraceBuilder, drawn
+from ttrace.errors import TraceError
+from ttrace.judge.check import check
+from ttrace.judge.verdict import Exit, Judgement
+
+
+def judged(folder: Path, **changes: dict[str, Any]) -> Judgement:
+    """A check of three small traces, each with what is changed of its manifest."""
+    traces = {}
+    for role in ("reference", "twin", "candidate"):
+        said: dict[str, Any] = {"role": role, "versions": {"ttrace": "1", "torch": "2"}, **changes.get(role, {})}
+        mesh = said.pop("mesh", "tp=2" if role == "candidate" else "")
+        builder = TraceBuilder(folder / role, mesh, **said)
+        builder.spread(
+            "0/0/fc/output", drawn(4, 8) * (1.0 if role == "reference" else 1 + 1e-7), "a b/tp" if mesh else "a b"
+        )
+        traces[role] = builder.close()
+    return check(traces["reference"], [traces["twin"]], traces["candidate"])
+
+
+def test_traces_of_one_run_are_compared(tmp_path: Path) -> None:
+    assert judged(tmp_path).exit is Exit.PASSED
+
+
+def test_other_packages_of_the_candidate_are_its_own_affair(tmp_path: Path) -> None:
+    assert judged(tmp_path, candidate={"versions": {"ttrace": "1", "torch": "3"}}).exit is Exit.PASSED
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reference": {"role": "echo"}}, "reference has the role echo, but a reference is needed here"),
+        ({"twin": {"role": "reference"}}, "twin has the role reference, but a twin is needed here"),
+        ({"candidate": {"role": "twin"}}, "candidate has the role twin, but a candidate is needed here"),
+        ({"twin": {"seed": 1}}, "twin says seed 1, but .*reference says seed 0"),
+        ({"candidate": {"seed": 1}}, "candidate says seed 1, but .*reference says seed 0"),
+        ({"reference": {"seed": 1}}, "twin says seed 0, but .*reference says seed 1"),
+        ({"twin": {"mesh": "dp=2"}}, "twin says mesh 'dp=2', but .*reference says mesh ''"),
+        ({"candidate": {"isolated": True}}, "candidate says isolated True, but .*reference says isolated False"),
+        ({"twin": {"versions": {"torch": "3"}}}, "twin ran torch 3, but .*reference torch 2"),
+        ({"candidate": {"versions": {"ttrace": "2"}}}, "candidate was traced by TTrace 2, but .*reference by 1"),
+    ],
+    ids=str,
+)
+def test_traces_of_two_runs_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        judged(tmp_path, **changes)

@@ -1,0 +1,54 @@
+"""A stage is done again as soon as anything that it was made from has changed, on any rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trace.samples import manifest
+from ttrace.capture.plan import Plan
+from ttrace.trace.format import End
+from ttrace.trace.sources import fingerprint
+from ttrace.trace.writer import Writer
+from ttrace.workflow.stages import Stage
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> list[Path]:
+    """What all ranks load, and what only the last one does."""
+    files = [tmp_path / name for name in ("train.py", "last_stage.py")]
+    for file in files:
+        file.write_text(f"# {file.name}\n")
+    return files
+
+
+def stage_of_two_ranks(folder: Path, scripts: list[Path]) -> Stage:
+    for rank in range(2):
+        sources = {str(path): fingerprint(path) for path in scripts[: rank + 1]}
+        Writer(folder / "candidate", manifest(rank, 2, mesh="pp=2")).close(End(num_steps=1, sources=sources))
+    return Stage(("true",), Plan(out=folder / "candidate", role="candidate"))
+
+
+def test_an_edit_of_what_any_rank_imports_makes_the_trace_stale(tmp_path: Path, scripts: list[Path]) -> None:
+    stage = stage_of_two_ranks(tmp_path, scripts)
+    for script in scripts:
+        stage.mark()
+        assert stage.is_done()
+        script.write_text("# edited\n")
+        assert not stage.is_done(), script
+        stage = stage_of_two_ranks(tmp_path, scripts)
+
+
+def test_a_file_that_two_ranks_see_differently_is_never_what_it_was(tmp_path: Path) -> None:
+    for seen in ("here", "gone"):
+        script = tmp_path / "train.py"
+        script.write_text("# on this host\n")
+        for rank in range(2):
+            sources = {str(script): fingerprint(script) if rank == 0 else "0123456789abcdef"}
+            Writer(tmp_path / seen, manifest(rank, 2, mesh="tp=2")).close(End(num_steps=1, sources=sources))
+        if seen == "gone":
+            script.unlink()
+        stage = Stage(("true",), Plan(out=tmp_path / seen, role="candidate"))
+        stage.mark()
+        assert not stage.is_done()
