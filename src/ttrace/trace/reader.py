@@ -204,6 +204,18 @@ class Trace:
         if not self.ranks:
             raise TraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
 
+    @property
+    def launch(self) -> str:
+        """The launch that wrote this trace, all of it; parts of two launches are refused."""
+        for rank in self.ranks:
+            for found in (rank.manifest.launch, rank.manifest.launch if rank.end is None else rank.end.launch):
+                if found != self.manifest.launch:
+                    raise TraceError(
+                        f"{rank.folder} and {self.ranks[0].folder} were written by different launches, so parts of two "
+                        "runs are mixed. Trace again: `ttrace run --fresh`."
+                    )
+        return self.manifest.launch
+
     def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
         return Trace, (self.folder,)
 

@@ -24,6 +24,7 @@ from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
 from ttrace.trace.relaid import Relaid
+from ttrace.workflow.stages import check_launch
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ class Run:
         traces = (self.reference, self.candidate, *self.twins(), self.echo, self.repeat)
         for folder in (*traces, self.isolated.folder, self.full.folder):
             shutil.rmtree(folder, ignore_errors=True)
-        for mark in self.folder.glob("*.done.json"):
-            mark.unlink()
+        for name in ("*.done.json", "*.launch"):
+            for mark in self.folder.glob(name):
+                mark.unlink()
 
     def archive(self, progress: Progress) -> None:
         """Keep all other traces as differences to their reference."""
@@ -147,11 +149,12 @@ class Run:
         """
         self.check_complete()
         engine = engine or all_cores()
-        twins = [Trace(path) for path in self.twins()]
-        rounding = Twins(Trace(self.seen.reference), twins, strictness.margin, engine, progress)
+        twins = [_opened(path) for path in self.twins()]
+        rounding = Twins(_opened(self.seen.reference), twins, strictness.margin, engine, progress)
 
         def trace(folder: Path) -> Trace:
-            return Trace(folder) if rules is None else Relaid(folder, rules, rounding.reference)
+            found = _opened(folder)
+            return found if rules is None else Relaid(folder, rules, rounding.reference)
 
         candidate, notes = trace(self.seen.candidate), list[str]()
         if self.repeat.is_dir():
@@ -166,8 +169,8 @@ class Run:
     def selftested(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
         """What the check of this run, which must be clean, would have revealed."""
         self.check_complete()
-        twins, candidate = [Trace(path) for path in self.twins()], Trace(self.candidate)
-        rounding = Twins(Trace(self.reference), twins, margin)
+        twins, candidate = [_opened(path) for path in self.twins()], _opened(self.candidate)
+        rounding = Twins(_opened(self.reference), twins, margin)
         found = checked(rounding, candidate)
         if found.findings:
             raise TTraceError(
@@ -185,6 +188,12 @@ class Run:
         if spoilt is not None:
             return f"ttrace show {folder} {shlex.quote(str(spoilt.id))}"
         return f"ttrace show {folder}"
+
+
+def _opened(folder: Path) -> Trace:
+    trace = Trace(folder)
+    check_launch(trace)
+    return trace
 
 
 def _is_trace(folder: Path) -> bool:

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from ttrace.capture.plan import Plan
+from ttrace.capture.plan import Plan, claim_of
 from ttrace.capture.surroundings import environment
-from ttrace.errors import TTraceError
+from ttrace.errors import TraceError, TTraceError
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
 from ttrace.trace.sources import changed, fingerprint
 from ttrace.trace.store import Remote
+from ttrace.trace.writer import write_whole
 from ttrace.workflow.launch import Launches, launch
 
 
@@ -32,6 +33,8 @@ class _Mark(BaseModel):
 
     stamp: str
     """Another one for each trace."""
+    launch: str
+    """The launch that wrote the trace."""
     of: str
     """The stamp of its reference."""
     command: tuple[str, ...]
@@ -64,9 +67,11 @@ class Stage:
         `then` are stages that the same process is asked to go on with: those that it completed are there afterwards,
         but not marked as done yet.
         """
+        number = uuid.uuid4().hex
         for stage in (self, *then):
-            stage.clear()
-        plan = self.plan.model_copy(update={"then": tuple(stage._plan for stage in then)})
+            stage.claim(number)
+        following = tuple(stage._plan.model_copy(update={"launch": number}) for stage in then)
+        plan = self.plan.model_copy(update={"then": following, "launch": number})
         launched = launch(self.command, plan, timeout=timeout, launches=launches)
         words = shlex.join(self.command)
         is_excused = then and self.is_complete()  # it failed only at what it was asked on top
@@ -80,6 +85,8 @@ class Stage:
                 f"output is in {launched.log}."
             )
         trace = self.trace
+        if trace.launch != number:
+            raise TTraceError(f"{self.plan.written} was written by another launch while {words} ran. Run it again.")
         unfinished = [rank for rank in trace.ranks if rank.end is None]
         if unfinished:
             raise TTraceError(
@@ -94,15 +101,20 @@ class Stage:
         """Whether every rank finished."""
         if not self._is_begun():
             return False
-        trace = self.trace
+        try:
+            check_launch(trace := self.trace)
+        except TraceError:
+            return False
         return len(trace.ranks) == trace.manifest.num_ranks and all(rank.end is not None for rank in trace.ranks)
 
     def mark(self) -> None:
         """Say that the trace is what this stage makes."""
-        end = self.trace.ranks[0].end
+        trace = self.trace
+        end = trace.ranks[0].end
         named = {word: fingerprint(Path(word)) for word in self.command if Path(word).is_file()}
         mark = _Mark(
             stamp=uuid.uuid4().hex,
+            launch=trace.launch,
             of=self._of,
             command=self.command,
             plan=self._plan,
@@ -111,11 +123,19 @@ class Stage:
         )
         _mark_of(self.plan.out).write_text(mark.model_dump_json(indent=1))
 
-    def clear(self) -> None:
-        """Whatever lies here afterwards was made by this plan, on every rank."""
+    def claim(self, launch: str) -> None:
+        """Take the place of the trace for a launch: what an earlier one left is removed, and it may not go on."""
         plan = self.plan
         if plan.reference is not None and plan.reference.resolve() == plan.out.resolve():
             raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
+        claim = claim_of(plan.out)
+        claim.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(claim, launch)
+        self.clear()
+
+    def clear(self) -> None:
+        """Whatever lies here afterwards was made by this plan, on every rank."""
+        plan = self.plan
         _mark_of(plan.out).unlink(missing_ok=True)
         if isinstance(plan.written, Remote):
             (plan.written / rank_folder(0) / MANIFEST).unlink()  # without it there is no trace
@@ -141,12 +161,26 @@ class Stage:
         return mark.stamp if mark else ""
 
 
+def check_launch(trace: Trace) -> None:
+    """Refuse a trace of which parts come from another launch, or which is not the one that was marked as done."""
+    launch = trace.launch
+    if isinstance(trace.folder, Remote):
+        return
+    out = trace.folder.resolve()  # cells of a sweep link to references that they share
+    mark = _read(out)
+    if mark is not None and mark.launch != launch:
+        raise TraceError(
+            f"{trace.folder} was replaced by another launch than the one that {_mark_of(out)} speaks of. Trace again: "
+            "`ttrace run --fresh`."
+        )
+
+
 def _mark_of(out: Path) -> Path:
     return out.parent / f"{out.name}.done.json"
 
 
 def _read(out: Path) -> _Mark | None:
     try:
-        return _Mark.model_validate_json(_mark_of(out).read_text())
-    except (OSError, ValidationError):
+        return _Mark.model_validate_json(_mark_of(out).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None

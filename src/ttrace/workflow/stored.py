@@ -13,6 +13,7 @@ from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
 from ttrace.trace.store import Remote
 from ttrace.workflow.run import Strictness
+from ttrace.workflow.stages import check_launch
 
 
 def judged(folder: Remote, strictness: Strictness, *, progress: Progress | None = None, engine: Engine) -> Judgement:
@@ -23,6 +24,8 @@ def judged(folder: Remote, strictness: Strictness, *, progress: Progress | None 
         raise TTraceError(f"{folder} holds no twin-1: tolerances come from twins. `ttrace trace --twin 1` makes one.")
     rounding = Twins(Trace(folder / "reference"), twins, strictness.margin, engine, progress)
     candidate = Trace(folder / "candidate")
+    for trace in (rounding.reference, *twins, candidate):
+        check_launch(trace)
     return checked(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
 
 
