@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -42,7 +43,7 @@ def stubborn(folder: Path) -> Path:
 def running(log: Path) -> list[int]:
     """The processes that the log speaks of and that still run."""
     words = log.read_text().split() if log.exists() else []
-    numbers = [int(after) for word, after in zip(words, words[1:], strict=False) if word == "pid"]
+    numbers = [int(after) for word, after in itertools.pairwise(words) if word == "pid"]
     return [number for number in numbers if is_running(number)]
 
 
@@ -121,5 +122,5 @@ def test_a_status_and_a_command_that_is_not_there_are_told(tmp_path: Path) -> No
     plan = Plan(out=tmp_path / "trace")
     assert launch(("bash", "-c", "exit 3"), plan, timeout=60).status == 3
     assert launch(("bash", "-c", "kill -9 $$"), plan, timeout=60).status == -9
-    with pytest.raises(TTraceError, match="cannot be started: .*No such file"):
+    with pytest.raises(TTraceError, match=r"cannot be started: .*No such file"):
         launch(("no-such-command",), plan, timeout=60)

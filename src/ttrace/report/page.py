@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ttrace.errors import SketchError
+from ttrace.errors import SketchError, TTraceError
 from ttrace.judge.diagnose import axes_of_conflict
 from ttrace.judge.errormap import RankMap, error_map
 from ttrace.judge.evidence import Evidence
@@ -83,8 +83,13 @@ def page(judgement: Judgement, about: About) -> dict[str, Any]:
 def _commands(folder: Path) -> dict[str, str]:
     """The two commands; none if the traces were made one by one."""
     path = folder / "run.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    return {role: known[role] for role in ("reference", "candidate") if isinstance(known.get(role), str)}
+    if not path.exists():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return {role: known[role] for role in ("reference", "candidate") if isinstance(known.get(role), str)}
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise TTraceError(f"{path} is damaged: {error}. The same `ttrace run` again writes it.") from None
 
 
 def _head(judgement: Judgement, about: About) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Packed:
         where = self._folder / INDEX
         try:
             return validated(Index, where.read_text(encoding="utf-8"), str(where))
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{where} cannot be read ({error}).") from None
 
     @cached_property
@@ -96,7 +96,7 @@ class Packed:
         try:
             data = _read(path, segment.at, segment.at + segment.num_packed)
             found = unpack(data, segment.end - segment.begin, width, base)
-        except (OSError, zlib.error, RuntimeError, ValueError) as error:
+        except (OSError, zlib.error, RuntimeError, ValueError, OverflowError, MemoryError) as error:
             raise TraceError(f"{where} cannot be unpacked ({error}).") from None
         if checksum(found) != segment.checksum:
             raise TraceError(

@@ -291,7 +291,7 @@ class Trace:
         passed = self.manifest.passed
         parent, _, number = tensor_id.name.rpartition(".")
         step = {Kind.INPUT: -1, Kind.GRAD_OUTPUT: 1}.get(tensor_id.kind)
-        if step is not None and number.isdigit() and f"{parent}.{int(number) + step}" in passed:
+        if step is not None and number.isdecimal() and len(number) < 19 and f"{parent}.{int(number) + step}" in passed:
             return True
         return any(is_inside(tensor_id.name, block) for block in passed)
 

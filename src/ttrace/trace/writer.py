@@ -140,7 +140,11 @@ class Writer:
             self._upload.settle()
             self._problems += self._upload.problems
         self._check_claim()
-        filled = {"num_records": self._num_records, "launch": self._launch, "problems": (*end.problems, *self._problems)}
+        filled = {
+            "num_records": self._num_records,
+            "launch": self._launch,
+            "problems": (*end.problems, *self._problems),
+        }
         write_whole(self.folder / END, end.model_copy(update=filled).model_dump_json(indent=1))
         if self._upload is not None:
             self._upload.close()

@@ -115,7 +115,10 @@ class Run:
         total = sum(1 for path in traces for _ in path.glob("rank-*/chunk-*"))
         counts = itertools.count(1)
         for path in traces:
-            change(path, lambda: progress(next(counts), total))
+            try:
+                change(path, lambda: progress(next(counts), total))
+            except OSError as error:
+                raise TTraceError(f"{path} cannot be changed: {error}. It can be read as it was before.") from None
 
     def check_complete(self) -> None:
         """Refuse a folder that has not both traces, and say what it has."""
