@@ -31,6 +31,8 @@ def main() -> NoReturn:
         code = _run()
     except TTraceError as error:
         code = _refuse(str(error))
+    except KeyboardInterrupt:
+        code = _LEAST_SIGNAL + signal.SIGINT
     except BrokenPipeError:
         code = _end_unread()
     except Exception as error:
@@ -40,7 +42,7 @@ def main() -> NoReturn:
 
 def _run() -> int:
     """What the command exits with, its output written."""
-    # Here, because a torch that cannot be imported is no finding either.
+    # Here, because a library that cannot be imported is no finding either.
     from ttrace.cli.commands import app
 
     try:
@@ -87,7 +89,7 @@ def _fail(error: Exception) -> int:
     described = f"{type(error).__name__}: {words}" if words else type(error).__name__
     try:
         return _refuse(f"could not judge, because of an unexpected {described}. Please report it; {where}")
-    except Exception:  # for instance a torch that cannot be imported, and is needed for the report
+    except Exception:  # for instance a library that cannot be imported, and is needed for the report
         sys.stderr.write(f"ttrace: could not judge, because of an unexpected {described}; {where}\n")
         return _UNJUDGED
 
