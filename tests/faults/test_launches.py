@@ -83,7 +83,7 @@ def test_ranks_of_two_launches_are_not_judged(tmp_path: Path, file: str) -> None
     write_ranks(tmp_path / "other", SECOND)
     rank = Path("rank-00001")
     shutil.copy(tmp_path / "other" / rank / file, tmp_path / "candidate" / rank / file)
-    with pytest.raises(TraceError, match="candidate/rank-00001 and .* were written by different launches"):
+    with pytest.raises(TraceError, match=r"candidate/rank-00001 and .* were written by different launches"):
         Run(tmp_path).judged()
 
 
