@@ -24,11 +24,13 @@ def main() -> None:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session = ttrace.attach(model, optimizer)
-    for _ in range(3):
+    num_microbatches = 1 if is_parallel else 2  # a rank of two has one of them, and DDP averages
+    for _ in range(8):
         optimizer.zero_grad()
         with session.step():
-            inputs, targets = session.batch((torch.randn(8, 16), torch.randn(8, 16)))
-            nn.functional.mse_loss(model(inputs), targets).backward()
+            for _ in range(num_microbatches):
+                inputs, targets = session.batch((torch.randn(8, 16), torch.randn(8, 16)))
+                (nn.functional.mse_loss(model(inputs), targets) / num_microbatches).backward()
             optimizer.step()
     if is_parallel:
         dist.destroy_process_group()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from ttrace.capture.plan import Plan
+from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TTraceError
 from ttrace.judge.isolated import combined
 from ttrace.judge.noise import is_repeated
@@ -190,6 +190,7 @@ class Flow:
         elif echo.is_complete():
             self.say("the reference's iterations differ by themselves: each twin gets a launch of its own")
         shutil.rmtree(echo.plan.out, ignore_errors=True)
+        claim_of(echo.plan.out).unlink(missing_ok=True)
 
     def _twin(self, run: Run, known: Plan, number: int) -> Stage:
         plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})
