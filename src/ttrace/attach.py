@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _Batch = TypeVar("_Batch")
 
 PLAN_VARIABLE = "TTRACE_PLAN"
-"""The environment variable that switches `attach` on: the path of a plan."""
+"""The environment variable that switches `attach` on: the path of a plan, and the launch that it is for."""
 
 
 class Tracing(Protocol):
@@ -87,7 +87,7 @@ def attach(
             grad_factor=grad_factor,
         )
 
-    plan = Plan.load(Path(os.environ[PLAN_VARIABLE]))
+    plan = Plan.find(os.environ[PLAN_VARIABLE])
     if not plan.then:
         return session(plan)
     saved = Saved(chunks, adapter.steppers(optimizer), with_parameters=plan.parameters == "own")

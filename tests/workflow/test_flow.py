@@ -25,7 +25,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if "wrong" in sys.argv:
     model[1].weight.register_hook(lambda grad: 2 * grad)
 session = ttrace.attach(model, optimizer)
-hold, plan = Path(__file__).with_name("hold"), Path(os.environ["TTRACE_PLAN"]).name
+hold, plan = Path(__file__).with_name("hold"), Path(os.environ["TTRACE_PLAN"].partition("#")[0]).name
 for number in range(8):
     with session.step():
         while hold.exists() and plan == f"{hold.read_text()}.plan.json":
@@ -133,7 +133,8 @@ def _kill(command: tuple[str, ...], log: Path, number: signal.Signals) -> None:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (child,) = (one for one in children if b"train.py" in Path(f"/proc/{one}/cmdline").read_bytes())
+    (supervisor,) = (one for one in children if b"train.py" in Path(f"/proc/{one}/cmdline").read_bytes())
+    (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     os.kill(int(child) if number is signal.SIGKILL else process.pid, number)
     _, told = process.communicate(timeout=120)
     # A script that fails in isolation is a note on what was found, one that fails before it leaves nothing to judge.

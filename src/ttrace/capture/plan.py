@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from ttrace.errors import CaptureError, TraceError
 from ttrace.layouts.pattern import matches
@@ -28,6 +29,8 @@ class Plan(BaseModel):
     store: str = ""
     """A URL under which traces are kept in place of the disk: this one and the reference's, by the names of their
     folders."""
+    launch: str = ""
+    """Another one for each launch: a process that outlived its own must not write into the trace of the next."""
     twin: int = 0
     """Which draw of the nudge a twin uses."""
     seed: int = 0
@@ -71,6 +74,15 @@ class Plan(BaseModel):
         """Where the reference's trace is."""
         return None if self.reference is None else self._in_store(self.reference)
 
+    @property
+    def claim(self) -> Path | None:
+        """The file that says which launch the trace belongs to; None for a plan that no launcher wrote."""
+        return claim_of(self.out) if self.launch else None
+
+    def address(self, path: Path) -> str:
+        """What a script is told in order to find this plan at this path, and no other one that replaced it."""
+        return f"{path}{_BEFORE_LAUNCH}{self.launch}" if self.launch else str(path)
+
     def _in_store(self, folder: Path) -> Place:
         return place(f"{self.store.rstrip('/')}/{folder.name}") if self.store else folder
 
@@ -96,5 +108,24 @@ class Plan(BaseModel):
     def load(cls, path: Path) -> Plan:
         try:
             return cls.model_validate_json(open_document(path.read_text(encoding="utf-8"), str(path)))
-        except (OSError, UnicodeDecodeError, ValidationError, TraceError) as error:
+        except (OSError, ValueError, RecursionError, TraceError) as error:
             raise CaptureError(f"{path} is no plan: {error}") from None
+
+    @classmethod
+    def find(cls, address: str) -> Plan:
+        """The plan that an address names; refused if a later launch has replaced it meanwhile."""
+        path, _, launch = address.rpartition(_BEFORE_LAUNCH)
+        if not re.fullmatch("[0-9a-f]{32}", launch):
+            return cls.load(Path(address))
+        plan = cls.load(Path(path))
+        if plan.launch != launch:
+            raise CaptureError(f"{path} is the plan of a later launch: this process outlived its own, and ends here.")
+        return plan
+
+
+_BEFORE_LAUNCH = "#"
+
+
+def claim_of(out: Path) -> Path:
+    """The file beside a trace that holds the id of the launch that it belongs to."""
+    return out.parent / f"{out.name}.launch"

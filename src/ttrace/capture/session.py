@@ -98,6 +98,7 @@ class Session:
             num_ranks=adapter.mesh.num_ranks,
             mesh=str(adapter.mesh),
             seed=plan.seed,
+            launch=plan.launch,
             num_microbatches=num_microbatches,
             isolated=plan.isolated,
             modules=census(names),
@@ -111,7 +112,7 @@ class Session:
             versions=surroundings.versions(),
             environment=surroundings.environment(),
         )
-        writer = Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held)
+        writer = Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held, claim=plan.claim)
         self._recorder = Recorder(writer, plan, adapter.local)
         for problem in adapter.disagreements({name: one.placed for name, one in made.items()}):
             self._recorder.keep(problem)

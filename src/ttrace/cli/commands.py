@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +27,7 @@ from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.verdict import Exit
 from ttrace.layouts.rules import Rules
 from ttrace.report import difference as difference_report
-from ttrace.report import listing, machine, suggest
+from ttrace.report import listing, suggest
 from ttrace.report import power as power_report
 from ttrace.report.facts import SYMBOLS
 from ttrace.trace.reader import Trace
@@ -38,11 +36,12 @@ from ttrace.workflow import stored
 from ttrace.workflow.engines import choice
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
+from ttrace.workflow.lock import hold
 from ttrace.workflow.matrix import Matrix
 from ttrace.workflow.run import Run, Strictness
 from ttrace.workflow.space import Space, sized
 from ttrace.workflow.stages import Stage
-from ttrace.workflow.sweep import Result, Sweep, most_ranks
+from ttrace.workflow.sweep import Result, Sweep, check_sweep_folder, most_ranks
 
 app = typer.Typer(
     name="ttrace",
@@ -101,34 +100,36 @@ def run(
     strictness = options.strictness(margin, allow)
     console = Console(stderr=json_output)
     folder = Run(out)
-    with screen.bar(console) as progress:
-        task = progress.add_task("starting", total=4)
+    commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
+    Flow(folder, commands, settings).check_folder()
+    with hold(out):
+        with screen.bar(console) as progress:
+            task = progress.add_task("starting", total=4)
 
-        def begin(name: str) -> None:
-            progress.update(task, description=name)
-            progress.advance(task)
+            def begin(name: str) -> None:
+                progress.update(task, description=name)
+                progress.advance(task)
 
-        def say(line: str) -> None:
-            Console(stderr=True).print(line, style="dim", highlight=False, soft_wrap=True)
+            def say(line: str) -> None:
+                Console(stderr=True).print(line, style="dim", highlight=False, soft_wrap=True)
 
-        commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
-        flow = Flow(folder, commands, settings, strictness, begin, say)
-        flow.prepare(fresh=fresh)
-        with _interruptible(say):
-            flow.trace()
-        begin("check")
-        judgement = folder.judged(strictness, isolated=False)
-        if judgement.findings and repeat:
-            progress.update(task, total=5)
-            judgement = flow.repeated(judgement)
-        if judgement.findings and record == "sketch":
-            progress.update(task, total=7)
-            judgement = flow.in_full(judgement)
-        if judgement.findings and isolate:
-            progress.update(task, total=10)
-            judgement = flow.isolated(judgement)
-    known = outcome.baseline(baseline, judgement, update=update_baseline)
-    outcome.tell(folder, judgement, known, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
+            flow = Flow(folder, commands, settings, strictness, begin, say)
+            flow.prepare(fresh=fresh)
+            with _interruptible(say):
+                flow.trace()
+            begin("check")
+            judgement = folder.judged(strictness, isolated=False)
+            if judgement.findings and repeat:
+                progress.update(task, total=5)
+                judgement = flow.repeated(judgement)
+            if judgement.findings and record == "sketch":
+                progress.update(task, total=7)
+                judgement = flow.in_full(judgement)
+            if judgement.findings and isolate:
+                progress.update(task, total=10)
+                judgement = flow.isolated(judgement)
+        known = outcome.baseline(baseline, judgement, update=update_baseline)
+        outcome.tell(folder, judgement, known, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
 
 
 @app.command()
@@ -159,32 +160,34 @@ def sweep(
     """Run a matrix of layouts and flags against shared references, and say when it fails."""
     console = Console(stderr=True)
     matrix = Matrix.load(file)
-    with screen.bar(console) as progress:
-        task = progress.add_task("starting", total=len(matrix.cells))
+    check_sweep_folder(out)
+    with hold(out):
+        with screen.bar(console) as progress:
+            task = progress.add_task("starting", total=len(matrix.cells))
 
-        def end(result: Result) -> None:
-            progress.advance(task)
-            if result.judgement is not None:
-                outcome.write(result.run, result.judgement)
-            mark = SYMBOLS[result.exit]
-            console.print(f"{mark} {result.cell.name}", style="dim", highlight=False, soft_wrap=True)
+            def end(result: Result) -> None:
+                progress.advance(task)
+                if result.judgement is not None:
+                    outcome.write(result.run, result.judgement)
+                mark = SYMBOLS[result.exit]
+                console.print(f"{mark} {result.cell.name}", style="dim", highlight=False, soft_wrap=True)
 
-        sweeping = Sweep(
-            out,
-            matrix,
-            Plan(out=out, seed=seed, num_steps=steps),
-            num_twins=twins,
-            max_ranks=max_ranks or most_ranks(),
-            timeout=timeout,
-            strictness=options.strictness(margin, allow),
-            repeats=repeat,
-            begin=lambda what: progress.update(task, description=what),
-            end=end,
-        )
-        swept = sweeping.run(fresh=fresh)
-        if isolate:
-            swept = sweeping.isolated(swept)
-    outcome.tell_sweep(out, swept, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
+            sweeping = Sweep(
+                out,
+                matrix,
+                Plan(out=out, seed=seed, num_steps=steps),
+                num_twins=twins,
+                max_ranks=max_ranks or most_ranks(),
+                timeout=timeout,
+                strictness=options.strictness(margin, allow),
+                repeats=repeat,
+                begin=lambda what: progress.update(task, description=what),
+                end=end,
+            )
+            swept = sweeping.run(fresh=fresh)
+            if isolate:
+                swept = sweeping.isolated(swept)
+        outcome.tell_sweep(out, swept, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
 
 
 @app.command()
@@ -265,24 +268,31 @@ def check(
     if isinstance(folder, Remote) and engine == "torchrun":  # what it kept is told apart by the run's own folder
         raise TTraceError("--engine torchrun needs the traces in a folder: copy them from the store, or use another.")
     run = Run(folder if isinstance(folder, Path) else Path())  # of what is in a store, the report is written here
-    with choice.chosen(engine, workers, run, strictness) as chosen, screen.counted("check", console, *rate) as told:
-        if isinstance(folder, Path):
-            judgement = run.judged(strictness, rules=given, progress=told, engine=chosen)
-        elif given is not None:
-            raise TTraceError("--rules needs the traces in a folder: copy them from the store first.")
-        else:
-            judgement = stored.judged(folder, strictness, progress=told, engine=chosen)
-    if choice.speaks(engine):
-        known = outcome.baseline(baseline, judgement, update=update_baseline)
-        outcome.tell(
-            run,
-            judgement,
-            known,
-            json_output=json_output,
-            fail_on=fail_on,
-            junit_file=junit_file,
-            is_stored=isinstance(folder, Remote),
-        )
+    if isinstance(folder, Path):
+        run.check_complete()
+    # Of the ranks of a job only the first writes the report.
+    with hold(run.folder) if choice.speaks(engine) and isinstance(folder, Path) else nullcontext():
+        if engine == "torchrun" and choice.speaks(engine):
+            outcome.leave_code(run, Exit.UNJUDGED)  # until the check says otherwise
+        with choice.chosen(engine, workers, run, strictness) as chosen, screen.counted("check", console, *rate) as told:
+            if isinstance(folder, Path):
+                judgement = run.judged(strictness, rules=given, progress=told, engine=chosen)
+            elif given is not None:
+                raise TTraceError("--rules needs the traces in a folder: copy them from the store first.")
+            else:
+                judgement = stored.judged(folder, strictness, progress=told, engine=chosen)
+        if choice.speaks(engine):
+            known = outcome.baseline(baseline, judgement, update=update_baseline)
+            outcome.tell(
+                run,
+                judgement,
+                known,
+                json_output=json_output,
+                fail_on=fail_on,
+                junit_file=junit_file,
+                is_stored=isinstance(folder, Remote),
+                leaves_code=engine == "torchrun",
+            )
 
 
 @app.command()
@@ -295,9 +305,11 @@ def report(
     allow: options.Allow = None,
 ) -> None:
     """Judge the traces of a run again and write the report as one HTML file, to be opened from disk."""
-    with screen.counted("check", Console(stderr=True)) as told:
-        judgement = Run(folder).judged(options.strictness(margin, allow), progress=told)
-    screen.console().print(Text(f"report: {outcome.write_page(Run(folder), judgement, out)}"), soft_wrap=True)
+    Run(folder).check_complete()
+    with hold(folder):
+        with screen.counted("check", Console(stderr=True)) as told:
+            judgement = Run(folder).judged(options.strictness(margin, allow), progress=told)
+        screen.console().print(Text(f"report: {outcome.write_page(Run(folder), judgement, out)}"), soft_wrap=True)
 
 
 @app.command()
@@ -343,16 +355,17 @@ def archive(
     """
     run = Run(folder)
     run.check_complete()
-    before = run.num_bytes()
-    with screen.counted("restore" if restore else "archive", Console(stderr=json_output)) as told:
-        (run.restore if restore else run.archive)(told)
-    after = run.num_bytes()
-    if json_output:
-        typer.echo(json.dumps({"folder": str(folder), "bytes_before": before, "bytes_after": after}))
-        return
-    said = "as they were" if restore else "kept as differences to the reference"
-    sizes = f"{sized(after)} in all, before {sized(before)}"
-    screen.console().print(Text(f"{folder}: candidate and twins are {said}: {sizes}"), soft_wrap=True)
+    with hold(folder):
+        before = run.num_bytes()
+        with screen.counted("restore" if restore else "archive", Console(stderr=json_output)) as told:
+            (run.restore if restore else run.archive)(told)
+        after = run.num_bytes()
+        if json_output:
+            typer.echo(json.dumps({"folder": str(folder), "bytes_before": before, "bytes_after": after}))
+            return
+        said = "as they were" if restore else "kept as differences to the reference"
+        sizes = f"{sized(after)} in all, before {sized(before)}"
+        screen.console().print(Text(f"{folder}: candidate and twins are {said}: {sizes}"), soft_wrap=True)
 
 
 @app.command()
@@ -407,16 +420,3 @@ def _interruptible(say: Callable[[str], None]) -> Iterator[None]:
     except KeyboardInterrupt:
         say("interrupted: nothing is left running, and the same command goes on from here")
         raise
-
-
-def main() -> None:
-    """The `ttrace` command: our own errors are messages and exit code 2, not tracebacks."""
-    # A cancelled CI job sends SIGTERM: end like Ctrl-C does, with everything that was started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        app()
-    except TTraceError as error:
-        if "--json" in sys.argv:
-            typer.echo(json.dumps(machine.failure(str(error))))
-        Console(stderr=True).print(Text.assemble(("ttrace: ", "bold red"), str(error)), soft_wrap=True)
-        raise SystemExit(int(Exit.UNJUDGED)) from None

@@ -19,6 +19,9 @@ from ttrace.report.page import About, page
 from ttrace.workflow.run import Run
 from ttrace.workflow.sweep import Swept
 
+EXIT_CODE = "exit-code"
+"""The file that has the exit code of a check by torchrun."""
+
 
 def baseline(path: Path | None, judgement: Judgement, *, update: bool) -> Baseline:
     """What is known of the findings; with `update`, they all are from now on."""
@@ -40,8 +43,9 @@ def tell(
     fail_on: str,
     junit_file: Path | None,
     is_stored: bool = False,
+    leaves_code: bool = False,
 ) -> None:
-    """Write and print what a check found, and exit."""
+    """Write and print what a check found, and exit; with `leaves_code`, the exit code is in a file too."""
     judgement, code = known.told(judgement), known.exit(judgement)
     # What shows single tensors reads them from a folder.
     next_command = "copy the traces to a folder, then: ttrace check RUN" if is_stored else run.next_command(judgement)
@@ -57,7 +61,16 @@ def tell(
         for line in github.errors(known.new(judgement), Path.cwd()):
             typer.echo(line, err=True)
         github.add_summary(github.summary(judgement, str(run.folder)))
-    raise typer.Exit(_status(code, fail_on))
+    status = _status(code, fail_on)
+    if leaves_code:
+        leave_code(run, status)
+        typer.echo(f"exit code {status}: also in {run.folder / EXIT_CODE}, as torchrun ends with 0 or 1 only", err=True)
+    raise typer.Exit(status)
+
+
+def leave_code(run: Run, status: int) -> None:
+    """Write the exit code into a file: torchrun ends with 1 whatever the code of a rank was."""
+    _write(run.folder / EXIT_CODE, f"{int(status)}\n")
 
 
 def _status(code: Exit, fail_on: str) -> int:
@@ -72,8 +85,8 @@ def tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, juni
         if result.judgement is not None and result.cell.values in failing:
             write(result.run, result.judgement)  # the isolated run has added to it
     report = sweep_report.as_json(table, swept.exit)
-    (out / "sweep.json").write_text(json.dumps(report, indent=1))
-    (out / "sweep.html").write_text(sweep_report.page(table), encoding="utf-8")
+    _write(out / "sweep.json", json.dumps(report, indent=1))
+    _write(out / "sweep.html", sweep_report.page(table))
     if junit_file is not None:
         junit.write(junit_file, "ttrace sweep", sweep_report.cases(table))
     worst = next(iter([*table.failing, *(row for row in table.rows if row.exit is not Exit.PASSED), *table.rows]))
@@ -88,7 +101,7 @@ def tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, juni
 def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> machine.Report:
     """The report as a page and for programs, beside the traces; of traces in a store there is no page."""
     report = machine.as_json(judgement, next_command or run.next_command(judgement))
-    (run.folder / "report.json").write_text(json.dumps(report, indent=1))
+    _write(run.folder / "report.json", json.dumps(report, indent=1))
     if not is_stored:
         write_page(run, judgement)
     return report
@@ -97,8 +110,14 @@ def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: 
 def write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:
     out = run.folder / "report.html" if out is None else out
     about = About.of(run.folder, run.next_command(judgement), run.seen.folder)
-    try:
-        out.write_text(document(page(judgement, about)), encoding="utf-8")
-    except OSError as error:
-        raise TTraceError(f"{out} cannot be written: {error}. Choose another place with `ttrace report -o`.") from None
+    _write(out, document(page(judgement, about)), "Choose another place with `ttrace report -o`.")
     return out
+
+
+def _write(
+    path: Path, text: str, advice: str = "Free the disk, or copy the folder to where it can be written."
+) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise TTraceError(f"{path} cannot be written: {error}. {advice}") from None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit, Finding, Judgement
@@ -50,8 +50,8 @@ class Baseline:
     @classmethod
     def load(cls, path: Path) -> Baseline:
         try:
-            return cls(_File.model_validate_json(path.read_text()).findings)
-        except (OSError, ValidationError) as error:
+            return cls(_File.model_validate_json(path.read_text(encoding="utf-8")).findings)
+        except (OSError, ValueError, RecursionError) as error:
             raise TTraceError(f"{path} is no baseline: {error}. --update-baseline writes one.") from None
 
     def save(self, path: Path) -> None:

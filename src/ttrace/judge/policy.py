@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Comparison, Verdict
@@ -48,8 +48,8 @@ class Policy:
     @classmethod
     def load(cls, path: Path) -> Policy:
         try:
-            file = _File.model_validate(tomllib.loads(path.read_text()))
-        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+            file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, RecursionError) as error:
             raise TTraceError(
                 f"{path} allows nothing: {error}. It needs [[allow]] tables with site, reason and until = YYYY-MM-DD."
             ) from None

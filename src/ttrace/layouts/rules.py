@@ -92,8 +92,8 @@ def _parsed(pattern: str, layout: str) -> Layout:
 
 def _table(path: Path) -> dict[str, str]:
     try:
-        table = tomllib.loads(path.read_text()).get("layouts")
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("layouts")
+    except (OSError, ValueError, RecursionError) as error:
         raise LayoutError(f"rules file {path} cannot be read: {error}") from None
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
         raise LayoutError(

@@ -100,7 +100,7 @@ def _id_row(side: str, shards: list[Shard]) -> Row:
 
 def _shard_row(side: str, shard: Shard) -> Row:
     record = shard.record
-    norm = float(shard.stored().double().norm())
+    norm = float(shard.stored().flatten().double().norm())  # torch has no norm of more than 64 dims
     return {
         "id": str(record.id),
         "side": side,

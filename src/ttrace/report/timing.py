@@ -18,8 +18,11 @@ def stages(folder: Path) -> dict[str, float]:
     for place in (folder, folder / "isolated"):
         for plan in place.glob(f"*{_PLAN}"):
             trace = place / plan.name.removesuffix(_PLAN)
-            start = plan.stat().st_mtime
-            end = max((path.stat().st_mtime for path in trace.glob(f"rank-*/{END}")), default=0.0)
+            try:
+                start = plan.stat().st_mtime
+                end = max((path.stat().st_mtime for path in trace.glob(f"rank-*/{END}")), default=0.0)
+            except OSError:  # links in a circle, for instance: how long it took is no reason to end
+                continue
             if end > start:
                 name = trace.name if place == folder else f"{place.name} {trace.name}"
                 found[name] = start, end - start

@@ -90,7 +90,7 @@ def scores_slot(slot: str) -> str:
 
 _NAME = re.compile(r"[^/@\s]+")
 _TEXT = re.compile(
-    r"(?P<step>\d+)/(?P<mb>\d+|-)/(?P<name>[^/@\s]+)(?:@(?P<call>\d+))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
+    r"(?P<step>[0-9]{1,18})/(?P<mb>[0-9]{1,18}|-)/(?P<name>[^/@\s]+)(?:@(?P<call>[0-9]{1,18}))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
 )
 
 

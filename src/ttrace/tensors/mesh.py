@@ -7,12 +7,14 @@ factorisation of the same ranks follows after `|`, as expert parallelism needs: 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from ttrace.errors import LayoutError
 
+_SIZE = re.compile("[0-9]{1,9}")
 MICROBATCH_AXIS = "mb"
 """The virtual axis along which microbatches lie, when a layout names it."""
 
@@ -84,7 +86,7 @@ class Mesh:
             axes = []
             for word in part.split():
                 axis, sign, size = word.partition("=")
-                if not sign or not size.isdigit():
+                if not sign or not _SIZE.fullmatch(size):
                     raise LayoutError(f"mesh {text!r}: {word!r} is not axis=size, for instance tp=4.")
                 axes.append((axis, int(size)))
             parts.append(tuple(axes))

@@ -15,6 +15,7 @@ from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report.terminal import text
 from ttrace.testing.call import Call, Function
 from ttrace.workflow.flow import Commands, Flow
+from ttrace.workflow.lock import hold
 from ttrace.workflow.run import Run, Strictness
 
 
@@ -52,7 +53,8 @@ def assert_equivalent(
     )
     strictness = Strictness(margin, STRICT if allow is None else Policy.load(allow))
     flow = Flow(run, commands, Plan(out=folder, num_steps=steps), strictness)
-    judgement = _judged(flow, repeat=repeat, isolate=isolate)
+    with hold(folder):
+        judgement = _judged(flow, repeat=repeat, isolate=isolate)
     if judgement.exit is not Exit.PASSED:
         raise AssertionError(text(judgement, run.next_command(judgement)).strip())
     if out is None:

@@ -74,6 +74,8 @@ class Manifest(BaseModel):
     num_ranks: PositiveInt
     mesh: str
     seed: int
+    launch: str = ""
+    """Another one for each launch, the same on all of its ranks; empty if no launcher wrote the plan."""
     num_microbatches: PositiveInt = 1
     isolated: bool = False
     """Whether what enters modules was replaced."""
@@ -105,6 +107,8 @@ class End(BaseModel):
     records_sum: str = ""
     """The CRC-32 of all lines, so that one that was cut out or came twice is missed."""
     num_steps: int
+    launch: str = ""
+    """As in the manifest."""
     grad_factor: float = 1.0
     """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
     random: tuple[str, ...] = ()

@@ -101,7 +101,7 @@ class Packed:
         try:
             data = _read(path, segment.at, segment.at + segment.num_packed)
             found = unpack(data, segment.end - segment.begin, width, base)
-        except (OSError, zlib.error, RuntimeError, ValueError) as error:
+        except (OSError, zlib.error, RuntimeError, ValueError, OverflowError, MemoryError) as error:
             raise TraceError(f"{where} cannot be unpacked ({error}).") from None
         if checksum_of(found) != segment.checksum:
             raise TraceError(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ttrace.errors import NoTraceError, SketchError
+from ttrace.errors import NoTraceError, SketchError, TraceError
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
@@ -121,6 +121,18 @@ class Trace:
             raise NoTraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
         check_ranks(str(folder), [rank.manifest for rank in self.ranks])
 
+    @property
+    def launch(self) -> str:
+        """The launch that wrote this trace, all of it; parts of two launches are refused."""
+        for rank in self.ranks:
+            for found in (rank.manifest.launch, rank.manifest.launch if rank.end is None else rank.end.launch):
+                if found != self.manifest.launch:
+                    raise TraceError(
+                        f"{rank.folder} and {self.ranks[0].folder} were written by different launches, so parts of two "
+                        "runs are mixed. Trace again: `ttrace run --fresh`."
+                    )
+        return self.manifest.launch
+
     def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
         return Trace, (self.folder,)
 
@@ -196,7 +208,7 @@ class Trace:
         passed = self.manifest.passed
         parent, _, number = tensor_id.name.rpartition(".")
         step = {Kind.INPUT: -1, Kind.GRAD_OUTPUT: 1}.get(tensor_id.kind)
-        if step is not None and number.isdigit() and f"{parent}.{int(number) + step}" in passed:
+        if step is not None and number.isdecimal() and len(number) < 19 and f"{parent}.{int(number) + step}" in passed:
             return True
         return any(is_inside(tensor_id.name, block) for block in passed)
 

@@ -65,7 +65,11 @@ class Writer:
         *,
         chunk_bytes: int = CHUNK_BYTES,
         max_bytes_held: int = MAX_BYTES_HELD,
+        claim: Path | None = None,
     ) -> None:
+        """With `claim`, the file must hold the manifest's launch whenever this writer is about to touch the folder."""
+        self._launch, self._claim = manifest.launch, claim
+        self._check_claim()
         place = folder / rank_folder(manifest.rank)
         self._upload = Upload(place) if isinstance(place, Remote) else None
         self.folder = place if isinstance(place, Path) else self._upload.spool  # type: ignore[union-attr]
@@ -136,14 +140,30 @@ class Writer:
         if self._upload is not None:
             self._upload.settle()
             self._problems += self._upload.problems
+        self._check_claim()
         filled = {
             "num_records": self._num_records,
             "records_sum": f"{self._records_crc:08x}",
+            "launch": self._launch,
             "problems": (*end.problems, *self._problems),
         }
         write_whole(self.folder / END, sealed(end.model_copy(update=filled)))
         if self._upload is not None:
             self._upload.close()
+
+    def _check_claim(self) -> None:
+        """Refuse to touch a folder that a later launch writes: this process outlived its own."""
+        if self._claim is None:
+            return
+        try:
+            owner = self._claim.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            owner = ""
+        if owner != self._launch:
+            raise TraceError(
+                f"{self._claim.with_suffix('')} belongs to a later launch, or was removed: this process outlived its "
+                "own launch, and writes nothing more."
+            )
 
     def _flush_at_exit(self) -> None:
         """For a script that ends without closing. A fork of it has the arena, but not the thread that writes it."""
@@ -176,6 +196,7 @@ class Writer:
         if self._chunk is not None and not self._chunk.has_room(name, source, self._chunk_bytes):
             self._close_chunk()
         if self._chunk is None:
+            self._check_claim()
             self._chunk = _Chunk(self.folder / chunk_file(self._num_chunks), self._num_chunks, self._arena)
             self._num_chunks += 1
             if not self._chunk.has_room(name, source, self._chunk_bytes):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from ttrace.capture.plan import Plan
+from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TTraceError
 from ttrace.judge.isolated import combined
 from ttrace.judge.noise import is_repeated
@@ -23,6 +23,7 @@ from ttrace.trace.reader import Trace
 from ttrace.trace.seal import seal_document
 from ttrace.workflow.git import state_of
 from ttrace.workflow.launch import Launches
+from ttrace.workflow.lock import is_empty
 from ttrace.workflow.run import AS_USUAL, MARK, Run, Strictness, is_complete, number_of_twin
 from ttrace.workflow.space import Space
 from ttrace.workflow.stages import Stage
@@ -58,17 +59,20 @@ class Flow:
     launches: Launches | None = None
     """For flows in several threads: what ends all that they have launched."""
 
+    def check_folder(self) -> None:
+        """Refuse a folder that holds something else than a run."""
+        folder = self.run.folder
+        try:
+            is_other = not is_empty(folder) and not (folder / MARK).exists()
+        except OSError as error:
+            raise TTraceError(f"{folder} cannot be read: {error}. Choose another --out.") from None
+        if is_other:
+            raise TTraceError(f"{folder} is not empty and holds no earlier run. Choose another --out.")
+
     def prepare(self, *, fresh: bool = False) -> None:
         """Take the folder, if it is empty or an earlier run's; with `fresh`, forget that run."""
         run = self.run
-        if run.folder.is_dir() and any(run.folder.iterdir()) and not (run.folder / MARK).exists():
-            raise TTraceError(f"{run.folder} is not empty and holds no earlier run. Choose another --out.")
-        if fresh:
-            run.clear()
-        try:
-            run.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TTraceError(f"{run.folder} cannot be made: {error}. Choose another --out.") from None
+        self.check_folder()
         known = {
             "reference": shlex.join(self.commands.reference),
             "candidate": shlex.join(self.commands.candidate),
@@ -76,7 +80,13 @@ class Flow:
             "git": state_of(Path.cwd()),
             "ttrace": metadata.version("torch-ttrace"),
         }
-        (run.folder / MARK).write_text(seal_document(json.dumps(known, indent=1)), encoding="utf-8")
+        try:
+            if fresh:
+                run.clear()
+            run.folder.mkdir(parents=True, exist_ok=True)
+            (run.folder / MARK).write_text(seal_document(json.dumps(known, indent=1)), encoding="utf-8")
+        except OSError as error:
+            raise TTraceError(f"{run.folder} cannot be written: {error}. Choose another --out.") from None
 
     def trace(self) -> None:
         """Trace reference, twins and candidate; what of an earlier run no longer belongs to them is removed."""
@@ -182,6 +192,7 @@ class Flow:
         elif echo.is_complete():
             self.say("the reference's iterations differ by themselves: each twin gets a launch of its own")
         shutil.rmtree(echo.plan.out, ignore_errors=True)
+        claim_of(echo.plan.out).unlink(missing_ok=True)
 
     def _twin(self, run: Run, known: Plan, number: int) -> Stage:
         plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})

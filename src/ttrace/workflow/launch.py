@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
+from ttrace.workflow import supervisor
 
 
 @dataclass(frozen=True)
@@ -57,50 +62,115 @@ def split_command(command: str) -> tuple[str, ...]:
     return words
 
 
-@dataclass(frozen=True)
-class Launches:
-    """What several threads have launched: only the main thread hears of a signal, and must be able to end them all."""
+class Launch:
+    """A command that runs below a supervisor, which ends everything of it when this process says so, or dies."""
 
-    _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _closed: threading.Event = field(default_factory=threading.Event)
-
-    def started(
-        self, command: tuple[str, ...], output: IO[bytes], environment: dict[str, str]
-    ) -> subprocess.Popen[bytes]:
-        """A process with a group of its own, unless all were ended before."""
-        with self._lock:
-            if self._closed.is_set():
-                raise TTraceError(f"{shlex.join(command)} was not started: the run was ended.")
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+    def __init__(self, command: tuple[str, ...], output: IO[bytes], environment: dict[str, str]) -> None:
+        self._words = shlex.join(command)
+        self._carried = environment[PLAN_VARIABLE]
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            # In a session of its own: a Ctrl-C in the terminal, or the end of it, must not reach the supervisor.
+            self._process = subprocess.Popen(
+                (sys.executable, "-I", "-S", supervisor.__file__, *command),
+                stdin=theirs.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
             )
-            self._running.add(process)
-            return process
 
-    def ended(self, process: subprocess.Popen[bytes]) -> None:
-        """Leave nothing of its group."""
-        _end_group(process)
+    def wait(self, seconds: float) -> int:
+        """The command's status, negative for a signal, once it and everything that it started have ended."""
+        self._process.wait(seconds)
+        report = self._read_report()
+        if report["error"]:
+            raise TTraceError(
+                f"{self._words} cannot be started: {report['error']}. No shell reads the command: write env A=B ... "
+                "for a variable, and bash -c '...' for more."
+            )
+        _refuse_survivors(self._words, report["survivors"])
+        if report["status"] is None:
+            raise TTraceError(f"{self._words} was ended: the run was ended, or its supervisor was told to end.")
+        return int(report["status"])
+
+    def stop(self) -> None:
+        """Tell the supervisor to end everything; does not wait for it."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Leave nothing behind: what a supervisor could not end is named."""
+        if self._process.returncode is None:
+            self.stop()
+            try:
+                self._process.wait(_LONGEST_END)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            survivors = self._read_report()["survivors"]
+            self._control.close()
+            _refuse_survivors(self._words, survivors)
+        self._control.close()
+
+    def _read_report(self) -> dict[str, Any]:
+        """What the supervisor said at its end; if it was killed, its work is done here."""
+        received = b""
+        with contextlib.suppress(OSError):
+            while part := self._control.recv(1 << 16):
+                received += part
+        try:
+            report: dict[str, Any] = json.loads(received)
+            return report
+        except ValueError:
+            left = supervisor.end_all(lambda: supervisor.find_carriers(self._carried))
+            return {"status": -signal.SIGKILL, "error": "", "survivors": supervisor.describe(left)}
+
+
+_LONGEST_END = supervisor.GRACE + supervisor.LONGEST_KILL + 2.0
+
+
+def _refuse_survivors(words: str, survivors: Sequence[str]) -> None:
+    if survivors:
+        raise TTraceError(
+            f"{words} left processes that could not be ended: {', '.join(survivors)}. End them before the next run."
+        )
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What several threads have launched: only the main thread hears of a signal, and must be able to end them all."""
+
+    _running: set[Launch] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+
+    def start(self, command: tuple[str, ...], output: IO[bytes], environment: dict[str, str]) -> Launch:
+        """Launch a command, unless all were ended before."""
         with self._lock:
-            self._running.discard(process)
+            if self._closed.is_set():
+                raise TTraceError(f"{shlex.join(command)} was not started: the run was ended.")
+            started = Launch(command, output, environment)
+            self._running.add(started)
+            return started
+
+    def end(self, running: Launch) -> None:
+        """Leave nothing of it."""
+        with self._lock:
+            self._running.discard(running)
+        running.close()
 
     def close(self) -> None:
         """End whatever still runs, and start nothing more."""
         with self._lock:
             self._closed.set()
             running = list(self._running)
-        for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)  # the thread that waits for it does the rest
+        for one in running:
+            one.stop()  # the thread that waits for it does the rest
 
 
 def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: Launches | None = None) -> Launched:
-    """Run the command with tracing switched on, and wait. Its whole process group ends with it."""
+    """Run the command with tracing switched on, and wait. Every process that it started ends with it."""
     launches = launches or Launches()
     folder = plan.out.parent
     plan_file = folder / f"{plan.out.name}.plan.json"
@@ -108,35 +178,15 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
     log = folder / f"{plan.out.name}.log"
     start = time.monotonic()
     with log.open("wb") as output:
+        environment = {**os.environ, PLAN_VARIABLE: plan.address(plan_file.resolve())}
+        running = launches.start(command, output, environment)
         try:
-            environment = {**os.environ, PLAN_VARIABLE: str(plan_file.resolve())}
-            process = launches.started(command, output, environment)
-        except OSError as error:
-            raise TTraceError(
-                f"{shlex.join(command)} cannot be started: {error}. No shell reads the command: write env A=B ... for "
-                "a variable, and bash -c '...' for more."
-            ) from None
-        try:
-            status = process.wait(timeout)
+            status = running.wait(timeout)
         except subprocess.TimeoutExpired:
             raise TTraceError(
                 f"{shlex.join(command)} did not end within {timeout:.0f} s. Its output is in {log}; "
                 "a longer --timeout gives it more time."
             ) from None
         finally:
-            launches.ended(process)
+            launches.end(running)
     return Launched(command, status, time.monotonic() - start, log)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process behind: torchrun's workers are in the group of torchrun."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()

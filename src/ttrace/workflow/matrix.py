@@ -21,7 +21,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from ttrace.errors import TTraceError
 from ttrace.workflow.expression import Value, evaluated
@@ -72,8 +72,8 @@ class Matrix:
     @classmethod
     def load(cls, path: Path) -> Matrix:
         try:
-            file = _File.model_validate(tomllib.loads(path.read_text()))
-        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+            file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, RecursionError) as error:
             raise TTraceError(
                 f"{path} is no sweep: {error}. It needs reference = and candidate = commands and a table [axes], for "
                 "instance tp = [1, 2]."

@@ -28,6 +28,7 @@ from ttrace.trace.reader import Trace
 from ttrace.trace.relaid import Relaid
 from ttrace.trace.seal import read_document
 from ttrace.trace.store import Place
+from ttrace.workflow.stages import check_launch
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ class Run:
         traces = (self.reference, self.candidate, *self.twins(), self.echo, self.repeat)
         for folder in (*traces, self.isolated.folder, self.full.folder):
             shutil.rmtree(folder, ignore_errors=True)
-        for mark in self.folder.glob("*.done.json"):
-            mark.unlink()
+        for name in ("*.done.json", "*.launch"):
+            for mark in self.folder.glob(name):
+                mark.unlink()
 
     def archive(self, progress: Progress) -> None:
         """Keep all other traces as differences to their reference."""
@@ -120,7 +122,10 @@ class Run:
         total = sum(1 for path in traces for _ in path.glob("rank-*/chunk-*"))
         counts = itertools.count(1)
         for path in traces:
-            change(path, lambda: progress(next(counts), total))
+            try:
+                change(path, lambda: progress(next(counts), total))
+            except OSError as error:
+                raise TTraceError(f"{path} cannot be changed: {error}. It can be read as it was before.") from None
 
     def check_complete(self) -> None:
         """Refuse a folder that has not both traces, and say what it has."""
@@ -155,12 +160,13 @@ class Run:
         """
         self.check_complete()
         engine = engine or all_cores()
-        reference = Trace(self.seen.reference)
+        reference = open_trace(self.seen.reference)
         twins, notes = choose_twins(self.twins(), self.folder)
         rounding = Twins(reference, twins, strictness.margin, engine, progress)
 
         def trace(folder: Path) -> Trace:
-            return Trace(folder) if rules is None else Relaid(folder, rules, rounding.reference)
+            found = open_trace(folder)
+            return found if rules is None else Relaid(folder, rules, rounding.reference)
 
         candidate = trace(self.seen.candidate)
         for opened in (reference, candidate):
@@ -180,7 +186,7 @@ class Run:
         """What the check of this run, which must be clean, would have revealed."""
         self.check_complete()
         twins, _ = choose_twins(self.twins(), self.folder)
-        rounding, candidate = Twins(Trace(self.reference), twins, margin), Trace(self.candidate)
+        rounding, candidate = Twins(open_trace(self.reference), twins, margin), open_trace(self.candidate)
         found = checked(rounding, candidate)
         if found.findings:
             raise TTraceError(
@@ -200,6 +206,13 @@ class Run:
         return f"ttrace show {folder}"
 
 
+def open_trace(folder: Place) -> Trace:
+    """Open a trace that one launch wrote, the one that was marked as done."""
+    trace = Trace(folder)
+    check_launch(trace)
+    return trace
+
+
 def number_of_twin(path: Path) -> int:
     return int(path.name.removeprefix("twin-"))
 
@@ -209,7 +222,7 @@ def choose_twins(places: Iterable[Place], where: Place) -> tuple[list[Trace], li
     twins, notes = list[Trace](), list[str]()
     for place in places:
         try:
-            twin = Trace(place)
+            twin = open_trace(place)
             gap = next(twin.gaps(), None)
         except NoTraceError as error:
             gap = str(error)

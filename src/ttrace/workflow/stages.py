@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from ttrace.capture.plan import Plan
+from ttrace.capture.plan import Plan, claim_of
 from ttrace.capture.surroundings import environment
 from ttrace.errors import TraceError, TTraceError
 from ttrace.trace.format import MANIFEST, rank_folder
@@ -23,6 +23,7 @@ from ttrace.trace.reader import Trace
 from ttrace.trace.seal import open_document, seal_document
 from ttrace.trace.sources import changed, fingerprint
 from ttrace.trace.store import Remote
+from ttrace.trace.writer import write_whole
 from ttrace.workflow.launch import Launches, launch
 
 
@@ -33,6 +34,8 @@ class _Mark(BaseModel):
 
     stamp: str
     """Another one for each trace."""
+    launch: str
+    """The launch that wrote the trace."""
     of: str
     """The stamp of its reference."""
     command: tuple[str, ...]
@@ -65,9 +68,11 @@ class Stage:
         `then` are stages that the same process is asked to go on with: those that it completed are there afterwards,
         but not marked as done yet.
         """
+        number = uuid.uuid4().hex
         for stage in (self, *then):
-            stage.clear()
-        plan = self.plan.model_copy(update={"then": tuple(stage._plan for stage in then)})
+            stage.claim(number)
+        following = tuple(stage._plan.model_copy(update={"launch": number}) for stage in then)
+        plan = self.plan.model_copy(update={"then": following, "launch": number})
         launched = launch(self.command, plan, timeout=timeout, launches=launches)
         words = shlex.join(self.command)
         is_excused = then and self.is_complete()  # it failed only at what it was asked on top
@@ -81,6 +86,8 @@ class Stage:
                 f"output is in {launched.log}."
             )
         trace = self.trace
+        if trace.launch != number:
+            raise TTraceError(f"{self.plan.written} was written by another launch while {words} ran. Run it again.")
         unfinished = [rank for rank in trace.ranks if rank.end is None]
         if unfinished:
             raise TTraceError(
@@ -96,28 +103,39 @@ class Stage:
         if not self._is_begun():
             return False
         try:
-            return not any(self.trace.gaps())
+            check_launch(trace := self.trace)
+            return not any(trace.gaps())
         except TraceError:
-            return False  # damaged, or of an earlier format: what is made now will be neither
+            return False  # damaged, or of another format or launch: what is made now will be neither
 
     def mark(self) -> None:
         """Say that the trace is what this stage makes."""
+        trace = self.trace
         named = {word: fingerprint(Path(word)) for word in self.command if Path(word).is_file()}
         mark = _Mark(
             stamp=uuid.uuid4().hex,
+            launch=trace.launch,
             of=self._of,
             command=self.command,
             plan=self._plan,
             environment=environment(),
-            sources={**named, **_sources(self.trace)},
+            sources={**named, **_sources(trace)},
         )
         _mark_of(self.plan.out).write_text(seal_document(mark.model_dump_json(indent=1)), encoding="utf-8")
+
+    def claim(self, launch: str) -> None:
+        """Take the place of the trace for a launch: what an earlier one left is removed, and it may not go on."""
+        plan = self.plan
+        if plan.reference is not None and plan.reference.resolve() == plan.out.resolve():
+            raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
+        claim = claim_of(plan.out)
+        claim.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(claim, launch)
+        self.clear()
 
     def clear(self) -> None:
         """Whatever lies here afterwards was made by this plan, on every rank."""
         plan = self.plan
-        if plan.reference is not None and plan.reference.resolve() == plan.out.resolve():
-            raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
         _mark_of(plan.out).unlink(missing_ok=True)
         if isinstance(plan.written, Remote):
             (plan.written / rank_folder(0) / MANIFEST).unlink()  # without it there is no trace
@@ -153,6 +171,20 @@ def _sources(trace: Trace) -> dict[str, str]:
     return found
 
 
+def check_launch(trace: Trace) -> None:
+    """Refuse a trace of which parts come from another launch, or which is not the one that was marked as done."""
+    launch = trace.launch
+    if isinstance(trace.folder, Remote):
+        return
+    out = trace.folder.resolve()  # cells of a sweep link to references that they share
+    mark = _read(out)
+    if mark is not None and mark.launch != launch:
+        raise TraceError(
+            f"{trace.folder} was replaced by another launch than the one that {_mark_of(out)} speaks of. Trace again: "
+            "`ttrace run --fresh`."
+        )
+
+
 def _mark_of(out: Path) -> Path:
     return out.parent / f"{out.name}.done.json"
 
@@ -161,5 +193,5 @@ def _read(out: Path) -> _Mark | None:
     try:
         text = _mark_of(out).read_text(encoding="utf-8")
         return _Mark.model_validate_json(open_document(text, str(_mark_of(out))))
-    except (OSError, UnicodeDecodeError, ValidationError, TraceError):
+    except (OSError, ValueError, RecursionError, TraceError):
         return None  # a mark that is not what was written marks nothing

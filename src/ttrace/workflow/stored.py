@@ -11,16 +11,15 @@ from ttrace.judge.engine import Engine, Progress
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
 from ttrace.trace.format import MANIFEST, rank_folder
-from ttrace.trace.reader import Trace
 from ttrace.trace.store import Place, Remote
-from ttrace.workflow.run import Strictness, check_finished, choose_twins
+from ttrace.workflow.run import Strictness, check_finished, choose_twins, open_trace
 
 
 def judged(folder: Remote, strictness: Strictness, *, progress: Progress | None = None, engine: Engine) -> Judgement:
     """Check `candidate` against `reference` and `twin-1`, `twin-2` ...; they are asked for by name, not listed."""
     named: Iterator[Place] = (folder / f"twin-{number}" for number in count(1))
     twins, notes = choose_twins(takewhile(_is_trace, named), folder)
-    reference, candidate = Trace(folder / "reference"), Trace(folder / "candidate")
+    reference, candidate = open_trace(folder / "reference"), open_trace(folder / "candidate")
     for trace in (reference, candidate):
         check_finished(trace)
     rounding = Twins(reference, twins, strictness.margin, engine, progress)

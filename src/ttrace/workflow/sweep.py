@@ -22,11 +22,10 @@ from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report.sweep import Row, Table
 from ttrace.workflow.flow import Commands, Flow, Tell
 from ttrace.workflow.launch import Launches
+from ttrace.workflow.lock import CELLS, REFERENCES, is_empty
 from ttrace.workflow.matrix import Configuration, Matrix, spelled
 from ttrace.workflow.run import AS_USUAL, Run, Strictness
 from ttrace.workflow.shrink import Shrunk, shrunk
-
-_REFERENCES = "references"
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,7 @@ class Sweep:
 
     def run(self, *, fresh: bool = False) -> Swept:
         """Everything; whatever happens, no command is left running."""
-        if self.folder.is_dir() and any(self.folder.iterdir()) and not (self.folder / _REFERENCES).is_dir():
-            raise TTraceError(f"{self.folder} is not empty and holds no earlier sweep. Choose another --out.")
+        check_sweep_folder(self.folder)
         try:
             references = self._references(fresh=fresh)
             flows = {cell.name: self._prepared(cell, references[cell.reference]) for cell in self.matrix.cells}
@@ -123,7 +121,7 @@ class Sweep:
         for cell in self.matrix.cells:
             if cell.reference in found:
                 continue
-            run = found[cell.reference] = Run(self.folder / _REFERENCES / str(len(found)))
+            run = found[cell.reference] = Run(self.folder / REFERENCES / str(len(found)))
             self.begin(f"reference {len(found)}")
             commands = Commands(cell.reference, cell.reference, self.num_twins, self.timeout)
             flow = Flow(run, commands, self._settings(run), launches=self._launches)
@@ -139,7 +137,7 @@ class Sweep:
         return flow
 
     def _flow(self, cell: Configuration) -> Flow:
-        run = Run(self.folder / "cells" / cell.folder)
+        run = Run(self.folder / CELLS / cell.folder)
         commands = Commands(cell.reference, cell.candidate, self.num_twins, self.timeout)
         return Flow(run, commands, self._settings(run), self.strictness, launches=self._launches)
 
@@ -182,6 +180,12 @@ class Sweep:
         except TTraceError as error:
             return Result(cell, flow.run, Exit.UNJUDGED, time.monotonic() - start, problem=str(error))
         return Result(cell, flow.run, judgement.exit, time.monotonic() - start, judgement)
+
+
+def check_sweep_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than a sweep."""
+    if not is_empty(folder) and not (folder / REFERENCES).is_dir():
+        raise TTraceError(f"{folder} is not empty and holds no earlier sweep. Choose another --out.")
 
 
 def most_ranks() -> int:
