@@ -13,10 +13,12 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
+from bench._checksums import without_checksums
 from bench._memory import measured
 from ttrace.judge.check import checked
 from ttrace.judge.engine import Threads
@@ -101,12 +103,13 @@ def main() -> int:
         candidate = write(Path(folder) / "candidate", "candidate", 2, 1e-7)
         num_bytes = sum(t.num_bytes(i) for t in (reference, candidate) for i in t.shards)
         twins = Twins(reference, [twin], engine=Threads(NUM_WORKERS))
-        shares, peaks = [], []
-        chance = random.Random(0)
+        ways = ("read", "check", "without checksums")
+        shares: dict[str, list[float]] = {way: [] for way in ways}
+        peaks, chance = [], random.Random(0)
         for _ in range(NUM_ROUNDS):
             seconds: dict[str, float] = {}
-            for way in chance.sample(["read", "check"], 2):
-                with measured() as peak:
+            for way in chance.sample(ways, len(ways)):
+                with measured() as peak, without_checksums() if way == "without checksums" else nullcontext():
                     start = time.perf_counter()
                     if way == "read":
                         read((reference, candidate))
@@ -116,11 +119,13 @@ def main() -> int:
                     seconds[way] = time.perf_counter() - start
                 if way == "check":
                     peaks.append(peak.beyond)
-            shares.append(seconds["read"] / seconds["check"])
-            print(f"read {seconds['read']:.2f} s, check {seconds['check']:.2f} s: {shares[-1]:.2f}")
-    share, most = statistics.median(shares), max(peaks)
+            for way in ways:
+                shares[way].append(seconds["read"] / seconds[way])
+            print(", ".join(f"{way} {seconds[way]:.2f} s ({shares[way][-1]:.2f})" for way in ways))
+    share, unchecked = (statistics.median(shares[way]) for way in ("check", "without checksums"))
+    most = max(peaks)
     print(
-        f"check: {share:.2f} of the speed of reading {num_bytes / 1e9:.1f} GB once, {most / 2**20:.0f} MiB at most "
-        f"(bars {SHARE}, {MEMORY >> 20} MiB)"
+        f"check: {share:.2f} of the speed of reading {num_bytes / 1e9:.1f} GB once, {unchecked:.2f} without checksums, "
+        f"{most / 2**20:.0f} MiB at most (bars {SHARE}, {MEMORY >> 20} MiB)"
     )
     return int(share < SHARE or most > MEMORY)

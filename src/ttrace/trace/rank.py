@@ -79,7 +79,7 @@ class RankTrace:
 
     def stored(self, record: Record) -> torch.Tensor:
         """What a record stores; a TraceError if it is not what was written."""
-        tensor = self._loaded(record)
+        tensor = self.load(record)
         place = (record.chunk, record.begin, record.end)
         # What is made has no bytes, and what was archived has just been verified.
         if record.end == record.begin or self.packed is not None or place in self._verified:
@@ -94,7 +94,8 @@ class RankTrace:
             self._verified.add(place)
         return tensor
 
-    def _loaded(self, record: Record) -> torch.Tensor:
+    def load(self, record: Record) -> torch.Tensor:
+        """What is in the place of a record's bytes, whether it was written there or not."""
         shape, dtype = record.stored
         try:
             if record.num_bytes == 0:

@@ -3,7 +3,7 @@
 It runs as a script of its own (`python supervisor.py COMMAND`), so it imports the standard library only. Standard
 input is a socket whose other end `ttrace` holds: the kernel closes it whatever happens to `ttrace`. torchrun starts its
 workers in sessions of their own, so a process group does not reach them; a subreaper is the parent of all orphans
-below it, so it does (docs/decisions/0019-launches.md).
+below it, so it does (docs/decisions/0020-launches.md).
 """
 
 from __future__ import annotations

@@ -1,0 +1,21 @@
+"""Tracing and checking as they would be without checksums of tensors' bytes, to measure what those cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from ttrace.trace import arena
+from ttrace.trace.rank import RankTrace
+
+
+def _no_checksum(address: int, num_bytes: int, before: int = 0) -> int:  # noqa: ARG001  # as the real one has them
+    return 0
+
+
+@contextmanager
+def without_checksums() -> Iterator[None]:
+    """Write none and verify none in this block: what is written in it can be read in it only."""
+    with mock.patch.object(arena, "checksum_at", _no_checksum), mock.patch.object(RankTrace, "stored", RankTrace.load):
+        yield
