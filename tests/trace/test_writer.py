@@ -156,6 +156,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
     assert json.loads((folder / "end.json").read_text()) == {
         "num_records": 3,
         "num_steps": 1,
+        "launch": "",
         "grad_factor": 1.0,
         "splits": {},
         "settings": {},
