@@ -141,3 +141,18 @@ def test_a_tensor_of_thousands_of_dims_is_shown(tmp_path: Path) -> None:
     case.judged()
     done = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "0/0/fc/output", "--json"])
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_a_job_of_torchrun_leaves_the_exit_code_that_it_cannot_end_with(run: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = (*torchrun, "-m", "ttrace", "check", str(run), "--engine", "torchrun")
+    passed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (passed.returncode, (run / "exit-code").read_text()) == (0, "0\n"), passed.stderr
+    (run / "candidate" / "rank-00001" / "end.json").unlink()
+    unjudged = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (unjudged.returncode, (run / "exit-code").read_text()) == (1, "2\n"), unjudged.stderr
+    assert f"exit code 2: also in {run / 'exit-code'}, as torchrun ends with 0 or 1 only" in unjudged.stderr
+    (run / "candidate" / "rank-00001" / "manifest.json").write_text("{")
+    damaged = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (damaged.returncode, (run / "exit-code").read_text()) == (1, "2\n"), damaged.stderr
