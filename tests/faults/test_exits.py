@@ -26,6 +26,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tracebacks go."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 def ttrace(*words: str, before: str = "", stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, in which something was prepared."""
     code = f"import sys; sys.argv = ['ttrace', *sys.argv[1:]]; {before}\nfrom ttrace.cli import main\nmain()"
@@ -44,7 +50,6 @@ def test_an_exception_nobody_expected_is_one_line_and_its_traceback_a_file(run: 
     assert "could not judge, because of an unexpected IndexError: list index out of range" in line
     file = Path(line.rpartition(" ")[2])
     assert "Traceback (most recent call last)" in file.read_text()
-    file.unlink()
     report = json.loads(done.stdout)
     assert (report["exit"], report["findings"]) == (2, [])
     assert "IndexError" in report["problems"][0]
