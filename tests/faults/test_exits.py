@@ -26,6 +26,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tracebacks go."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 def ttrace(*words: str, before: str = "", stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, in which something was prepared."""
     code = f"import sys; sys.argv = ['ttrace', *sys.argv[1:]]; {before}\nfrom ttrace.cli import main\nmain()"
@@ -44,7 +50,6 @@ def test_an_exception_nobody_expected_is_one_line_and_its_traceback_a_file(run: 
     assert "could not judge, because of an unexpected IndexError: list index out of range" in line
     file = Path(line.rpartition(" ")[2])
     assert "Traceback (most recent call last)" in file.read_text()
-    file.unlink()
     report = json.loads(done.stdout)
     assert (report["exit"], report["findings"]) == (2, [])
     assert "IndexError" in report["problems"][0]
@@ -141,3 +146,18 @@ def test_a_tensor_of_thousands_of_dims_is_shown(tmp_path: Path) -> None:
     case.judged()
     done = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "0/0/fc/output", "--json"])
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_a_job_of_torchrun_leaves_the_exit_code_that_it_cannot_end_with(run: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = (*torchrun, "-m", "ttrace", "check", str(run), "--engine", "torchrun")
+    passed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (passed.returncode, (run / "exit-code").read_text()) == (0, "0\n"), passed.stderr
+    (run / "candidate" / "rank-00001" / "end.json").unlink()
+    unjudged = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (unjudged.returncode, (run / "exit-code").read_text()) == (1, "2\n"), unjudged.stderr
+    assert f"exit code 2: also in {run / 'exit-code'}, as torchrun ends with 0 or 1 only" in unjudged.stderr
+    (run / "candidate" / "rank-00001" / "manifest.json").write_text("{")
+    damaged = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (damaged.returncode, (run / "exit-code").read_text()) == (1, "2\n"), damaged.stderr

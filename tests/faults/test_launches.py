@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,11 +25,21 @@ from ttrace.workflow.stages import Stage
 
 FIRST, SECOND = "1" * 32, "2" * 32
 SCRIPT = """
-import torch, ttrace
+import os, pathlib, sys, time, torch, ttrace
 model = torch.nn.Linear(4, 4)
 session = ttrace.attach(model)
 with session.step():
     model(session.batch(torch.randn(2, 4))).sum().backward()
+    print("pid", os.getpid(), flush=True)
+    while sys.argv[1:] and not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.05)
+"""
+LAUNCHER = """
+import sys
+from pathlib import Path
+from ttrace.capture.plan import Plan
+from ttrace.workflow.stages import Stage
+Stage(tuple(sys.argv[2:]), Plan(out=Path(sys.argv[1]))).run(timeout=240)
 """
 
 
@@ -102,3 +116,35 @@ def test_a_trace_that_was_replaced_after_it_was_marked_is_not_judged_and_made_ag
     case.twin.close()
     with pytest.raises(TraceError, match="candidate was replaced by another launch"):
         Run(tmp_path).judged()
+
+
+@pytest.mark.slow
+def test_an_orphan_that_nothing_could_end_leaves_the_next_trace_alone(tmp_path: Path) -> None:
+    """Both `ttrace` and its supervisor are killed, and the orphan is below neither."""
+    script, log, release = tmp_path / "script.py", tmp_path / "orphan.log", tmp_path / "release"
+    script.write_text(SCRIPT)
+    orphaned = f"setsid {sys.executable} {script} {release} > {log} 2>&1 & wait"
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, tmp_path / "trace", "bash", "-c", orphaned])
+    try:
+        deadline = time.monotonic() + 120
+        while not (log.exists() and "pid" in log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (supervisor,) = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        launcher.send_signal(signal.SIGSTOP)  # or it would end what its supervisor left
+        os.kill(int(supervisor), signal.SIGKILL)
+    finally:
+        launcher.kill()
+        launcher.wait(60)
+    orphan = Path("/proc") / log.read_text().split()[1]
+    assert orphan.exists()
+    launch = Stage((sys.executable, str(script)), Plan(out=tmp_path / "trace")).run(timeout=240).launch
+    before = files(tmp_path / "trace")
+    release.touch()
+    deadline = time.monotonic() + 60
+    while orphan.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "trace belongs to a later launch" in log.read_text()
+    assert files(tmp_path / "trace") == before
+    assert Trace(tmp_path / "trace").launch == launch

@@ -44,12 +44,18 @@ def test_the_written_form_is_kept(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0/2/fc1", "0/2/fc1/outputs", "x/2/fc1/output", "0/2/a b/output", "0//fc1/output"]
+    "text", ["", "0/2/fc1", "0/2/fc1/outputs", "x/2/fc1/output", "0/2/a b/output", "0//fc1/output", "²/2/fc1/output"]
 )
 def test_what_is_no_id_is_named_with_an_example(text: str) -> None:
     with pytest.raises(TTraceError, match=re.escape(f"{text!r} is no tensor id. Write step/microbatch/")) as error:
         TensorId.parse(text)
     assert "for instance 0/2/layers.3.mlp.fc1/output" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{}/2/fc1/output", "0/{}/fc1/output", "0/2/fc1@{}/output"])
+def test_a_number_of_thousands_of_digits_makes_no_id(text: str) -> None:
+    with pytest.raises(TTraceError, match="is no tensor id"):
+        TensorId.parse(text.format("9" * 5000))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a@1", "a b"])

@@ -63,6 +63,8 @@ def test_axes_of_one_factorisation_go_together() -> None:
         ("tp", "'tp' is not axis=size, for instance tp=4"),
         ("tp=x", "'tp=x' is not axis=size, for instance tp=4"),
         ("tp=-2", "'tp=-2' is not axis=size"),
+        ("tp=²", "'tp=²' is not axis=size"),
+        pytest.param(f"tp={'9' * 5000}", "' is not axis=size", id="huge"),
         (
             "tp=0",
             "tp=0 is no axis. An axis is an identifier used once, other than 'mb', with a size of at least 1",

@@ -119,7 +119,9 @@ def test_another_reference_is_noticed_and_does_not_make_other_values(tmp_path: P
     assert Trace(candidate).ranks[0].packed is not None
 
 
-@pytest.mark.parametrize("damage", ["cut off", "other bytes", "no file", "no index", "half an index", "other index"])
+@pytest.mark.parametrize(
+    "damage", ["cut off", "other bytes", "no file", "no index", "half an index", "other index", "far away", "no text"]
+)
 def test_damage_is_told(tmp_path: Path, damage: str) -> None:
     candidate, _ = pair(tmp_path)
     archive(candidate, "reference")
@@ -135,6 +137,12 @@ def test_damage_is_told(tmp_path: Path, damage: str) -> None:
             index.unlink()
         case "half an index":
             index.write_text(index.read_text()[:-50])
+        case "far away":
+            chunks = json.loads(index.read_text())["chunks"]
+            moved = [[[begin, end, 2**70, *rest] for begin, end, _, *rest in segments] for segments in chunks]
+            index.write_text(json.dumps({"chunks": moved}))
+        case "no text":
+            index.write_bytes(b"\xff")
         case _:
             index.write_text(json.dumps({"chunks": []}))
     with pytest.raises(TraceError, match=r"rank-00000"):

@@ -48,6 +48,7 @@ def test_a_hostile_line_is_refused_in_the_same_words(change: dict[str, Any]) -> 
     "changed",
     [
         ('"order":0', '"order":00'),
+        pytest.param(('"id":"0/', f'"id":"{"9" * 5000}/'), id="huge"),
         ('"order":0', '"order":٣'),
         ('"order":0', '"order":-0'),
         ('"id":"0/', '"id":"\x01/'),

@@ -159,6 +159,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "num_records": 3,
         "records_sum": sum_of((folder / "records.jsonl").read_bytes()),
         "num_steps": 1,
+        "launch": "",
         "grad_factor": 1.0,
         "splits": {},
         "settings": {},

@@ -126,6 +126,8 @@ def test_verdicts_are_the_same_on_every_engine(tmp_path: Path) -> None:
         )
         ended = checked(run.folder, engine, *launcher)
         assert ended.returncode == 1, ended.stderr
+        assert ("exit code 1: also in" in ended.stderr) == (engine == "torchrun")
+        assert (run.folder / "exit-code").exists() == (engine == "torchrun")
         files[engine] = (run.folder / "report.json").read_bytes()
         (run.folder / "report.json").unlink()
     assert set(files.values()) == {files["threads"]}

@@ -62,7 +62,9 @@ def tell(
             typer.echo(line, err=True)
         github.add_summary(github.summary(judgement, str(run.folder)))
     status = _status(code, fail_on)
-    if leaves_code:
+    if not leaves_code:
+        (run.folder / EXIT_CODE).unlink(missing_ok=True)  # of an earlier check
+    else:
         leave_code(run, status)
         typer.echo(f"exit code {status}: also in {run.folder / EXIT_CODE}, as torchrun ends with 0 or 1 only", err=True)
     raise typer.Exit(status)
