@@ -40,6 +40,12 @@ Recall = Callable[[Site, int], "torch.Tensor | None"]
 """What the reference had at a site and microbatch, in this step."""
 
 
+def groups_of(optimizer: Optimizer) -> Sequence[Mapping[str, Any]]:
+    """An optimizer's groups of parameters that are like torch's; none where it has no such thing."""
+    groups = getattr(optimizer, "param_groups", ())
+    return [group for group in groups if isinstance(group, Mapping) and isinstance(group.get("params"), Iterable)]
+
+
 class Handle(Protocol):
     """Something that ends when it is removed."""
 
@@ -136,6 +142,11 @@ class Adapter(Protocol):
 
     def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
         """The optimizers of torch that do this one's work, in which its state lies."""
+
+    def groups(
+        self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
+    ) -> Iterable[tuple[nn.Parameter, Mapping[str, object]]]:
+        """Those of the parameters that this rank's optimizer updates, each with its group of settings."""
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters import dtensor
-from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall
+from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall, groups_of
 from ttrace.adapters.wrappers import canonical
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
@@ -124,6 +124,14 @@ class Native:
         # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
         inner = ((each, getattr(each, "optim", None)) for each in _each(optimizer))
         return [own if isinstance(own, torch.optim.Optimizer) else each for each, own in inner]
+
+    def groups(
+        self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
+    ) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
+        known = {
+            id(p): group for each in self.steppers(optimizer) for group in groups_of(each) for p in group["params"]
+        }
+        return ((parameter, known[id(parameter)]) for parameter in parameters if id(parameter) in known)
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]

@@ -256,7 +256,7 @@ def _wrong_replicas(e: Evidence) -> list[str]:
 _TESTS = (
     _not_finite,
     updates.not_updated,
-    updates.told_otherwise,
+    updates.other_settings,
     updates.updated_twice,
     _zeros,
     _missing_all_reduce,

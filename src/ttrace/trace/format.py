@@ -15,7 +15,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
 
 from ttrace.errors import TraceError, TTraceError
 from ttrace.tensors.ids import ROOT, Kind, TensorId
@@ -111,14 +111,22 @@ class End(BaseModel):
     """The innermost modules that drew random numbers."""
     splits: dict[str, str] = {}
     """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
-    settings: dict[str, tuple[str, ...]] = {}
-    """What the optimizer was told, by name: the values of all groups of parameters."""
+    settings: tuple[dict[str, str], ...] = ()
+    """The optimizer's distinct settings."""
+    settings_of: dict[str, NonNegativeInt] = {}
+    """By parameter, an index into `settings`."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}
     """The files that the run was loaded from, as its first rank saw them, and what they looked like."""
     against: str = ""
     """The trace beside this one to which it is kept as a difference; empty: it is kept as it is."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> End:
+        if any(number >= len(self.settings) for number in self.settings_of.values()):
+            raise ValueError("settings_of names settings that are not there")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -35,6 +35,8 @@ from ttrace.values.generate import values
 from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import sketch
 
+Settings = Mapping[str, str]
+"""What decides an optimizer's updates, by name."""
 _NUM_ASKING = 32
 """Ranks of a store that are asked for at a time."""
 
@@ -305,13 +307,14 @@ class Trace:
         return {axis: Split.parse(text) for axis, text in stated.items()}
 
     @cached_property
-    def settings(self) -> dict[str, frozenset[str]]:
-        """What the optimizers of all ranks were told, by name."""
-        found: dict[str, set[str]] = {}
+    def settings(self) -> dict[str, tuple[Settings, ...]]:
+        """By parameter, the settings of its optimizers: one, if all ranks that update it agree."""
+        found: dict[str, dict[frozenset[tuple[str, str]], Settings]] = {}
         for rank in self.ranks:
-            for name, told in rank.end.settings.items() if rank.end else ():
-                found.setdefault(name, set()).update(told)
-        return {name: frozenset(told) for name, told in found.items()}
+            groups = [(frozenset(group.items()), group) for group in rank.end.settings] if rank.end else []
+            for name, number in rank.end.settings_of.items() if rank.end else ():
+                found.setdefault(name, {}).setdefault(*groups[number])
+        return {name: tuple(settings.values()) for name, settings in found.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:

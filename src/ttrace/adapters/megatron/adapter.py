@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -141,6 +141,11 @@ class Megatron:
 
     def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
         return [part.optimizer for part in optimizers.parts(optimizer)]
+
+    def groups(
+        self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
+    ) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
+        return optimizers.groups(optimizer, parameters)
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
