@@ -22,6 +22,8 @@ from ttrace.judge.verdict import (
     PASSED_BY,
     STREAMED,
     TOGETHER,
+    UNDECIDED,
+    UNPROVEN,
     UNSTABLE,
     UNTRACED,
     ZERO,
@@ -168,7 +170,7 @@ class Comparer:
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
             verdict, reason = self._decided(tensor_id, a, b)
         if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
-            verdict, reason = Verdict.UNJUDGED, LOST
+            verdict, reason = Verdict.UNJUDGED, LOST if tolerance.is_proven_zero else UNDECIDED
         comparison = Comparison(
             tensor_id,
             verdict,
@@ -213,7 +215,7 @@ def _verdict(tensor_id: TensorId, total: Stats, replica_error: float, tolerance:
     if is_zero((tolerance.twin_error,)):
         # Gradients may well be zero but for rounding; activations like that come from an unstable reference.
         is_forward = not (tensor_id.kind.is_backward or tensor_id.kind.is_of_param)
-        return Verdict.UNJUDGED, UNSTABLE if is_forward else ZERO
+        return Verdict.UNJUDGED, UNSTABLE if is_forward else ZERO if tolerance.is_proven_zero else UNPROVEN
     if replica_error > replica_tolerance(tensor_id.kind, tolerance):
         return Verdict.CONFLICT, f"replicas differ by {replica_error:.1e}"
     return (Verdict.PASS if tolerance.error(total) <= tolerance.value else Verdict.FAIL), ""
