@@ -132,9 +132,11 @@ def _still_twins(rounding: Twins) -> Iterator[str]:
 def _other_data(comparisons: list[Comparison]) -> Iterator[str]:
     """Data that enters from outside must be the same on both sides, bit for bit."""
     for comparison in filter(_differs_outside, comparisons):
+        count, total = comparison.num_different, comparison.stats.count
         worst = max(comparison.error, comparison.replica_error)
+        how = f"by {worst:.1e}" if count is None else f"in {count} of {total} elements"
         yield (
-            f"{comparison.id}: the candidate was fed other data than the reference (they differ by {worst:.1e}). "
+            f"{comparison.id}: the candidate was fed other data than the reference (they differ {how}). "
             "Pass the batch through session.batch(...), or make both sides load the same."
         )
 

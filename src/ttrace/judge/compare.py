@@ -181,6 +181,7 @@ class Comparer:
             replica_error,
             b.layout,
             b.by,
+            num_different=_count_different(a, b) if verdict.is_wrong and _is_of_integers(a) else None,
         )
         return mis_scaled(comparison)
 
@@ -225,6 +226,17 @@ def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
     """Whether the reference is not finite, but for infinities that its twins have in the same place."""
     is_nonzero = total.aa > 0.0 or total.inf_a > 0
     return total.nan_a > 0 or (math.isinf(tolerance.twin_error) and is_nonzero)
+
+
+def _is_of_integers(logical: Logical) -> bool:
+    return not logical.dtype.is_floating_point and not logical.num_buckets
+
+
+def _count_different(a: Logical, b: Logical) -> int:
+    """How many elements differ from the reference or, where none does, between replicas."""
+    return int((a.tensor() != b.tensor()).sum()) or sum(
+        int((x.tensor() != y.tensor()).sum()) for piece in b.pieces for x, y in piece.replica_pairs()
+    )
 
 
 def _disagreement(a: Shard, b: Shard, tolerance: Tolerance) -> float:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from ttrace.errors import SketchError
-from ttrace.judge import operands, patterns, updates
+from ttrace.judge import integers, operands, patterns, updates
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
 from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Verdict
@@ -259,6 +259,7 @@ _TESTS = (
     updates.other_settings,
     updates.updated_twice,
     _zeros,
+    integers.offset,
     _missing_all_reduce,
     _missing_average,
     _wrong_group,

@@ -98,6 +98,8 @@ class Comparison:
     by: str = ""
     suggestion: str = ""
     """The layout that would explain it, where nobody stated one."""
+    num_different: int | None = None
+    """Of wrong integers, how many differ: their error, relative to their size, says little."""
     is_allowed: bool = False
     """Whether a known and accepted deviation excuses it."""
 

@@ -65,6 +65,8 @@ def _error(comparison: Comparison) -> str:
     assert tolerance is not None
     worst = max(comparison.error, comparison.replica_error)
     between = " between replicas" if comparison.replica_error > comparison.error else ""
+    if comparison.num_different is not None:
+        return f"differs{between} in {comparison.num_different} of {comparison.stats.count} elements"
     if worst <= tolerance.value:  # only its scale, or that of many together, is wrong
         return f"{worst:.1e}, within the tolerance {tolerance.value:.1e}; scale {comparison.stats.scale:.5g}"
     times = worst / tolerance.value if tolerance.value else math.inf
