@@ -10,7 +10,7 @@ import torch
 from tests.support.traces import Case, drawn, nudged, verdict_of
 from ttrace.judge.tolerance import MARGIN, TINY, Sample, is_zero, replica_tolerance, tolerances, unit
 from ttrace.judge.verdict import UNPROVEN, UNSTABLE, ZERO, Exit, Tolerance, Verdict
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.ids import TensorId
 
 F32, BF16 = unit(torch.float32), unit(torch.bfloat16)
 
@@ -86,8 +86,8 @@ def test_only_twins_that_are_as_far_off_as_the_tensor_is_large_make_a_zero() -> 
 
 def test_replicas_may_differ_within_tolerance_but_not_after_a_step() -> None:
     tolerance = Tolerance(1e-3, 1e-4, F32)
-    assert replica_tolerance(Kind.OUTPUT, tolerance) == 1e-3
-    assert replica_tolerance(Kind.PARAM_AFTER, tolerance) == 0.0
+    assert replica_tolerance(TensorId.parse("0/0/a/output"), tolerance, torch.float32) == 1e-3
+    assert replica_tolerance(TensorId.parse("0/-/a.weight/param_after"), tolerance, torch.float32) == 0.0
 
 
 def test_an_error_within_the_margin_passes_and_one_beyond_it_fails(tmp_path: Path) -> None:

@@ -98,6 +98,10 @@ class Adapter(Protocol):
         """The axes along which ranks have microbatches or modules of their own: they cut no tensor by themselves."""
 
     @property
+    def reduced_axes(self) -> frozenset[str]:
+        """The axes over which the framework itself reduces gradients: along them all ranks get the same bits."""
+
+    @property
     def grad_factor(self) -> float:
         """What reducing over ranks will still apply to gradients."""
 

@@ -6,6 +6,7 @@ their own and what they divide gradients by, pipeline stages their microbatches.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,6 +73,16 @@ class Native:
         sharding = {axis for mesh in _fsdp_meshes(self.chunks) for axis in dtensor.axis_names(mesh)} - {CONTEXT_AXIS}
         planned = self.models.distributing_axes(self.mesh) if self.models else frozenset()
         return frozenset(self.data_axes) | planned | ((sharding | {PIPELINE_AXIS}) & set(self.mesh.sizes))
+
+    @cached_property
+    def reduced_axes(self) -> frozenset[str]:
+        """Those of DDP's group, and the one along which FSDP2's shards are replicated."""
+        wrapped = [chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)]
+        if wrapped and len(wrapped) == len(self.chunks):
+            groups = [dist.get_process_group_ranks(chunk.process_group) for chunk in wrapped]
+            return frozenset.intersection(*(_axes_along(self.mesh, ranks) for ranks in groups))
+        replicated = {dtensor.axis_names(mesh)[0] for mesh in _fsdp_meshes(self.chunks) if mesh.ndim == 2}
+        return frozenset(replicated & set(self.mesh.sizes))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -214,6 +225,16 @@ def _found(chunks: Sequence[nn.Module], models: Models | None, num_ranks: int) -
     if num_ranks > 1 and any(isinstance(chunk, DistributedDataParallel) for chunk in chunks):
         return Mesh.of(**{DATA_AXIS: num_ranks})
     return Mesh.of(ranks=num_ranks) if num_ranks > 1 else Mesh()
+
+
+def _axes_along(mesh: Mesh, ranks: Sequence[int]) -> frozenset[str]:
+    """The axes that a group of ranks spans; none where it is no part of the mesh."""
+    coords = [mesh.coord(rank) for rank in ranks]
+    for part in mesh.factorisations:
+        spanned = {axis: size for axis, size in part if len({coord[axis] for coord in coords}) > 1}
+        if math.prod(spanned.values()) == len(ranks):
+            return frozenset(spanned)
+    return frozenset()
 
 
 def _joined(factorisations: tuple[tuple[tuple[str, int], ...], ...]) -> Mesh:

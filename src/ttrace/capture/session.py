@@ -107,6 +107,7 @@ class Session:
             passed=self._passing.blocks,
             divided=tuple(adapter.divided),
             untraced=(*adapter.untraced, *streaming.untraced),
+            reduced=tuple(sorted(adapter.reduced_axes)),
             notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes, *streaming.notes),
             versions=surroundings.versions(),
             environment=surroundings.environment(),

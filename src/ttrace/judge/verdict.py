@@ -65,6 +65,8 @@ class Tolerance:
     """How far <a, b> / <a, a> may be from 1; infinite where the scale is not judged."""
     size: float = 0.0
     """Errors are relative to elements of this size, where the tensor itself is zero but for rounding; else 0."""
+    is_repeated: bool = True
+    """Whether a second run of the candidate, where there was one, gave the same."""
     is_proven_zero: bool = False
     """Whether this is a gradient that is proven to be zero but for rounding, or what a step made of one."""
 
@@ -94,6 +96,8 @@ class Comparison:
     tolerance: Tolerance | None = None
     parts: tuple[Part, ...] = ()
     replica_error: float = 0.0
+    replica_tolerance: float = 0.0
+    """How far the replicas may differ that differ most."""
     layout: str = ""
     by: str = ""
     suggestion: str = ""

@@ -92,6 +92,8 @@ class Manifest(BaseModel):
     """Modules of which each pipeline stage has a part: only the ends see what enters and leaves them."""
     untraced: tuple[Kind, ...] = ()
     """Kinds that this run has, but not at a moment at which they could be recorded."""
+    reduced: tuple[str, ...] = ()
+    """Axes over which the framework reduces gradients: along them final gradients are equal, bit for bit."""
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = {}
     environment: dict[str, str] = {}

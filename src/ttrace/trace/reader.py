@@ -295,6 +295,11 @@ class Trace:
         """The kinds that could not be recorded, on any rank."""
         return frozenset(kind for rank in self.ranks for kind in rank.manifest.untraced)
 
+    @cached_property
+    def reduced(self) -> frozenset[str]:
+        """The axes along which final gradients are equal, bit for bit, as all ranks state."""
+        return frozenset(self.manifest.reduced).intersection(*(rank.manifest.reduced for rank in self.ranks))
+
     @property
     def random(self) -> tuple[str, ...]:
         """The innermost modules that drew random numbers, on any rank."""
