@@ -42,16 +42,21 @@ def traced(plan: Plan, update: Update, making: Callable[[nn.Module], Any]) -> Tr
 
 
 def judged(
-    folder: Path, update: Update, making: Callable[[nn.Module], Any] = adam, *, reference: Update = step
+    folder: Path,
+    update: Update,
+    making: Callable[[nn.Module], Any] = adam,
+    *,
+    reference: Update = step,
+    reference_optimizer: Callable[[nn.Module], Any] = adam,
 ) -> Judgement:
     """A candidate that updates in another way than the reference does."""
     plan = Plan(out=folder / "reference", stop=False)
     known = plan.model_copy(update={"reference": plan.out})
-    trusted = traced(plan, reference, adam)
+    trusted = traced(plan, reference, reference_optimizer)
     twins = []
     for number in (1, 2, 3):
         as_twin = {"out": folder / f"twin-{number}", "role": "twin", "twin": number}
-        twins.append(traced(known.model_copy(update=as_twin), reference, adam))
+        twins.append(traced(known.model_copy(update=as_twin), reference, reference_optimizer))
     as_candidate = {"out": folder / "candidate", "role": "candidate"}
     return check(trusted, twins, traced(known.model_copy(update=as_candidate), update, making))
 
@@ -110,8 +115,47 @@ def test_several_optimizers_come_as_a_list(tmp_path: Path) -> None:
 def test_other_settings_are_the_cause_of_other_updates(tmp_path: Path) -> None:
     found = judged(tmp_path, step_each, lambda model: several(model, lr=0.02))
     assert found.findings[0].comparison.id.name == "2.weight"
-    words = "the optimizer was told something else: lr 0.01 and 0.02 instead of 0.01"
+    words = "the optimizer's settings differ for 2.weight: lr 0.02 instead of 0.01"
     assert found.findings[0].cause.sentence == words
+
+
+def decayed(model: nn.Module, *exempt: str) -> torch.optim.Optimizer:
+    """Weight decay for all parameters but some."""
+    parameters = dict(model.named_parameters())
+    groups = [
+        {"params": [p for name, p in parameters.items() if name not in exempt], "weight_decay": 0.5},
+        {"params": [parameters[name] for name in exempt], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def test_a_parameter_in_the_wrong_group_is_named(tmp_path: Path) -> None:
+    """Both sides have the same groups; only their members differ."""
+    found = judged(
+        tmp_path,
+        step,
+        lambda model: decayed(model, "0.bias"),
+        reference_optimizer=lambda model: decayed(model, "2.bias"),
+    )
+    causes = {f.comparison.id.name: f.cause.sentence for f in found.findings}
+    assert causes["0.bias"].endswith("0.bias: weight_decay 0 instead of 0.5")
+    assert causes["2.bias"].endswith("2.bias: weight_decay 0.5 instead of 0")
+
+
+def test_settings_of_another_parameter_are_no_cause(tmp_path: Path) -> None:
+    def changed(model: nn.Module, optimizer: Any) -> None:
+        optimizer.step()
+        with torch.no_grad():
+            model[0].weight.mul_(1.5)  # type: ignore[index]
+
+    found = judged(
+        tmp_path,
+        changed,
+        lambda model: decayed(model, "2.bias"),
+        reference_optimizer=lambda model: decayed(model),
+    )
+    causes = {f.comparison.id.name: f.cause.name for f in found.findings}
+    assert causes["0.weight"] != "optimizer settings"
 
 
 def test_settings_of_the_whole_are_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from bench._models import CUTS, Model, bed
 from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
 from ttrace.judge.check import checked
 from ttrace.judge.lost import lost_elements
-from ttrace.judge.verdict import LOST, Comparison, Exit, Verdict
+from ttrace.judge.verdict import LOST, UNDECIDED, Comparison, Exit, Verdict
 from ttrace.tensors.ids import TensorId
 
 GRAD, AFTER = "0/-/fc.weight/param_grad", "0/-/fc.weight/param_after"
@@ -107,13 +107,23 @@ def test_gradients_may_be_sharded_in_another_way_than_the_parameter(tmp_path: Pa
 
 def test_an_update_that_rounding_decides_altogether_is_not_called_right(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/output")
+    case.right("0/0/fc/input", "0/0/fc/output", "0/0/fc/grad_output")
     case.both(GRAD, 1e-9 * gradient(), "a b/tp", lambda x: -x, noise=2.0)
     case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
     judgement = case.judged()
     comparison = verdict_of(judgement, AFTER)
     assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, LOST)
     assert judgement.exit is Exit.PASSED
+
+
+def test_an_update_is_not_excused_by_a_gradient_that_is_not_proven_zero(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/fc/input", "0/0/fc/output", "0/0/fc/grad_output")
+    case.both(GRAD, gradient(), "a b/tp", lambda x: -x, noise=2.0)
+    case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
+    judgement = case.judged()
+    assert verdict_of(judgement, AFTER).reason == UNDECIDED
+    assert judgement.exit is Exit.UNJUDGED
 
 
 @pytest.mark.parametrize("at", [SMALL, LARGE])

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench._models import CUTS, NUM_TWINS, Cut, divide, train
-from tests.support.traces import Case, drawn, verdict_of
+from tests.support.traces import Case, TraceBuilder, drawn, nudged, verdict_of
 from ttrace.capture.plan import Plan
-from ttrace.judge.check import checked
+from ttrace.judge.check import check, checked
 from ttrace.judge.twins import Twins
-from ttrace.judge.verdict import ZERO, Exit, Judgement, Verdict
+from ttrace.judge.verdict import LOST, UNPROVEN, ZERO, Exit, Judgement, Verdict
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import HEADS, HIDDEN, Gpt
 
@@ -61,9 +61,81 @@ def test_one_that_is_exactly_zero_in_the_reference_is_judged_too(tmp_path: Path)
         assert case.judged().exit is exit_code
 
 
-def test_where_noise_is_as_large_as_the_siblings_nothing_is_said(tmp_path: Path) -> None:
-    comparison = verdict_of(zero_case(tmp_path, noise=0.5), BIAS)
-    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, ZERO)
+def test_noise_that_is_as_large_as_the_siblings_is_no_proven_zero(tmp_path: Path) -> None:
+    judgement = zero_case(tmp_path, noise=0.5)
+    comparison = verdict_of(judgement, BIAS)
+    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, UNPROVEN)
+    assert judgement.exit is Exit.UNJUDGED
+
+
+def twins_case(folder: Path, own: torch.Tensor, *twins: torch.Tensor, wrong: float = 1.5) -> Judgement:
+    """A weight with a gradient and an update, both wrong in the candidate, and as many twins as given."""
+    case = Case(folder)
+    more = [TraceBuilder(folder / f"twin-{number}", role="twin") for number in range(2, len(twins) + 1)]
+    builders = [case.twin, *more]
+
+    def right(name: str, full: torch.Tensor) -> None:
+        case.reference.spread(name, full)
+        case.candidate.spread(name, full, "a b/tp")
+        for number, twin in enumerate(builders):
+            twin.spread(name, nudged(full, 1e-6, seed=number))
+
+    right("0/0/attention/output", drawn(64, 64))
+    right("0/-/attention.query.weight/param_grad", drawn(64, 64))
+    before = drawn(64, 64, seed=8)
+    case.reference.spread(WEIGHT, own)
+    case.candidate.spread(WEIGHT, wrong * own, "a b/tp")
+    for builder, gradient in zip(builders, twins, strict=True):
+        builder.spread(WEIGHT, gradient)
+    for side, change in ((case.reference, 1.0), (case.candidate, wrong), *((twin, 1.0) for twin in builders)):
+        layout = "a b/tp" if side is case.candidate else "..."
+        side.spread("0/-/attention.key.weight/param", before, layout)
+        side.spread("0/-/attention.key.weight/param_after", before - 1e-3 * change * own.sign(), layout)
+    return check(case.reference.close(), [twin.close() for twin in builders], case.candidate.close())
+
+
+def struck(full: torch.Tensor, value: float) -> torch.Tensor:
+    """One element is another number, as after a flipped bit."""
+    return full.index_put((torch.tensor([3]), torch.tensor([5])), torch.tensor(value))
+
+
+@pytest.mark.parametrize("value", [1e38, 1e3, 50.0])
+@pytest.mark.parametrize("num_twins", [1, 2, 3])
+def test_a_twin_that_is_off_excuses_neither_a_gradient_nor_its_update(
+    tmp_path: Path, value: float, num_twins: int
+) -> None:
+    own = drawn(64, 64)
+    twins = [nudged(own, 1e-6, seed=number) for number in range(num_twins)]
+    assert twins_case(tmp_path / "sound", own, *twins).exit is Exit.FOUND
+    judgement = twins_case(tmp_path / "off", own, *twins[:-1], struck(twins[-1], value))
+    assert judgement.exit is not Exit.PASSED
+    assert {c.reason for c in judgement.comparisons} & {ZERO, LOST} == set()
+
+
+def test_a_reference_that_is_off_proves_no_zero_either(tmp_path: Path) -> None:
+    own = drawn(64, 64)
+    twins = [nudged(own, 1e-6, seed=number) for number in range(3)]
+    for number, damaged in enumerate((struck(own, 1e38), torch.zeros_like(own))):
+        judgement = twins_case(tmp_path / str(number), damaged, *twins)
+        assert judgement.exit is not Exit.PASSED
+        assert {c.reason for c in judgement.comparisons} & {ZERO, LOST} == set()
+
+
+def test_a_small_gradient_is_not_zero_because_one_twin_says_so(tmp_path: Path) -> None:
+    """It is a hundredth of its siblings and known to a percent; a damaged twin makes it five times as large."""
+    own = 1e-2 * drawn(64, 64)
+    twins = [nudged(own, 1e-2, seed=number) for number in range(3)]
+    judgement = twins_case(tmp_path, own, *twins[:-1], twins[-1] + 5e-2 * drawn(64, 64, seed=5))
+    assert verdict_of(judgement, WEIGHT).reason == UNPROVEN
+    assert judgement.exit is not Exit.PASSED
+
+
+def test_twins_that_agree_on_noise_prove_a_zero_and_excuse_its_update(tmp_path: Path) -> None:
+    noise = [1e-7 * drawn(64, 64, seed=number) for number in range(4)]
+    judgement = twins_case(tmp_path, *noise, wrong=-1.0)
+    assert verdict_of(judgement, WEIGHT).verdict is Verdict.PASS
+    assert verdict_of(judgement, "0/-/attention.key.weight/update").reason == LOST
+    assert judgement.exit is Exit.PASSED
 
 
 def test_losing_all_of_it_goes_unseen_and_a_note_says_so(tmp_path: Path) -> None:

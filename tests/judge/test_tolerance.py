@@ -9,8 +9,8 @@ import torch
 
 from tests.support.traces import Case, drawn, nudged, verdict_of
 from ttrace.judge.tolerance import MARGIN, TINY, Sample, is_zero, replica_tolerance, tolerances, unit
-from ttrace.judge.verdict import UNSTABLE, ZERO, Exit, Tolerance, Verdict
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.judge.verdict import UNPROVEN, UNSTABLE, ZERO, Exit, Tolerance, Verdict
+from ttrace.tensors.ids import TensorId
 
 F32, BF16 = unit(torch.float32), unit(torch.bfloat16)
 
@@ -86,8 +86,8 @@ def test_only_twins_that_are_as_far_off_as_the_tensor_is_large_make_a_zero() -> 
 
 def test_replicas_may_differ_within_tolerance_but_not_after_a_step() -> None:
     tolerance = Tolerance(1e-3, 1e-4, F32)
-    assert replica_tolerance(Kind.OUTPUT, tolerance) == 1e-3
-    assert replica_tolerance(Kind.PARAM_AFTER, tolerance) == 0.0
+    assert replica_tolerance(TensorId.parse("0/0/a/output"), tolerance, torch.float32) == 1e-3
+    assert replica_tolerance(TensorId.parse("0/-/a.weight/param_after"), tolerance, torch.float32) == 0.0
 
 
 def test_an_error_within_the_margin_passes_and_one_beyond_it_fails(tmp_path: Path) -> None:
@@ -117,9 +117,25 @@ def test_a_candidate_of_a_weaker_dtype_fails(tmp_path: Path) -> None:
     assert case.judged().exit is Exit.FOUND
 
 
-def test_a_mathematically_zero_gradient_is_not_judged_and_excused(tmp_path: Path) -> None:
+def test_a_gradient_without_siblings_or_terms_is_not_proven_zero(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.right("0/0/a/output")
+    case.both("0/-/key.bias/param_grad", 1e-9 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
+    judgement = case.judged()
+    assert verdict_of(judgement, "0/-/key.bias/param_grad").reason == UNPROVEN
+    assert judgement.exit is Exit.UNJUDGED
+
+
+def test_a_gradient_that_is_large_beside_rounding_of_its_terms_is_not_proven_zero(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/a/output", "0/0/key/grad_output")
+    case.both("0/-/key.bias/param_grad", 1e-3 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
+    assert verdict_of(case.judged(), "0/-/key.bias/param_grad").reason == UNPROVEN
+
+
+def test_a_gradient_as_small_as_rounding_of_its_terms_is_not_judged_and_excused(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/a/output", "0/0/key/grad_output")
     case.both("0/-/key.bias/param_grad", 1e-9 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
     judgement = case.judged()
     comparison = verdict_of(judgement, "0/-/key.bias/param_grad")
@@ -129,7 +145,7 @@ def test_a_mathematically_zero_gradient_is_not_judged_and_excused(tmp_path: Path
 
 def test_a_gradient_that_is_exactly_zero_in_the_reference_alone_is_excused_too(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
+    case.right("0/0/a/output", "0/0/key/grad_output")
     case.reference.spread("0/-/key.bias/param_grad", torch.zeros(64))
     case.twin.spread("0/-/key.bias/param_grad", 1e-9 * drawn(64))
     case.candidate.spread("0/-/key.bias/param_grad", 1e-9 * drawn(64), "a/tp")

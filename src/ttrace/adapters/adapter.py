@@ -43,6 +43,12 @@ Recall = Callable[[Site, int], "torch.Tensor | None"]
 """What the reference had at a site and microbatch, in this step."""
 
 
+def groups_of(optimizer: Optimizer) -> Sequence[Mapping[str, Any]]:
+    """An optimizer's groups of parameters that are like torch's; none where it has no such thing."""
+    groups = getattr(optimizer, "param_groups", ())
+    return [group for group in groups if isinstance(group, Mapping) and isinstance(group.get("params"), Iterable)]
+
+
 class Handle(Protocol):
     """Something that ends when it is removed."""
 
@@ -95,6 +101,10 @@ class Adapter(Protocol):
         """The axes along which ranks have microbatches or modules of their own: they cut no tensor by themselves."""
 
     @property
+    def reduced_axes(self) -> frozenset[str]:
+        """The axes over which the framework itself reduces gradients: along them all ranks get the same bits."""
+
+    @property
     def grad_factor(self) -> float:
         """What reducing over ranks will still apply to gradients."""
 
@@ -139,6 +149,11 @@ class Adapter(Protocol):
 
     def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
         """The optimizers of torch that do this one's work, in which its state lies."""
+
+    def groups(
+        self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
+    ) -> Iterable[tuple[nn.Parameter, Mapping[str, object]]]:
+        """Those of the parameters that this rank's optimizer updates, each with its group of settings."""
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]

@@ -6,9 +6,10 @@ their own and what they divide gradients by, pipeline stages their microbatches.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters import dtensor
-from ttrace.adapters.adapter import ANONYMOUS_AXIS, Handle, Listener, Optimizer, Piece, Recall
+from ttrace.adapters.adapter import ANONYMOUS_AXIS, Handle, Listener, Optimizer, Piece, Recall, groups_of
 from ttrace.adapters.wrappers import canonical
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
@@ -72,6 +73,16 @@ class Native:
         sharding = {axis for mesh in _fsdp_meshes(self.chunks) for axis in dtensor.axis_names(mesh)} - {CONTEXT_AXIS}
         planned = self.models.distributing_axes(self.mesh) if self.models else frozenset()
         return frozenset(self.data_axes) | planned | ((sharding | {PIPELINE_AXIS}) & set(self.mesh.sizes))
+
+    @cached_property
+    def reduced_axes(self) -> frozenset[str]:
+        """Those of DDP's group, and the one along which FSDP2's shards are replicated."""
+        wrapped = [chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)]
+        if wrapped and len(wrapped) == len(self.chunks):
+            groups = [dist.get_process_group_ranks(chunk.process_group) for chunk in wrapped]
+            return frozenset.intersection(*(_axes_along(self.mesh, ranks) for ranks in groups))
+        replicated = {dtensor.axis_names(mesh)[0] for mesh in _fsdp_meshes(self.chunks) if mesh.ndim == 2}
+        return frozenset(replicated & set(self.mesh.sizes))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -124,6 +135,14 @@ class Native:
         # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
         inner = ((each, getattr(each, "optim", None)) for each in _each(optimizer))
         return [own if isinstance(own, torch.optim.Optimizer) else each for each, own in inner]
+
+    def groups(
+        self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
+    ) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
+        known = {
+            id(p): group for each in self.steppers(optimizer) for group in groups_of(each) for p in group["params"]
+        }
+        return ((parameter, known[id(parameter)]) for parameter in parameters if id(parameter) in known)
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
@@ -206,6 +225,16 @@ def _found(chunks: Sequence[nn.Module], models: Models | None, num_ranks: int) -
     if num_ranks > 1 and any(isinstance(chunk, DistributedDataParallel) for chunk in chunks):
         return Mesh.of(**{DATA_AXIS: num_ranks})
     return Mesh.of(**{ANONYMOUS_AXIS: num_ranks}) if num_ranks > 1 else Mesh()
+
+
+def _axes_along(mesh: Mesh, ranks: Sequence[int]) -> frozenset[str]:
+    """The axes that a group of ranks spans; none where it is no part of the mesh."""
+    coords = [mesh.coord(rank) for rank in ranks]
+    for part in mesh.factorisations:
+        spanned = {axis: size for axis, size in part if len({coord[axis] for coord in coords}) > 1}
+        if math.prod(spanned.values()) == len(ranks):
+            return frozenset(spanned)
+    return frozenset()
 
 
 def _joined(factorisations: tuple[tuple[tuple[str, int], ...], ...]) -> Mesh:

@@ -1,8 +1,9 @@
-"""This module reads what an optimizer was told."""
+"""Settings of the optimizer, parameter by parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,20 +22,30 @@ _DECIDING = (
 """Settings of torch's optimizers that decide what an update is; others decide how it is computed."""
 
 
-def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, tuple[str, ...]]:
-    """By setting, the values of all groups of parameters: groups need not be the same on all ranks."""
-    groups = (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
-    found: dict[str, set[str]] = {}
-    for group in groups:
-        for name in _DECIDING if group.get("params") else ():
-            if group.get(name) is not None:
-                found.setdefault(name, set()).add(_spelled(group[name]))
-    return {name: tuple(sorted(values)) for name, values in found.items()}
+@dataclass(frozen=True)
+class Settings:
+    """The distinct settings of an optimizer's groups, and which of them each parameter has."""
+
+    groups: tuple[dict[str, str], ...] = ()
+    by_parameter: Mapping[str, int] = field(default_factory=dict)
+    """By name, an index into `groups`. A parameter that no group has is not in here."""
 
 
-def _spelled(value: object) -> str:
+def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> Settings:
+    """The settings of every parameter, given by name with its group. Groups that are set alike are one."""
+    spelled: dict[int, tuple[tuple[str, str], ...]] = {}  # of each group once: many parameters have one
+    numbers: dict[tuple[tuple[str, str], ...], int] = {}
+    by_parameter = {}
+    for name, group in grouped:
+        if id(group) not in spelled:
+            spelled[id(group)] = tuple((key, _spell(group[key])) for key in _DECIDING if group.get(key) is not None)
+        by_parameter[name] = numbers.setdefault(spelled[id(group)], len(numbers))
+    return Settings(tuple(map(dict, numbers)), by_parameter)
+
+
+def _spell(value: object) -> str:
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_spelled, value))})"
+        return f"({', '.join(map(_spell, value))})"
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     return f"{float(value):g}" if isinstance(value, (int, float)) else str(value)

@@ -15,7 +15,7 @@ from ttrace.capture.contributions import Contributions
 from ttrace.capture.generator import Made
 from ttrace.capture.isolation import Isolate
 from ttrace.capture.plan import Plan
-from ttrace.capture.settings import settings_of
+from ttrace.capture.settings import Settings, read_settings
 from ttrace.capture.visits import Visits
 from ttrace.layouts.placed import Placed
 from ttrace.reference.maker import maker_of
@@ -58,8 +58,8 @@ class State:
         self._isolate = isolate
         self.notes: list[str] = []
         """What was not seen."""
-        self.settings: dict[str, tuple[str, ...]] = {}
-        """What the optimizer was told, as far as it decides updates: all values of all groups, when it stepped."""
+        self.settings = Settings()
+        """The optimizer's settings when it stepped, as far as they decide updates."""
         self._has_stepped = False
         added_to = held.parameters if plan.microbatch_grads else {}
         self._contributions = Contributions(added_to, self._microbatch, self._see_contribution)
@@ -108,7 +108,9 @@ class State:
         """An optimizer has made its step. What that left is read later: others may still have to bring it to all."""
         if self._clock.is_running:
             self._has_stepped = True
-            self.settings = settings_of(self._adapter.steppers(self._optimizer))
+            names = {parameter: name for name, parameter in self._held.parameters.items()}
+            grouped = self._adapter.groups(self._optimizer, names)
+            self.settings = read_settings((names[parameter], group) for parameter, group in grouped)
 
     def see_end(self) -> None:
         """The step is over."""

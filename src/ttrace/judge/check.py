@@ -12,6 +12,7 @@ from ttrace.judge.depth import depth_notes
 from ttrace.judge.engine import HERE, Engine, Progress, lots
 from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
+from ttrace.judge.outliers import name_outlying_twins
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.random import before_random, random_problems
 from ttrace.judge.scale import named, together
@@ -90,6 +91,7 @@ def checked(
             *random_problems(reference, candidate),
             *_nothing_recorded(reference, candidate),
             *_still_twins(rounding),
+            *name_outlying_twins(rounding),
             *other_data,
             *map(str, lacking),
             *_idle(candidate, comparisons),

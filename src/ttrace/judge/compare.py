@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,6 +24,8 @@ from ttrace.judge.verdict import (
     PASSED_BY,
     STREAMED,
     TOGETHER,
+    UNDECIDED,
+    UNPROVEN,
     UNSTABLE,
     UNTRACED,
     ZERO,
@@ -172,14 +174,12 @@ class Comparer:
         if tolerance.error(total) > tolerance.value / self.twins.margin:  # to find them takes all gradients
             lost = self.twins.lost(tensor_id)
             total, parts = measured(a, b, factor=factor, lost=lost) if lost else (total, parts)
-        replica_error = max(
-            (_disagreement(x, y, tolerance) for piece in b.pieces for x, y in piece.replica_pairs()), default=0.0
-        )
-        verdict, reason = _verdict(tensor_id, total, replica_error, tolerance)
+        replica_error, allowed = self._worst_replicas(tensor_id, b, tolerance)
+        verdict, reason = _verdict(tensor_id, total, (replica_error, allowed), tolerance)
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
             verdict, reason = self._decided(tensor_id, a, b)
         if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
-            verdict, reason = Verdict.UNJUDGED, LOST
+            verdict, reason = Verdict.UNJUDGED, LOST if tolerance.is_proven_zero else UNDECIDED
         comparison = Comparison(
             tensor_id,
             verdict,
@@ -188,10 +188,29 @@ class Comparer:
             tolerance,
             tuple(Part(piece.ranks, tolerance.error(part)) for piece, part in parts),
             replica_error,
+            allowed,
             b.layout,
             b.by,
+            num_different=self._count_different(a, b) if verdict.is_wrong and _is_of_integers(a) else None,
         )
         return mis_scaled(judge_own_rows(comparison, a, b, self.candidate))
+
+    def _worst_replicas(self, tensor_id: TensorId, b: Logical, tolerance: Tolerance) -> tuple[float, float]:
+        """How far apart replicas are, and how far they may be: of those that are too far apart, if any are."""
+        found = []
+        for x, y, is_reduced in self._replica_pairs(b):
+            allowed = replica_tolerance(tensor_id, tolerance, x.record.dtype, is_reduced=is_reduced)
+            found.append((tolerance.error(compared(x.stored(), y.stored())), allowed))
+        return max(found, key=lambda pair: (pair[0] > pair[1], pair[0]), default=(0.0, tolerance.value))
+
+    def _replica_pairs(self, b: Logical) -> Iterator[tuple[Shard, Shard, bool]]:
+        mesh, reduced = self.candidate.mesh, self.candidate.reduced
+        return (pair for piece in b.pieces for pair in piece.replica_pairs(mesh, reduced))
+
+    def _count_different(self, a: Logical, b: Logical) -> int:
+        """How many elements differ from the reference or, where none does, between replicas."""
+        pairs = ((x.tensor(), y.tensor()) for x, y, _ in self._replica_pairs(b))
+        return int((a.tensor() != b.tensor()).sum()) or sum(int((x != y).sum()) for x, y in pairs)
 
 
 def _num_summands(tensor_id: TensorId, logical: Logical, trace: Trace) -> int:
@@ -216,7 +235,10 @@ def _flaw(logical: Logical, num_summands: int) -> tuple[Verdict, str] | None:
     return None
 
 
-def _verdict(tensor_id: TensorId, total: Stats, replica_error: float, tolerance: Tolerance) -> tuple[Verdict, str]:
+def _verdict(
+    tensor_id: TensorId, total: Stats, replicas: tuple[float, float], tolerance: Tolerance
+) -> tuple[Verdict, str]:
+    """`replicas` is how far apart they are, and how far they may be."""
     if _is_erratic(total, tolerance):
         return Verdict.UNJUDGED, NOT_FINITE
     if not total.finite_b:
@@ -224,10 +246,12 @@ def _verdict(tensor_id: TensorId, total: Stats, replica_error: float, tolerance:
     if is_zero((tolerance.twin_error,)):
         # Gradients may well be zero but for rounding; activations like that come from an unstable reference.
         is_forward = not (tensor_id.kind.is_backward or tensor_id.kind.is_of_param)
-        return Verdict.UNJUDGED, UNSTABLE if is_forward else ZERO
-    if replica_error > replica_tolerance(tensor_id.kind, tolerance):
-        return Verdict.CONFLICT, f"replicas differ by {replica_error:.1e}"
-    return (Verdict.PASS if tolerance.error(total) <= tolerance.value else Verdict.FAIL), ""
+        return Verdict.UNJUDGED, UNSTABLE if is_forward else ZERO if tolerance.is_proven_zero else UNPROVEN
+    is_off = tolerance.error(total) > tolerance.value
+    # Of replicas that are wrong alike but for a little, being wrong is the story.
+    if replicas[0] > (max(replicas[1], tolerance.value) if is_off else replicas[1]):
+        return Verdict.CONFLICT, f"replicas differ by {replicas[0]:.1e}"
+    return (Verdict.FAIL if is_off else Verdict.PASS), ""
 
 
 def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
@@ -236,8 +260,8 @@ def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
     return total.nan_a > 0 or (math.isinf(tolerance.twin_error) and is_nonzero)
 
 
-def _disagreement(a: Shard, b: Shard, tolerance: Tolerance) -> float:
-    return tolerance.error(compared(a.stored(), b.stored()))
+def _is_of_integers(logical: Logical) -> bool:
+    return not logical.dtype.is_floating_point and not logical.num_buckets
 
 
 def _no_layout(shards: list[Shard], a: Logical) -> str:

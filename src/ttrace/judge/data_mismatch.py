@@ -83,9 +83,10 @@ def _find_num_rows(trace: Trace) -> int | None:
 def _explain_other_data(comparison: Comparison) -> str:
     """How a tensor that enters from outside is not the same on both sides, bit for bit; empty if it is."""
     if comparison.verdict.is_wrong or comparison.error > 0.0:
-        worst = max(comparison.error, comparison.replica_error)
+        count, worst = comparison.num_different, max(comparison.error, comparison.replica_error)
+        how = f"by {worst:.1e}" if count is None else f"in {count} of {comparison.stats.count} elements"
         return (
-            f"{comparison.id}: the candidate was fed other data than the reference (they differ by {worst:.1e}). "
+            f"{comparison.id}: the candidate was fed other data than the reference (they differ {how}). "
             "Pass the batch through session.batch(...), or make both sides load the same."
         )
     if comparison.spoils:

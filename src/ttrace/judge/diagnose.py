@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from ttrace.errors import SketchError
-from ttrace.judge import operands, patterns, updates
+from ttrace.judge import integers, operands, patterns, updates
 from ttrace.judge.batch_statistics import find_own_statistics
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
@@ -257,9 +257,10 @@ def _wrong_replicas(e: Evidence) -> list[str]:
 _TESTS = (
     _not_finite,
     updates.not_updated,
-    updates.told_otherwise,
+    updates.other_settings,
     updates.updated_twice,
     _zeros,
+    integers.offset,
     _missing_all_reduce,
     _missing_average,
     _wrong_group,

@@ -10,7 +10,6 @@ import torch
 
 from ttrace.judge.factor import factor_to_come
 from ttrace.judge.logical import Logical, measured
-from ttrace.judge.tolerance import replica_tolerance
 from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
@@ -56,8 +55,7 @@ class Evidence:
 
     @property
     def replica_tolerance(self) -> float:
-        tolerance = self.comparison.tolerance
-        return replica_tolerance(self.comparison.id.kind, tolerance) if tolerance else 0.0
+        return self.comparison.replica_tolerance
 
     @property
     def stats(self) -> Stats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ttrace.layouts.infer import Splits, find_pending_axes, inferred
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.coverage import Coverage, coverage
 from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS
+from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.chunks import chunks
@@ -44,11 +44,22 @@ class Piece:
         """What must be added up to give this region's values."""
         return tuple(term for replicas in self.summands for term in replicas[0].terms())
 
-    def replica_pairs(self) -> Iterator[tuple[Shard, Shard]]:
-        """Shards that must agree, each with the first that holds the same."""
+    def replica_pairs(self, mesh: Mesh, reduced: Collection[str] = ()) -> Iterator[tuple[Shard, Shard, bool]]:
+        """Shards that must agree, and whether they lie along reduced axes alone.
+
+        Each comes with the first that holds the same along those axes, or else with the first that holds the same.
+        """
         for replicas in self.summands:
-            for other in replicas[1:]:
-                yield replicas[0], other
+            firsts: dict[tuple[int, ...], Shard] = {}
+            for number, shard in enumerate(replicas):
+                places = _places_beside(shard, mesh, reduced) if reduced else []
+                same = next((firsts[place] for place in places if place in firsts), None)
+                if same is not None and same.coord.rank != shard.coord.rank:
+                    yield same, shard, True
+                elif number > 0:
+                    yield replicas[0], shard, False
+                for place in places:
+                    firsts.setdefault(place, shard)
 
 
 @dataclass(frozen=True)
@@ -225,6 +236,14 @@ def _placed(
             ),
         )
         for shard in shards
+    ]
+
+
+def _places_beside(shard: Shard, mesh: Mesh, axes: Collection[str]) -> list[tuple[int, ...]]:
+    """Where a shard lies on all other axes, by factorisation: ranks that share a place lie along the given axes."""
+    return [
+        (number, *(shard.coord[axis] for axis, _ in part if axis not in axes))
+        for number, part in enumerate(mesh.factorisations)
     ]
 
 

@@ -78,6 +78,7 @@ class Noise:
         off = abs(stats.scale - 1.0) if stats.aa else 0.0
         return replace(
             tolerance,
+            is_repeated=tolerance.is_repeated and stats.dd == 0.0,
             value=tolerance.value + rounding.margin * tolerance.error(stats),
             scale=tolerance.scale + rounding.scale_margin * off,
         )

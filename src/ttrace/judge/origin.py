@@ -12,7 +12,7 @@ them is at fault.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ttrace.judge.diagnose import VAGUE, cause
@@ -43,14 +43,16 @@ def findings(comparisons: Sequence[Comparison], reference: Trace, candidate: Tra
     wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and c.id.kind is not Kind.CALL}
     if not wrong:
         return ()
-    sites = _WrongSites(list(wrong), _called(comparisons), _replaced(reference), _missing(comparisons))
+    sites = _WrongSites(
+        list(wrong), _called(comparisons), _replaced(reference), _missing(comparisons), _integers(wrong, reference)
+    )
     order = list(wrong)
     return tuple(
         Finding(
             wrong[start],
-            sites.module_of(start),
-            _source(sites.module_of(start), candidate),
-            _cause(wrong[start], sites.module_of(start), comparisons, reference, candidate),
+            sites.maker_of(start),
+            _source(sites.maker_of(start), candidate),
+            _cause(wrong[start], sites.maker_of(start), comparisons, reference, candidate),
             num_after=len(order) - order.index(start) - 1,
         )
         for start in sites.origins()
@@ -65,6 +67,12 @@ def _called(comparisons: Sequence[Comparison]) -> frozenset[str]:
 def _missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
     """What the candidate does not have."""
     return frozenset(c.id for c in comparisons if c.verdict is Verdict.MISSING)
+
+
+def _integers(ids: Iterable[TensorId], reference: Trace) -> frozenset[TensorId]:
+    return frozenset(
+        t for t in ids if t in reference.shards and not reference.shards[t][0].record.dtype.is_floating_point
+    )
 
 
 def _cause(
@@ -141,12 +149,14 @@ class _WrongSites:
         called: frozenset[str],
         replaced: frozenset[TensorId],
         missing: frozenset[TensorId],
+        integers: frozenset[TensorId],
     ) -> None:
         self._wrong_ids = wrong
         self._wrong = frozenset(wrong)
         self._called = called
         self._replaced = replaced
         self._missing = missing
+        self._integers = integers
         self._first_step = min(t.step for t in wrong)
         self._at: dict[tuple[str, Kind], list[TensorId]] = {}
         for t in wrong:
@@ -157,7 +167,16 @@ class _WrongSites:
         """The module an id speaks of: for parameters, buffers, and what was replaced, the innermost that ran."""
         if not t.kind.is_of_param and t.kind is not Kind.BUFFER and t not in self._replaced:
             return t.name
-        module = t.name.rpartition(".")[0]
+        return self._around(t.name)
+
+    def maker_of(self, t: TensorId) -> str:
+        """The module whose code made a tensor: integers that enter a module are made by the one around it."""
+        is_handed_over = t.kind is Kind.INPUT and t in self._integers and t.name != ROOT
+        return self._around(t.name) if is_handed_over else self.module_of(t)
+
+    def _around(self, name: str) -> str:
+        """The innermost module around that ran."""
+        module = name.rpartition(".")[0]
         while module and module not in self._called:
             module = module.rpartition(".")[0]
         return module or ROOT
@@ -176,9 +195,18 @@ class _WrongSites:
         return list(found.values()) if is_told else [first, *found.values()]
 
     def _telling(self, t: TensorId) -> TensorId:
-        """Of a parameter after a step and its update, both wrong, the update says more."""
+        """Of a parameter after a step and its update, both wrong, the update says more.
+
+        So do integers that a module's own code handed to a module inside, before anything else there was wrong.
+        """
         update = t.at(Kind.UPDATE)
-        return update if t.kind is Kind.PARAM_AFTER and update in self._wrong else t
+        if t.kind is Kind.PARAM_AFTER and update in self._wrong:
+            return update
+        if t.kind is not Kind.OUTPUT:
+            return t
+        around = (other for other in self._wrong_ids if other.step == t.step and is_inside(other.name, t.name))
+        first = next((other for other in around if _phase(other) == _FORWARD), t)
+        return first if first.kind is Kind.INPUT and first in self._integers else t
 
     def _starts_at(self, t: TensorId) -> bool:
         """Whether everything this site is made from is right."""

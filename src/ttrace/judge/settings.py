@@ -1,15 +1,19 @@
-"""This module says in what the two sides' optimizers were told something else."""
+"""Differences between the settings of the two sides' optimizers."""
 
 from __future__ import annotations
 
-from ttrace.trace.reader import Trace
+from collections.abc import Iterable
+
+from ttrace.trace.reader import Settings, Trace
 
 
-def other_settings(reference: Trace, candidate: Trace) -> str:
-    """In words, the settings that only one side has; empty if there are none, or a side says nothing."""
-    ours, theirs = reference.settings, candidate.settings
-    different = [name for name in ours if name in theirs and ours[name] != theirs[name]]
-    return ", ".join(
-        f"{name} {' and '.join(sorted(theirs[name]))} instead of {' and '.join(sorted(ours[name]))}"
-        for name in different
-    )
+def name_different_settings(reference: Trace, candidate: Trace, parameter: str) -> str:
+    """In words, how a parameter's settings differ; empty if they do not, or a side has none for it."""
+    ours, theirs = (trace.settings.get(parameter, ()) for trace in (reference, candidate))
+    keys = dict.fromkeys(key for settings in ours for key in settings if any(key in other for other in theirs))
+    pairs = ((key, _values(theirs, key), _values(ours, key)) for key in keys)
+    return ", ".join(f"{key} {found} instead of {needed}" for key, found, needed in pairs if found != needed)
+
+
+def _values(groups: Iterable[Settings], key: str) -> str:
+    return " and ".join(sorted({settings[key] for settings in groups if key in settings}))

@@ -61,9 +61,21 @@ def is_zero(sample_errors: tuple[float, ...]) -> bool:
     return bool(sample_errors) and max(sample_errors) >= ZERO_ERROR
 
 
-def replica_tolerance(kind: Kind, tolerance: Tolerance) -> float:
-    """How far replicas may differ: parameters after a step not at all, else they drift apart."""
-    return 0.0 if kind is Kind.PARAM_AFTER else tolerance.value
+def replica_tolerance(
+    tensor_id: TensorId, tolerance: Tolerance, dtype: torch.dtype, *, is_reduced: bool = False
+) -> float:
+    """How far replicas may differ: parameters after a step not at all, else they drift apart.
+
+    Neither may final gradients that a framework has reduced along the axes that replicas differ on: they are copies of
+    one sum. Other replicas of a final gradient were computed alike; whatever was rounded on the way was rounded alike,
+    so that its own dtype counts, and not a weaker one before it.
+    """
+    if tensor_id.kind is Kind.PARAM_AFTER:
+        return 0.0
+    is_final = tensor_id.kind is Kind.PARAM_GRAD and tensor_id.microbatch is None
+    if not is_final or not tolerance.is_repeated or not dtype.is_floating_point:
+        return tolerance.value
+    return 0.0 if is_reduced else tolerance.value * min(1.0, unit(dtype) / tolerance.floor)
 
 
 def _pooled(samples: list[Sample]) -> Mapping[Kind, float]:

@@ -14,8 +14,9 @@ from ttrace.judge.logical import Logical, measured
 from ttrace.judge.lost import Masks, is_of_update, lost_elements, swayed_norm
 from ttrace.judge.norms import norm_error, norm_share
 from ttrace.judge.scale import with_scale
-from ttrace.judge.siblings import with_siblings
+from ttrace.judge.siblings import with_followers, with_siblings
 from ttrace.judge.sides import check_reference, check_twin
+from ttrace.judge.terms import measure_rounding_of_terms
 from ttrace.judge.tolerance import MARGIN, Sample, tolerances, unit
 from ttrace.judge.verdict import Tolerance
 from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
@@ -62,8 +63,14 @@ class Twins:
                 if sample.id.kind is Kind.PARAM_GRAD:
                     self._noise[sample.id] = self.margin * max([*sample.twin_errors, unit(sample.dtype)])
         samples = [known[tensor_id] for tensor_id in self.reference.shards if tensor_id in known]
-        found = with_siblings(tolerances(samples, margin=self.margin), self.stats, margin=self.margin)
-        self.tolerances = with_scale(self._with_squares(found), self.stats, margin=self.scale_margin)
+        found = tolerances(samples, margin=self.margin)
+
+        def rounding_of_terms(tensor_id: TensorId) -> float:
+            return measure_rounding_of_terms(tensor_id, self.reference, self.stats, found)
+
+        proven = with_siblings(found, self.stats, margin=self.margin, rounding_of_terms=rounding_of_terms)
+        proven = with_followers(proven, self.stats, margin=self.margin)
+        self.tolerances = with_scale(self._with_squares(proven), self.stats, margin=self.scale_margin)
 
     @property
     def identity(self) -> str:

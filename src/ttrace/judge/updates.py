@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, measured
-from ttrace.judge.settings import other_settings
+from ttrace.judge.settings import name_different_settings
 from ttrace.judge.verdict import Cause, Verdict
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Shard, Trace
@@ -38,10 +38,13 @@ def not_updated(e: Evidence) -> Cause | None:
     )
 
 
-def told_otherwise(e: Evidence) -> Cause | None:
-    """The candidate's optimizer has other settings."""
-    told = other_settings(e.reference_trace, e.candidate_trace) if e.comparison.id.kind is Kind.UPDATE else ""
-    return Cause("optimizer settings", f"the optimizer was told something else: {told}") if told else None
+def other_settings(e: Evidence) -> Cause | None:
+    """The candidate's optimizer has other settings for this parameter."""
+    if e.comparison.id.kind is not Kind.UPDATE:
+        return None
+    name = e.comparison.id.name
+    words = name_different_settings(e.reference_trace, e.candidate_trace, name)
+    return Cause("optimizer settings", f"the optimizer's settings differ for {name}: {words}") if words else None
 
 
 def updated_twice(e: Evidence) -> Cause | None:

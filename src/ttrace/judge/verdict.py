@@ -38,6 +38,8 @@ class Exit(IntEnum):
 
 ZERO = "mathematically zero: the twins' own error is as large as the tensor"
 LOST = "its gradient is mathematically zero, so rounding alone decides its update"
+UNPROVEN = "the twins' own error is as large as the tensor, and nothing proves that it is mathematically zero"
+UNDECIDED = "rounding alone seems to decide this update, but nothing proves that its gradient is mathematically zero"
 UNSTABLE = "the twins' own error is as large as the tensor: the reference itself is unstable here"
 NOT_FINITE = "the reference or one of its twins is not finite"
 NO_TWIN = "no twin has this tensor, so that nothing says what rounding explains"
@@ -66,6 +68,10 @@ class Tolerance:
     """How far <a, b> / <a, a> may be from 1; infinite where the scale is not judged."""
     size: float = 0.0
     """Errors are relative to elements of this size, where the tensor itself is zero but for rounding; else 0."""
+    is_repeated: bool = True
+    """Whether a second run of the candidate, where there was one, gave the same."""
+    is_proven_zero: bool = False
+    """Whether this is a gradient that is proven to be zero but for rounding, or what a step made of one."""
 
     def error(self, stats: Stats) -> float:
         """How far off this is, relative to the tensor or to the size it is measured by."""
@@ -93,10 +99,14 @@ class Comparison:
     tolerance: Tolerance | None = None
     parts: tuple[Part, ...] = ()
     replica_error: float = 0.0
+    replica_tolerance: float = 0.0
+    """How far the replicas may differ that differ most."""
     layout: str = ""
     by: str = ""
     suggestion: str = ""
     """The layout that would explain it, where nobody stated one."""
+    num_different: int | None = None
+    """Of wrong integers, how many differ: their error, relative to their size, says little."""
     is_allowed: bool = False
     """Whether a known and accepted deviation excuses it."""
 

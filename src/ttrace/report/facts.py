@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Finding
+from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Finding, Verdict
 
 PASSED = "every tensor agrees with the reference as far as rounding allows"
 SYMBOLS = {Exit.PASSED: "✓", Exit.FOUND: "✗", Exit.UNJUDGED: "?"}
@@ -65,6 +65,12 @@ def _error(comparison: Comparison) -> str:
     assert tolerance is not None
     worst = max(comparison.error, comparison.replica_error)
     between = " between replicas" if comparison.replica_error > comparison.error else ""
+    if comparison.num_different is not None:
+        return f"differs{between} in {comparison.num_different} of {comparison.stats.count} elements"
+    if comparison.verdict is Verdict.CONFLICT and worst <= tolerance.value:
+        allowed = comparison.replica_tolerance
+        words = f"which may differ by {allowed:.1e}" if allowed else "which must be equal, bit for bit"
+        return f"{comparison.replica_error:.1e} between replicas, {words}"
     if worst <= tolerance.value:  # only its scale, or that of many together, is wrong
         return f"{worst:.1e}, within the tolerance {tolerance.value:.1e}; scale {comparison.stats.scale:.5g}"
     times = worst / tolerance.value if tolerance.value else math.inf

@@ -13,7 +13,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from ttrace.errors import TraceError, TTraceError
 from ttrace.tensors.ids import ROOT, Kind, TensorId
@@ -91,6 +91,8 @@ class Manifest(BaseModel):
     """Modules of which each pipeline stage has a part: only the ends see what enters and leaves them."""
     untraced: tuple[Kind, ...] = ()
     """Kinds that this run has, but not at a moment at which they could be recorded."""
+    reduced: tuple[str, ...] = ()
+    """Axes over which the framework reduces gradients: along them final gradients are equal, bit for bit."""
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = {}
     environment: dict[str, str] = {}
@@ -117,14 +119,22 @@ class End(BaseModel):
     """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
     batch_axes: tuple[str, ...] = ()
     """The axes along which each rank had some rows of the reference's batch."""
-    settings: dict[str, tuple[str, ...]] = {}
-    """What the optimizer was told, by name: the values of all groups of parameters."""
+    settings: tuple[dict[str, str], ...] = ()
+    """The optimizer's distinct settings."""
+    settings_of: dict[str, NonNegativeInt] = {}
+    """By parameter, an index into `settings`."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}
     """The files that this rank was loaded from, and what they looked like."""
     against: str = ""
     """The trace beside this one to which it is kept as a difference; empty: it is kept as it is."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> End:
+        if any(number >= len(self.settings) for number in self.settings_of.values()):
+            raise ValueError("settings_of names settings that are not there")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

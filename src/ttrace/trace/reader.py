@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -29,6 +29,8 @@ from ttrace.trace.store import Place
 from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import sketch
 
+Settings = Mapping[str, str]
+"""What decides an optimizer's updates, by name."""
 _NUM_ASKING = 32
 """Ranks of a store that are asked for at a time."""
 
@@ -222,6 +224,11 @@ class Trace:
         """The kinds that could not be recorded, on any rank."""
         return frozenset(kind for rank in self.ranks for kind in rank.manifest.untraced)
 
+    @cached_property
+    def reduced(self) -> frozenset[str]:
+        """The axes along which final gradients are equal, bit for bit, as all ranks state."""
+        return frozenset(self.manifest.reduced).intersection(*(rank.manifest.reduced for rank in self.ranks))
+
     @property
     def random(self) -> tuple[str, ...]:
         """The innermost modules that drew random numbers, on any rank."""
@@ -239,13 +246,14 @@ class Trace:
         return tuple(dict.fromkeys(axis for rank in self.ranks if rank.end for axis in rank.end.batch_axes))
 
     @cached_property
-    def settings(self) -> dict[str, frozenset[str]]:
-        """What the optimizers of all ranks were told, by name."""
-        found: dict[str, set[str]] = {}
+    def settings(self) -> dict[str, tuple[Settings, ...]]:
+        """By parameter, the settings of its optimizers: one, if all ranks that update it agree."""
+        found: dict[str, dict[frozenset[tuple[str, str]], Settings]] = {}
         for rank in self.ranks:
-            for name, told in rank.end.settings.items() if rank.end else ():
-                found.setdefault(name, set()).update(told)
-        return {name: frozenset(told) for name, told in found.items()}
+            groups = [(frozenset(group.items()), group) for group in rank.end.settings] if rank.end else []
+            for name, number in rank.end.settings_of.items() if rank.end else ():
+                found.setdefault(name, {}).setdefault(*groups[number])
+        return {name: tuple(settings.values()) for name, settings in found.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:

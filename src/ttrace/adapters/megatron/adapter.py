@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,6 +27,8 @@ _ORIGIN = "megatron"
 """Who states the layouts that come from here."""
 _SCALARS = frozenset({Kind.GRAD_NORM, Kind.CLIP})
 _DISTRIBUTING = ("pp", "dp", "edp", "ep")
+_REDUCED = ("dp", "cp", "edp")
+"""The axes over which Megatron's DDP reduces: those of dense parameters, and that of experts."""
 
 
 def is_megatron(chunks: Sequence[nn.Module]) -> bool:
@@ -60,6 +62,11 @@ class Megatron:
     @cached_property
     def distributing_axes(self) -> frozenset[str]:
         return frozenset(_DISTRIBUTING) & set(self.mesh.sizes)
+
+    @cached_property
+    def reduced_axes(self) -> frozenset[str]:
+        is_wrapped = all(hasattr(chunk, "finish_grad_sync") for chunk in self.chunks)
+        return frozenset(_REDUCED) & set(self.mesh.sizes) if is_wrapped else frozenset()
 
     @cached_property
     def grad_factor(self) -> float:
@@ -141,6 +148,11 @@ class Megatron:
 
     def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
         return [part.optimizer for part in optimizers.parts(optimizer)]
+
+    def groups(
+        self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
+    ) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
+        return optimizers.groups(optimizer, parameters)
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]

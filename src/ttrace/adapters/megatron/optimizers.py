@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from ttrace.adapters.adapter import Listener, Optimizer, Piece
+from ttrace.adapters.adapter import Listener, Optimizer, Piece, groups_of
 from ttrace.tensors.ids import MAIN_PARAM
 
 
@@ -77,6 +77,23 @@ def run_of(optimizer: Optimizer | None, parameter: nn.Parameter) -> tuple[int, i
             owned = part._get_model_param_range_map(parameter)["param"]
             return owned.start, owned.end
     return (0, 0) if distributed else None
+
+
+def groups(
+    optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
+) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
+    """The parameters that this rank updates, each with its group: the optimizer has copies in place of them."""
+    wanted = list(parameters)
+    for part in parts(optimizer):
+        places = getattr(part, "model_param_group_index_map", None)
+        if places is not None:
+            yield from ((p, part.optimizer.param_groups[places[p][0]]) for p in wanted if p in places)
+            continue
+        known = {id(copy): group for group in groups_of(part.optimizer) for copy in group["params"]}
+        for parameter in wanted:
+            group = known.get(id(_main_copy(part, parameter)))
+            if group is not None:
+                yield parameter, group
 
 
 def state(optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:

@@ -1,0 +1,85 @@
+"""Integers that are wrong lead, and say how they differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.traces import Case, drawn
+from ttrace.judge.verdict import Finding, Judgement
+from ttrace.report.facts import facts
+
+POSITIONS = torch.arange(16)
+
+
+def positioned(folder: Path, theirs: torch.Tensor) -> Judgement:
+    """A model whose own code makes positions and gives them to its blocks; each of two ranks has half of them."""
+    case = Case(folder, "cp=2")
+
+    def add(name: str, *, wrong: bool) -> None:
+        full = drawn(16, 4, seed=len(name))
+        case.both(name, full, "t/cp d", lambda x: x + drawn(16, 4, seed=7) if wrong else x)
+
+    add("0/0/./input", wrong=False)
+    add("0/0/blocks.0/input", wrong=False)
+    case.both("0/0/blocks.0/input.1", POSITIONS, "t/cp", lambda _: theirs)
+    for name in ("blocks.0/output", "blocks.1/input"):
+        add(f"0/0/{name}", wrong=True)
+    case.both("0/0/blocks.1/input.1", POSITIONS, "t/cp", lambda _: theirs)
+    for name in ("blocks.1/output", "./output", "./loss", "blocks.1/grad_output"):
+        add(f"0/0/{name}", wrong=True)
+    return case.judged()
+
+
+def shown(finding: Finding) -> dict[str, str]:
+    return dict(facts(finding, ()))
+
+
+def test_the_earliest_wrong_tensor_leads_where_it_is_of_integers(tmp_path: Path) -> None:
+    judgement = positioned(tmp_path, torch.cat([POSITIONS[:8], POSITIONS[8:] - 1]))
+    first = judgement.findings[0]
+    assert str(first.comparison.id) == "0/0/blocks.0/input.1"
+    assert first.module == "."  # its code made them
+    assert first.cause.sentence == "integers differ by a constant; rank 1: reference - 1"
+    assert shown(first)["error"] == "differs in 8 of 16 elements"
+    assert "0/0/./output" not in {str(finding.comparison.id) for finding in judgement.findings}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (POSITIONS + 3, "all ranks: reference + 3"),
+        (POSITIONS % 8, "rank 1: reference - 8"),
+        (torch.cat([POSITIONS[:8] + 1, POSITIONS[8:] - 1]), "rank 0: reference + 1, rank 1: reference - 1"),
+    ],
+)
+def test_a_constant_difference_is_told_by_rank(tmp_path: Path, theirs: torch.Tensor, words: str) -> None:
+    cause = positioned(tmp_path, theirs).findings[0].cause
+    assert (cause.name, cause.sentence) == ("offset", f"integers differ by a constant; {words}")
+
+
+def test_other_differences_are_not_called_constant(tmp_path: Path) -> None:
+    for number, theirs in enumerate((2 * POSITIONS, POSITIONS.flip(0))):
+        first = positioned(tmp_path / str(number), theirs).findings[0]
+        assert str(first.comparison.id) == "0/0/blocks.0/input.1"
+        assert first.cause.name != "offset"
+        assert "tolerance" not in shown(first)["error"]
+
+
+def test_other_data_says_how_many_of_its_integers_differ(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/fc/output")
+    case.both("0/0/./batch.0", POSITIONS, "a", lambda x: x.index_fill(0, torch.tensor([3, 5]), 99))
+    assert any("they differ in 2 of 16 elements" in problem for problem in case.judged().problems)
+
+
+def test_replicas_of_integers_that_differ_are_counted(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/fc/output")
+    case.trusted("0/0/fc/output.1", POSITIONS)
+    for rank in (0, 1):
+        case.candidate.record(rank, "0/0/fc/output.1", POSITIONS + rank * (POSITIONS > 12), "a")
+    [finding] = case.judged().findings
+    assert shown(finding)["error"] == "differs between replicas in 3 of 16 elements"
