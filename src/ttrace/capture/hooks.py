@@ -213,14 +213,18 @@ def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) ->
 
 
 def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor], object]) -> None:
-    """Add up the gradients that several nodes send along one edge, and deliver once all have."""
+    """Add up the gradients that several nodes send along one edge, and deliver once all have that run in this pass.
+
+    What only leads to an output that nobody uses does not run
+    (tests/capture/test_hooks.py::test_an_unused_output_is_not_waited_for).
+    """
     waiting = {node for node, _ in consumers}
     parts: list[torch.Tensor] = []
 
     def arrived(node: Node, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
         parts.extend(gradient for i in positions if (gradient := gradients[i]) is not None)
         waiting.discard(node)
-        if not waiting and parts:
+        if parts and not any(map(torch._C._will_engine_execute_node, waiting)):
             total = parts[0]
             for part in parts[1:]:
                 total = total + part

@@ -42,11 +42,11 @@ class Listener(Protocol):
         """A sequence of this size was dealt out over a mesh; of each sample (a row) this rank holds these indices."""
 
 
-def _decorated(function: Any) -> CellType:
-    """The cell in which torch's decorator keeps what it decorates: changed there, it is so for whoever has a name of it.
+def _find_decorated(function: Any) -> CellType:
+    """The cell in which torch's decorator keeps what it decorates: a change there counts under every name.
 
-    `torch.nn.utils.clip_grads_with_norm_` is another name of a function that `clip_grad_norm_` calls, and scripts import
-    it by name.
+    `torch.nn.utils.clip_grads_with_norm_` is another name of a function that `clip_grad_norm_` calls, and scripts
+    import it by name.
     """
     cell: CellType = function.__closure__[function.__code__.co_freevars.index("func")]
     return cell
@@ -56,7 +56,7 @@ _lock = threading.Lock()
 _listeners: dict[int, Listener] = {}
 _backward = torch.autograd.backward
 _total_norm: Callable[..., torch.Tensor] = clip_grad._get_total_norm
-_clip_cell = _decorated(clip_grad._clip_grads_with_norm_)
+_clip_cell = _find_decorated(clip_grad._clip_grads_with_norm_)
 _clip: Callable[..., None] = _clip_cell.cell_contents
 _topk, _argmax = torch.topk, torch.argmax
 _CHOOSERS: tuple[Any, ...] = (torch, torch.Tensor)
