@@ -139,10 +139,10 @@ def decisions(out: Path, choose: Callable[[torch.Tensor], object]) -> list[str]:
     "choose",
     [
         lambda x: torch.topk(input=x, k=2),
-        lambda x: torch.topk(x, k=2, axis=-1),
+        lambda x: torch.topk(x, k=2, axis=-1),  # type: ignore[call-arg]  # NumPy's name of it
         lambda x: x.topk(k=2, dim=1, largest=False),
         lambda x: torch.argmax(input=x, dim=-1),
-        lambda x: torch.argmax(x, axis=1),
+        lambda x: torch.argmax(x, axis=1),  # type: ignore[call-arg]  # the same
         lambda x: x.argmax(dim=1, keepdim=True),
     ],
 )

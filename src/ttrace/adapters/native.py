@@ -28,7 +28,7 @@ from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
 from ttrace.reference.divided import divided_in
-from ttrace.tensors.ids import ROOT, Kind, Site
+from ttrace.tensors.ids import ROOT, Kind, Site, encode_name
 from ttrace.tensors.mesh import Coord, Mesh
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ class Native:
     def notes(self) -> tuple[str, ...]:
         return tuple(self.models.notes()) if self.models else ()
 
-    def name(self, chunk: nn.Module, path: str) -> str:  # noqa: ARG002
-        return canonical(path)
+    def name(self, chunk: nn.Module, path: str) -> str:
+        return canonical(path, chunk)
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        return frozenset({ROOT}).union(*map(divided_in, self.chunks))
+        return frozenset({ROOT, *(encode_name(path) for chunk in self.chunks for path in divided_in(chunk))})
 
     untraced: frozenset[Kind] = frozenset()
 

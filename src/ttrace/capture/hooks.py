@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from ttrace.tensors.holds import Held
-from ttrace.tensors.ids import ROOT, Kind
+from ttrace.tensors.ids import ROOT, Kind, encode_name
 
 Sources = tuple[tuple[Node | None, int], ...]
 """Where a node sends gradients to, by position: a node and the number of its output."""
@@ -179,7 +179,7 @@ def _with_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
 def slot_of(path: tuple[Any, ...]) -> str:
     """A path in a structured value as a slot."""
     words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
-    return "".join("_" if char in "/@ \t\n" else char for char in ".".join(words))
+    return encode_name(".".join(words))
 
 
 def _watch_input_gradients(

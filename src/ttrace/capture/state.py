@@ -19,7 +19,7 @@ from ttrace.capture.settings import settings_of
 from ttrace.capture.visits import Visits
 from ttrace.layouts.placed import Placed
 from ttrace.reference.maker import maker_of
-from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.ids import Kind, Site, TensorId, encode_name
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Normal
 
@@ -121,7 +121,7 @@ class State:
             if updated is not None:
                 self._visit(self._id(name, Kind.PARAM_AFTER), updated)
             for key, piece in self._adapter.optimizer_state(self._optimizer, parameter).items():
-                tensor_id = self._id(name, Kind.OPTIM, key)
+                tensor_id = self._id(name, Kind.OPTIM, encode_name(key))
                 if piece.run is not None or piece.tensor.shape == self._adapter.values(parameter).shape:
                     self._visit(tensor_id, piece)
                 else:  # a step counter for instance is not cut like the parameter
