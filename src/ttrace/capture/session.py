@@ -70,7 +70,8 @@ class Session:
         self._plan = plan
         self._adapter = adapter
         self._clock = Clock()
-        self._grad_factor = adapter.grad_factor if grad_factor is None else grad_factor
+        self._given_factor = grad_factor
+        self._grad_factor = self._read_factor()
         self._divisor = 1
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         names = Names(chunks, adapter.name)
@@ -118,7 +119,7 @@ class Session:
         replays = plan.decisions == "replayed" and plan.role != "reference"
         self._decisions = Decisions(self._placing, reference) if replays else None
         self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None
-        nudge = Perturb(plan.twin, plan.seed, isolated=plan.isolated) if plan.role == "twin" else None
+        nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated) if plan.role == "twin" else None
         self._gradient_entry = GradientEntry() if nudge is not None else None
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
@@ -153,12 +154,17 @@ class Session:
                 if self._optimizer is None:
                     self._state.see_gradients()
                 self._state.see_end()
+                self._grad_factor = self._read_factor()  # a script may set it in each step
         finally:
             self._recorder.flush()
         if self._clock.step == self._plan.num_steps:
             self.close()
             if self._plan.stop:
                 sys.exit(0)
+
+    def _read_factor(self) -> float:
+        """What a later reduction still applies to gradients."""
+        return self._adapter.grad_factor if self._given_factor is None else self._given_factor
 
     @property
     def out(self) -> Path:
