@@ -369,3 +369,24 @@ def test_empty_tensors_pass(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.both(ID, torch.empty(0, 4))
     assert compared(case).verdict is Verdict.PASS
+
+
+def test_a_rank_without_a_layout_has_that_of_its_peers(tmp_path: Path) -> None:
+    for number, change in enumerate((0.0, 1.0)):
+        case = Case(tmp_path / str(number))
+        full = drawn(4, 8)
+        case.trusted("0/0/fc/output", full)
+        case.candidate.record(0, "0/0/fc/output", full * 0.25, "a b +tp", shape=(4, 8))
+        case.candidate.record(1, "0/0/fc/output", full * 0.75 + change)
+        found = verdict_of(case.judged(), "0/0/fc/output")
+        assert found.verdict is (Verdict.FAIL if change else Verdict.PASS), found
+        assert found.layout == "a b +tp"
+
+
+def test_a_rank_that_its_peers_layout_does_not_explain_is_not_accused(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    full = drawn(4, 8)
+    case.trusted("0/0/fc/output", full)
+    case.candidate.record(0, "0/0/fc/output", full * 0.25, "a b +tp", shape=(4, 8))
+    case.candidate.record(1, "0/0/fc/output", full[:2] * 0.75)
+    assert verdict_of(case.judged(), "0/0/fc/output").verdict is Verdict.UNJUDGED

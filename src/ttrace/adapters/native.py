@@ -233,7 +233,7 @@ def _fsdp_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
 
 
 def _fsdp_groups(chunks: Sequence[nn.Module]) -> list[FSDPParamGroup]:
-    """The parameters that FSDP2 shards together; a module has several groups if its parameters lie on several meshes."""
+    """The parameters that FSDP2 shards together: of a module one group for each mesh that they lie on."""
     modules = (module for chunk in chunks for module in chunk.modules() if isinstance(module, FSDPModule))
     return [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
 
