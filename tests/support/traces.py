@@ -49,11 +49,13 @@ class TraceBuilder:
         owns: Mapping[int, Sequence[str]] | None = None,
         grad_factor: float = 1.0,
         splits: Mapping[str, str] | None = None,
+        forward_buffers: Sequence[str] = (),
         **manifest: Any,
     ) -> None:
         self.folder = folder
         self.grad_factor = grad_factor
         self.splits = dict(splits or {})
+        self.forward_buffers = tuple(forward_buffers)
         self.mesh = Mesh.parse(mesh)
         self.sizes = {**self.mesh.sizes, MICROBATCH_AXIS: manifest.get("num_microbatches", 1)}
         self._manifest = {"role": role, "mesh": mesh, "num_ranks": self.mesh.num_ranks, "seed": 0, **manifest}
@@ -110,7 +112,13 @@ class TraceBuilder:
             writer = Writer(self.folder, Manifest(rank=rank, modules=modules, **self._manifest))
             for record, tensor in self._records[rank]:
                 writer.write(record, tensor)
-            end = End(num_steps=1, grad_factor=self.grad_factor, splits=self.splits, problems=tuple(problems))
+            end = End(
+                num_steps=1,
+                grad_factor=self.grad_factor,
+                splits=self.splits,
+                forward_buffers=self.forward_buffers,
+                problems=tuple(problems),
+            )
             writer.close(end)
             if rank in unfinished:
                 (writer.folder / "end.json").unlink()

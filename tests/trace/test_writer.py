@@ -160,6 +160,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "splits": {},
         "settings": {},
         "random": [],
+        "forward_buffers": [],
         "problems": [],
         "notes": [],
         "sources": {},

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ttrace.adapters.adapter import Adapter, Handle, Optimizer
 from ttrace.adapters.context import cut_of
 from ttrace.capture import surroundings
+from ttrace.capture.buffers import Buffers
 from ttrace.capture.calls import Calls
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
@@ -131,7 +132,8 @@ class Session:
         self._hooks = Hooks(self._compiled.watched, self)
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
-        held = Holdings(parameters, names.buffers(), made)
+        self._buffers = Buffers(names.buffers, is_reference=plan.role == "reference")
+        held = Holdings(parameters, self._buffers, made)
         self._state = State(
             plan, adapter, optimizer, held, self._visits, self._clock, self._isolate, self._recorder.keep
         )
@@ -204,6 +206,7 @@ class Session:
                 grad_factor=self._grad_factor / self._divisor,
                 splits={axis: str(split) for axis, split in self._placing.splits.items()},
                 settings=self._state.settings,
+                forward_buffers=self._buffers.changed,
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
                 sources=surroundings.sources() if self._adapter.coord.rank == 0 else {},
@@ -274,6 +277,7 @@ class Session:
 
     def sees_loss(self, loss: torch.Tensor) -> None:
         """Backward starts from here."""
+        self._buffers.on_backward()
         number = self._clock.microbatch
         self._visits.visit(self._visits.id_of(Site(ROOT, Kind.LOSS), number), loss, number)
 
@@ -302,6 +306,7 @@ class Session:
 
     def hears_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """A backward pass starts; in a pipeline the adapter tells of the loss."""
+        self._buffers.on_backward()
         if len(tensors) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
             self.sees_loss(tensors[0])
 

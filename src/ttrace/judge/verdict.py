@@ -48,7 +48,8 @@ REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, 
 UNTRACED = "the candidate says that it has no moment at which this could be recorded"
 STREAMED = "the reference says that it has no moment at which this could be recorded"
 PASSED_BY = "the isolated reference ran an identical block in place of this one"
-EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, UNTRACED, STREAMED, PASSED_BY, REDUCED_LATER})
+OWN_MICROBATCHES = "forward passes change this buffer, and each rank has run only some of the reference's microbatches"
+EXCUSED = frozenset({ZERO, LOST, COMPILED, TOGETHER, UNTRACED, STREAMED, PASSED_BY, REDUCED_LATER, OWN_MICROBATCHES})
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 

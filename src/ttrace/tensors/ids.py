@@ -35,6 +35,7 @@ class Kind(StrEnum):
     PARAM_AFTER = "param_after"
     OPTIM = "optim"
     BUFFER = "buffer"
+    BUFFER_AFTER = "buffer_after"
     LOSS = "loss"
     GRAD_NORM = "grad_norm"
     CLIP = "clip"
@@ -60,6 +61,10 @@ class Kind(StrEnum):
         return self in _OF_PARAM
 
     @property
+    def is_of_buffer(self) -> bool:
+        return self in (Kind.BUFFER, Kind.BUFFER_AFTER)
+
+    @property
     def primal(self) -> Kind:
         """The kind whose layout this one follows when nothing else is stated."""
         return _PRIMAL.get(self, self)
@@ -71,6 +76,7 @@ _PRIMAL = {
     Kind.GRAD_OUTPUT: Kind.OUTPUT,
     Kind.RECOMPUTE_INPUT: Kind.INPUT,
     Kind.RECOMPUTE_OUTPUT: Kind.OUTPUT,
+    Kind.BUFFER_AFTER: Kind.BUFFER,
     **dict.fromkeys(_OF_PARAM, Kind.PARAM),
 }
 

@@ -113,6 +113,8 @@ class End(BaseModel):
     """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
     settings: dict[str, tuple[str, ...]] = {}
     """What the optimizer was told, by name: the values of all groups of parameters."""
+    forward_buffers: tuple[str, ...] = ()
+    """The buffers that forward passes change; the reference says so."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}

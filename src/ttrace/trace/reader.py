@@ -293,6 +293,11 @@ class Trace:
         """The kinds that could not be recorded, on any rank."""
         return frozenset(kind for rank in self.ranks for kind in rank.manifest.untraced)
 
+    @cached_property
+    def forward_buffers(self) -> frozenset[str]:
+        """The buffers that forward passes change, on any rank."""
+        return frozenset(name for rank in self.ranks if rank.end for name in rank.end.forward_buffers)
+
     @property
     def random(self) -> tuple[str, ...]:
         """The innermost modules that drew random numbers, on any rank."""
