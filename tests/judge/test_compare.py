@@ -418,6 +418,7 @@ def test_statistics_of_own_microbatches_are_not_held_against_those_of_all(tmp_pa
     judgement = with_buffers(tmp_path, cut=False).judged()
     found = verdict_of(judgement, NORM)
     assert (found.verdict, found.reason) == (Verdict.UNJUDGED, OWN_MICROBATCHES)
+    assert found.tolerance is None, "there is nothing to hold it against"
     assert judgement.exit is Exit.PASSED
     assert any(OWN_MICROBATCHES in note for note in judgement.notes)
 

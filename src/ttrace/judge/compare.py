@@ -181,7 +181,7 @@ class Comparer:
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
             verdict, reason = self._decided(tensor_id, a, b)
         if verdict.is_wrong and self._is_of_some_microbatches(tensor_id, b):
-            verdict, reason = Verdict.UNJUDGED, OWN_MICROBATCHES
+            return Comparison(tensor_id, Verdict.UNJUDGED, OWN_MICROBATCHES, layout=b.layout, by=b.by)
         if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
             verdict, reason = Verdict.UNJUDGED, LOST
         comparison = Comparison(

@@ -58,4 +58,4 @@ def _mark(cell: Sequence[Comparison]) -> str:
     excesses = [comparison.excess for comparison in cell if comparison.tolerance is not None]
     if not excesses:
         return NOTHING
-    return _LEVELS[min(int(max(excesses) * len(_LEVELS)), len(_LEVELS) - 1)]
+    return _LEVELS[int(min(max(excesses) * len(_LEVELS), len(_LEVELS) - 1))]
