@@ -18,13 +18,17 @@ from ttrace.trace.reader import Trace
 
 
 class Counting(nn.Module):
-    """Normalises with running statistics, which a step changes."""
+    """Normalises with running statistics, which a step changes, and counts in a buffer that it replaces."""
+
+    calls: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
         out: torch.Tensor = self.norm(self.linear(x))
         return out
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ttrace.capture.session import Session
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import TensorId
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from zoo.harness.runs import SimulatedRank
 
@@ -98,25 +100,67 @@ def test_replayed_weights_keep_their_gradient(tmp_path: Path) -> None:
     assert comparison(judgement, "0/-/router.weight/param_grad").verdict is Verdict.PASS
 
 
+def clipping() -> tuple[object, ...]:
+    """What clips, under all names, and what that calls in turn."""
+    names = (nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_, nn.utils.clip_grad_norm_)
+    inner = [cell.cell_contents for name in names for cell in name.__closure__ or ()]
+    return (*names, nn.utils.clip_grad._get_total_norm, *inner)
+
+
 def test_torch_is_as_it_was_after_the_step(tmp_path: Path) -> None:
-    before = torch.topk, torch.argmax
+    before = torch.topk, torch.argmax, *clipping()
     traced(tmp_path / "reference")
-    assert (torch.topk, torch.argmax) == before
+    assert (torch.topk, torch.argmax, *clipping()) == before
     assert "topk" not in torch.Tensor.__dict__
     assert torch.tensor([1.0, 3.0, 2.0]).topk(1).indices.tolist() == [1]
     assert int(torch.tensor([1.0, 3.0, 2.0]).argmax()) == 1
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_a_choice_along_the_last_dim_only_is_a_decision(tmp_path: Path, dim: int) -> None:
-    class Chooser(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.argmax(dim) + x.topk(1, dim=dim).indices.sum()
+class Chooser(nn.Module):
+    def __init__(self, choose: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.choose = choose
 
-    model = Chooser()
-    session = Session(Plan(out=tmp_path, stop=False), model, None, SimulatedRank(), Rules())
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.choose(x)
+        return x
+
+
+def decisions(out: Path, choose: Callable[[torch.Tensor], object]) -> list[str]:
+    model = Chooser(choose)
+    session = Session(Plan(out=out, stop=False), model, None, SimulatedRank(), Rules())
     with session.step():
         model(torch.randn(4, 4))
     session.close()
-    found = [t for t in Trace(tmp_path).shards if t.kind == "decision"]
+    return [t.site.slot for t in Trace(out).shards if t.kind is Kind.DECISION]
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x: torch.topk(input=x, k=2),
+        lambda x: torch.topk(x, k=2, axis=-1),  # type: ignore[call-arg]  # NumPy's name of it
+        lambda x: x.topk(k=2, dim=1, largest=False),
+        lambda x: torch.argmax(input=x, dim=-1),
+        lambda x: torch.argmax(x, axis=1),  # type: ignore[call-arg]  # the same
+        lambda x: x.argmax(dim=1, keepdim=True),
+    ],
+)
+def test_what_is_chosen_from_may_be_given_by_name(tmp_path: Path, choose: Callable[[torch.Tensor], object]) -> None:
+    assert decisions(tmp_path, choose) == ["0.scores", "0"]
+
+
+def in_another_thread(x: torch.Tensor) -> None:
+    thread = threading.Thread(target=lambda: x.detach().topk(2))
+    thread.start()
+    thread.join()
+
+
+def test_another_threads_choice_is_not_the_running_modules(tmp_path: Path) -> None:
+    assert decisions(tmp_path, in_another_thread) == []
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_choice_along_the_last_dim_only_is_a_decision(tmp_path: Path, dim: int) -> None:
+    found = decisions(tmp_path, lambda x: (x.argmax(dim), x.topk(1, dim=dim)))
     assert len(found) == (4 if dim == 1 else 0)

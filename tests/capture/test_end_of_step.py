@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm  # by name, as scripts do
 
 from ttrace.adapters.native import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.check import check
-from ttrace.judge.verdict import Exit, Judgement
+from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
@@ -193,6 +194,26 @@ def test_a_wrong_clip_by_hand_is_accused(tmp_path: Path) -> None:
         optimizer.step()
 
     assert judged(tmp_path, wrong, reference=clip).exit is Exit.FOUND
+
+
+def clip_in_two(model: nn.Module, optimizer: Any, *, first: int = 0) -> None:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None][first:]
+    norms = torch.stack([get_total_norm([gradient]) for gradient in gradients])  # as the parts of several stages
+    clip_grads_with_norm_(model.parameters(), max_norm=0.1, total_norm=norms.norm(), foreach=True)
+    optimizer.step()
+
+
+def test_a_clip_by_a_norm_that_the_script_took_is_seen(tmp_path: Path) -> None:
+    found = judged(tmp_path, clip_in_two, reference=clip)
+    assert found.exit is Exit.PASSED
+    passed = {c.id.kind for c in found.comparisons if c.verdict is Verdict.PASS}
+    assert passed >= {Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_GRAD}
+
+
+def test_a_wrong_norm_to_clip_by_is_found(tmp_path: Path) -> None:
+    found = judged(tmp_path, lambda *both: clip_in_two(*both, first=1), reference=clip_in_two)
+    assert found.exit is Exit.FOUND
+    assert found.findings[0].comparison.id.kind is Kind.GRAD_NORM
 
 
 def test_one_rank_is_told(tmp_path: Path) -> None:

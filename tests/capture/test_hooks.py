@@ -121,6 +121,28 @@ def test_structured_values_have_slots_and_calls_have_numbers() -> None:
     assert torch.equal(seen.tensors["inner", 1, Kind.GRAD_OUTPUT, "pair.1"], torch.full((3, 4), 2.0))
 
 
+class Twofold(nn.Module):
+    """Has an output beside the one that is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.fc(x) + x.square(), x.norm()
+
+
+@pytest.mark.parametrize("only_inputs", [False, True])
+def test_an_unused_output_is_not_waited_for(only_inputs: bool) -> None:
+    model, seen = Twofold(), Seen()
+    Hooks(Names([model]).modules(), seen)
+    x = torch.randn(3, 4, requires_grad=True)
+    # Zero-bubble pipelines ask for some gradients only.
+    model(x)[0].sum().backward(inputs=[x] if only_inputs else None)
+    assert x.grad is not None
+    torch.testing.assert_close(seen.tensors[ROOT, 0, Kind.GRAD_INPUT, ""], x.grad)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputation_is_not_a_second_forward(reentrant: bool) -> None:
     class Recomputed(nn.Module):

@@ -36,9 +36,16 @@ class Shifted(nn.Module):
         return torch.tanh(x) * table
 
 
-def traced(out: Path, *, wrong: float = 1.0, wrong_grad: float = 1.0, **settings: object) -> Trace:
+def traced(
+    out: Path,
+    *,
+    model: Scaled | Spectral | None = None,
+    wrong: float = 1.0,
+    wrong_grad: float = 1.0,
+    **settings: object,
+) -> Trace:
     torch.manual_seed(0)
-    model = Scaled()
+    model = Scaled() if model is None else model
     model.first.register_forward_hook(lambda _module, _args, output: output * wrong)
     model.first.weight.register_hook(lambda gradient: gradient * wrong_grad)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -147,3 +154,45 @@ def test_what_isolation_computes_is_no_call_of_the_module(ordinary: Trace) -> No
     right = isolated(ordinary, "right", inside=("inner",))
     calls = [tensor_id.site.slot for tensor_id in right.shards if tensor_id.kind is Kind.CALL]
     assert calls == ["tanh.0", "mul.0"]
+
+
+class Spectral(nn.Module):
+    """Rotates by a complex table, and goes on with complex activations, which have gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rotated, self.last = nn.Linear(8, 8), Rotated(), nn.Sequential(Conjugated())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(4.0).expand(16, 4)
+        table = torch.polar(torch.ones(16, 4), angles)
+        rotated = self.rotated(torch.view_as_complex(self.first(x).view(16, 4, 2)), table)
+        return torch.view_as_real(self.last(rotated).resolve_conj()).flatten(1)
+
+
+class Rotated(nn.Module):
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        assert x.is_complex()
+        assert table.is_complex()
+        return x * table
+
+
+class Conjugated(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * x).conj()
+
+
+def test_complex_inputs_stay_complex_and_keep_their_gradients(tmp_path: Path) -> None:
+    ordinary = traced(tmp_path / "ordinary", model=Spectral())
+    right = traced(tmp_path / "right", model=Spectral(), isolated=True, reference=ordinary.folder)
+    twin = traced(tmp_path / "twin", model=Spectral(), isolated=True, reference=right.folder, role="twin", twin=1)
+    for trace in (right, twin):
+        assert not list(trace.problems())
+        assert set(trace.shards) == set(ordinary.shards)
+    record = right.shards[TensorId.parse("0/0/rotated/input")][0].record
+    assert record.values is not None, "an activation is generated"
+    x = torch.view_as_complex(generated(right, record.id))
+    table = torch.view_as_complex(tensor(right, "0/0/rotated/input.1"))
+    assert torch.view_as_complex(tensor(right, "0/0/rotated/output")).equal(x * table), "and a table is replayed"
+    a, b = tensor(right, "0/0/rotated/grad_input").double(), tensor(twin, "0/0/rotated/grad_input").double()
+    assert 1e-9 < float((a - b).norm() / a.norm()) < 1e-5, "a twin nudges what enters"

@@ -160,3 +160,29 @@ def test_rows_that_do_not_add_up_name_the_two_ways_out(tmp_path: Path) -> None:
     found.observe_batch(BATCH, (3, 3))
     with pytest.raises(LayoutError, match=r"has shape \(3, 3\).*ranks=2.*equal part.*as microbatches"):
         found.placed_or_inferred(BATCH, torch.zeros(3, 3))
+
+
+def trusted(folder: Path, layout: str, *, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Reference:
+    """A reference of four ranks, each with rank + 1 everywhere."""
+    builder = TraceBuilder(folder, "dp=2 tp=2", role="reference")
+    for rank in ranks:
+        local = torch.full((2, 2 if "/tp" in layout else 4), rank + 1.0)
+        builder.record(rank, str(OUTPUT), local, layout, shape=(2, 4))
+    builder.close()
+    return Reference(folder)
+
+
+def test_what_is_replayed_is_the_sum_of_all_summands(tmp_path: Path) -> None:
+    whole = trusted(tmp_path / "summed", "a b +tp").tensor(OUTPUT)
+    assert whole is not None
+    assert whole.equal(torch.full((2, 4), 3.0)), "ranks 0 and 1; the other two are replicas"
+    assert trusted(tmp_path / "summed", "a b +tp").moments(OUTPUT) == (3.0, 3.0)
+    cut = trusted(tmp_path / "cut", "a b/tp +dp").tensor(OUTPUT)
+    assert cut is not None
+    assert cut.tolist() == [[4.0, 4.0, 6.0, 6.0]] * 2
+
+
+def test_what_is_not_there_in_full_is_not_replayed(tmp_path: Path) -> None:
+    found = trusted(tmp_path, "a b/tp", ranks=(0, 2))
+    assert found.tensor(OUTPUT) is None
+    assert found.moments(OUTPUT) is None

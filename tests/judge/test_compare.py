@@ -9,7 +9,7 @@ import torch
 
 from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
 from ttrace.judge.check import check
-from ttrace.judge.verdict import Comparison, Exit, Verdict
+from ttrace.judge.verdict import OWN_MICROBATCHES, Comparison, Exit, Verdict
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.region import Region
@@ -369,3 +369,69 @@ def test_empty_tensors_pass(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.both(ID, torch.empty(0, 4))
     assert compared(case).verdict is Verdict.PASS
+
+
+def test_a_rank_without_a_layout_has_that_of_its_peers(tmp_path: Path) -> None:
+    for number, change in enumerate((0.0, 1.0)):
+        case = Case(tmp_path / str(number))
+        full = drawn(4, 8)
+        case.trusted("0/0/fc/output", full)
+        case.candidate.record(0, "0/0/fc/output", full * 0.25, "a b +tp", shape=(4, 8))
+        case.candidate.record(1, "0/0/fc/output", full * 0.75 + change)
+        found = verdict_of(case.judged(), "0/0/fc/output")
+        assert found.verdict is (Verdict.FAIL if change else Verdict.PASS), found
+        assert found.layout == "a b +tp"
+
+
+def test_a_rank_that_its_peers_layout_does_not_explain_is_not_accused(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    full = drawn(4, 8)
+    case.trusted("0/0/fc/output", full)
+    case.candidate.record(0, "0/0/fc/output", full * 0.25, "a b +tp", shape=(4, 8))
+    case.candidate.record(1, "0/0/fc/output", full[:2] * 0.75)
+    assert verdict_of(case.judged(), "0/0/fc/output").verdict is Verdict.UNJUDGED
+
+
+NORM, BIAS = "0/-/norm.running_mean/buffer_after", "0/-/router.bias/buffer_after"
+
+
+def with_buffers(folder: Path, *, cut: bool) -> Case:
+    """Two ranks whose running means differ; the router's bias must not. They have their own data, or parts of one."""
+    case = Case(folder, "dp=2")
+    case.reference.forward_buffers = ("norm.running_mean",)
+    if cut:
+        case.both("0/0/norm/output", FULL, "a/dp b")
+    else:
+        for microbatch in (0, 1):
+            name = f"0/{microbatch}/norm/output"
+            case.trusted(name, FULL)
+            case.candidate.spread(name, FULL, ranks=[microbatch])
+    case.trusted(NORM, drawn(16))
+    case.trusted(BIAS, drawn(16))
+    for rank in (0, 1):
+        case.candidate.record(rank, NORM, drawn(16) + rank, "a")
+        case.candidate.record(rank, BIAS, drawn(16), "a")
+    return case
+
+
+def test_statistics_of_own_microbatches_are_not_held_against_those_of_all(tmp_path: Path) -> None:
+    judgement = with_buffers(tmp_path, cut=False).judged()
+    found = verdict_of(judgement, NORM)
+    assert (found.verdict, found.reason) == (Verdict.UNJUDGED, OWN_MICROBATCHES)
+    assert found.tolerance is None, "there is nothing to hold it against"
+    assert judgement.exit is Exit.PASSED
+    assert any(OWN_MICROBATCHES in note for note in judgement.notes)
+
+
+def test_statistics_of_a_part_of_the_batch_are_wrong(tmp_path: Path) -> None:
+    judgement = with_buffers(tmp_path, cut=True).judged()
+    assert verdict_of(judgement, NORM).verdict is Verdict.CONFLICT
+    assert [finding.module for finding in judgement.findings] == ["norm"]
+
+
+def test_a_buffer_that_no_forward_pass_changes_is_judged_whoever_has_which_data(tmp_path: Path) -> None:
+    case = with_buffers(tmp_path, cut=False)
+    case.trusted(other := BIAS.replace("0/-", "1/-"), drawn(16))
+    for rank in (0, 1):
+        case.candidate.record(rank, other, drawn(16) + rank, "a")
+    assert verdict_of(case.judged(), other).verdict is Verdict.CONFLICT

@@ -344,3 +344,33 @@ def test_replicas_that_differ_because_of_what_was_handed_over_are_told_so(tmp_pa
     finding = case.judged().findings[0]
     assert (finding.module, finding.cause.name, finding.cause.axis) == (".", "missing all-reduce", "tp")
     assert finding.cause.sentence.startswith("what enters gate is wrong (grad_output): replicas differ and sum")
+
+
+def test_a_buffer_that_a_step_left_wrong_is_its_modules_own(tmp_path: Path) -> None:
+    found = judged(
+        tmp_path,
+        "0/-/block.norm.running_var/buffer",
+        "0/0/block/input",
+        "0/0/block.norm/input",
+        "0/0/block.norm/output",
+        "0/0/block/output",
+        "0/-/block.norm.weight/param_grad",
+        "!0/-/block.norm.running_var/buffer_after",
+        "!1/-/block.norm.running_var/buffer",
+    ).findings
+    assert [(str(finding.comparison.id), finding.module) for finding in found] == [
+        ("0/-/block.norm.running_var/buffer_after", "block.norm")
+    ]
+
+
+@pytest.mark.parametrize("first", ["0/-/norm.running_var/buffer", "0/0/norm@1/input", "0/0/before/output"])
+def test_a_buffer_after_a_step_follows_from_what_it_is_made_from(tmp_path: Path, first: str) -> None:
+    input_id = "!0/0/norm/input" if first.startswith("0/0/before") else "0/0/norm/input"
+    found = origins(tmp_path, f"!{first}", input_id, "0/0/norm/output", "!0/-/norm.running_var/buffer_after")
+    assert found == [first]
+
+
+def test_a_modules_output_tells_of_its_buffer_too(tmp_path: Path) -> None:
+    assert origins(
+        tmp_path, "0/0/norm/input", "!0/0/norm/output", "!0/-/norm.running_var/buffer_after", "0/0/./output"
+    ) == ["0/0/norm/output"]

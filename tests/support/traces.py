@@ -50,12 +50,14 @@ class TraceBuilder:
         grad_factor: float = 1.0,
         splits: Mapping[str, str] | None = None,
         batch_axes: tuple[str, ...] = (),
+        forward_buffers: Sequence[str] = (),
         **manifest: Any,
     ) -> None:
         self.folder = folder
         self.grad_factor = grad_factor
         self.splits = dict.fromkeys(batch_axes, "block") | dict(splits or {})
         self.batch_axes = batch_axes
+        self.forward_buffers = tuple(forward_buffers)
         self.mesh = Mesh.parse(mesh)
         self.sizes = {**self.mesh.sizes, MICROBATCH_AXIS: manifest.get("num_microbatches", 1)}
         self._manifest = {"role": role, "mesh": mesh, "num_ranks": self.mesh.num_ranks, "seed": 0, **manifest}
@@ -117,6 +119,7 @@ class TraceBuilder:
                 grad_factor=self.grad_factor,
                 splits=self.splits,
                 batch_axes=self.batch_axes,
+                forward_buffers=self.forward_buffers,
                 problems=tuple(problems),
             )
             writer.close(end)

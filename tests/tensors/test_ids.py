@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttrace.errors import TTraceError
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, encode_name
 
 names = st.from_regex(r"[A-Za-z0-9_.\-]+", fullmatch=True)
 
@@ -27,6 +27,35 @@ def test_an_id_reads_back_as_it_was_written(
 ) -> None:
     id_ = TensorId.of(step, microbatch, name, kind, slot=slot, call=call)
     assert TensorId.parse(str(id_)) == id_
+
+
+@given(name=st.text(min_size=1), slot=st.text())
+def test_any_text_is_a_name_and_a_slot_once_it_is_encoded(name: str, slot: str) -> None:
+    id_ = TensorId.of(0, None, encode_name(name), Kind.OUTPUT, slot=encode_name(slot), call=3)
+    assert TensorId.parse(str(id_)) == id_
+    assert str(id_).encode().decode() == str(id_)
+
+
+@given(st.text("/@% a2F0"), st.text("/@% a2F0"))
+def test_no_two_texts_are_encoded_alike(a: str, b: str) -> None:
+    assert (encode_name(a) == encode_name(b)) == (a == b)
+
+
+@pytest.mark.parametrize(
+    ("text", "encoded"),
+    [
+        ("layers.3.mlp.fc1", "layers.3.mlp.fc1"),
+        ("a/b", "a%2Fb"),
+        ("a@1", "a%401"),
+        ("a b", "a%20b"),
+        ("50%", "50%25"),
+        ("a\tb\x00", "a%09b%00"),
+        ("größe", "größe"),
+        ("a\u2028b", "a%E2%80%A8b"),
+    ],
+)
+def test_only_what_would_break_an_id_is_encoded(text: str, encoded: str) -> None:
+    assert encode_name(text) == encoded
 
 
 @pytest.mark.parametrize(

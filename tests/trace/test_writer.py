@@ -165,6 +165,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "settings": [],
         "settings_of": {},
         "random": [],
+        "forward_buffers": [],
         "problems": [],
         "notes": [],
         "sources": {},

@@ -60,6 +60,7 @@ def test_cells_are_all_combinations_that_are_not_excluded(tmp_path: Path) -> Non
         ('"ranks > 4"', '"ranks > 0"', "excludes every cell"),
         ('"tp * 2"', '"tp - 4"', "takes -3 ranks"),
         ("[1, 2, 4]", "[1, 1]", "each value once"),
+        ("[1, 2, 4]", "[1, '1']", "each value once"),
         ("{tp}", "{dp}", "names {dp}, but there are only tp, schedule, fp8, x, ranks"),
         ("[1, 2, 4]", "[[1]]", "is no sweep"),
         ("tp = [1", "x = [1", "'x' is an axis and derived"),
@@ -69,6 +70,21 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, old: str, new: str, w
     with pytest.raises(TTraceError) as told:
         load(tmp_path, FILE.replace(old, new))
     assert words in str(told.value)
+
+
+def test_every_cell_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    file = """
+reference = "python train.py"
+candidate = "python train.py {a} {b}"
+[axes]
+a = ["a b", "a/b", "a_b", "1", "1-b=2", "ä b"]
+b = ["3", "2-b=3", "..", "a b"]
+"""
+    folders = [cell.folder for cell in load(tmp_path, file).cells]
+    assert len(set(folders)) == 24
+    assert "a=a_b-b=3" in folders, "a plain one is plain"
+    assert all(Path(folder).name == folder for folder in folders)
+    assert folders == [cell.folder for cell in load(tmp_path, file).cells]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,10 +30,12 @@ from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
 from ttrace.reference.divided import divided_in
-from ttrace.tensors.ids import ROOT, Kind, Site
+from ttrace.tensors.ids import ROOT, Kind, Site, encode_name
 from ttrace.tensors.mesh import Coord, Mesh
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
     from ttrace.adapters.transformers import Models
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
@@ -88,26 +91,35 @@ class Native:
     def notes(self) -> tuple[str, ...]:
         return tuple(self.models.notes()) if self.models else ()
 
-    def name(self, chunk: nn.Module, path: str) -> str:  # noqa: ARG002
-        return canonical(path)
+    def name(self, chunk: nn.Module, path: str) -> str:
+        return canonical(path, chunk)
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        return frozenset({ROOT}).union(*map(divided_in, self.chunks))
+        return frozenset({ROOT, *(encode_name(path) for chunk in self.chunks for path in divided_in(chunk))})
 
     untraced: frozenset[Kind] = frozenset()
 
     def watches(self, name: str, *, isolated: bool) -> bool:  # noqa: ARG002
         return self.models is None or self.models.watches(name)
 
-    @cached_property
+    @property
     def grad_factor(self) -> float:
-        """FSDP2 and DDP divide by the number of ranks that they reduce over; hand-written code must say so."""
+        """FSDP2 and DDP divide by the number of ranks that they reduce over, or as FSDP2 was told.
+
+        Hand-written code must say so itself.
+        """
         ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
         if ddp is not None:
             return 1.0 / dist.get_world_size(ddp.process_group)
-        meshes = _fsdp_meshes(self.chunks)
-        return 1.0 / max(mesh.size() for mesh in meshes) if meshes else 1.0
+        groups = _fsdp_groups(self.chunks)
+        # Of the groups that reduce over most ranks: experts may be sharded over fewer, and say what makes up for that.
+        widest = max((group.mesh_info.mesh.size() for group in groups), default=1)
+        divisors: Counter[float] = Counter()
+        for group in groups:
+            if group.mesh_info.mesh.size() == widest:
+                divisors[float(group.gradient_divide_factor or widest)] += len(group.fsdp_params)
+        return 1.0 / divisors.most_common(1)[0][0] if divisors else 1.0
 
     def listen(self, listener: Listener) -> None:
         if self.mesh.num_ranks > 1:
@@ -246,14 +258,13 @@ def _joined(factorisations: tuple[tuple[tuple[str, int], ...], ...]) -> Mesh:
 
 def _fsdp_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
     """The meshes over which FSDP2 shards and reduces, if anything is wrapped by it."""
-    found: dict[DeviceMesh, None] = {}
-    for chunk in chunks:
-        for module in chunk.modules():
-            if isinstance(module, FSDPModule):
-                group = module._get_fsdp_state()._fsdp_param_group
-                if group is not None:
-                    found[group.mesh_info.mesh] = None
-    return list(found)
+    return list(dict.fromkeys(group.mesh_info.mesh for group in _fsdp_groups(chunks)))
+
+
+def _fsdp_groups(chunks: Sequence[nn.Module]) -> list[FSDPParamGroup]:
+    """The parameters that FSDP2 shards together: of a module one group for each mesh that they lie on."""
+    modules = (module for chunk in chunks for module in chunk.modules() if isinstance(module, FSDPModule))
+    return [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
 
 
 def _each(optimizer: Optimizer | None) -> Sequence[Optimizer]:

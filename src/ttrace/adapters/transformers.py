@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ttrace.adapters.wrappers import canonical
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.rules import Rule
-from ttrace.tensors.ids import ROOT, Kind, Site
+from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
 
 TP_AXIS, EXPERT_AXIS = "tp", "ep"
@@ -69,22 +69,24 @@ _CHOSEN_EXPERTS = {("ep_router", Kind.OUTPUT, _INDICES), ("moe_tp_experts", Kind
 class Model:
     """A transformers model somewhere in what was attached, with the plans that were applied to it."""
 
-    path: str
+    names: Mapping[str, str]
+    """By path in this model, the canonical name of each module."""
     module: nn.Module
     styles: Mapping[str, str]
     """By module, with its canonical name."""
 
     @classmethod
-    def at(cls, path: str, module: nn.Module) -> Model:
+    def at(cls, path: str, chunk: nn.Module, module: nn.Module) -> Model:
         tp_plan, ep_plan = _applied_plans(module)
-        names = {name: _generic(name) for name, _ in module.named_modules()}
+        names = {name: canonical(".".join(filter(None, (path, name))), chunk) for name, _ in module.named_modules()}
         owned = re.compile(rf"(?:{'|'.join(map(re.escape, ep_plan)) or '(?!)'})(?:\..+)?")
         styles = {}
-        for name, generic in names.items():
+        for name, canonical_name in names.items():
+            generic = _generic(name)
             style = ep_plan.get(generic) if owned.fullmatch(generic) else tp_plan.get(generic)
             if style is not None:
-                styles[_joined(path, name)] = style
-        return cls(path, module, styles)
+                styles[canonical_name] = style
+        return cls(names, module, styles)
 
     def meshes(self) -> Iterator[DeviceMesh]:
         """The mesh it was loaded onto, whether or not anything lies on it."""
@@ -94,7 +96,7 @@ class Model:
 
     def modules(self) -> Iterator[tuple[str, Any]]:
         for name, module in self.module.named_modules():
-            yield _joined(self.path, name), module
+            yield self.names[name], module
 
 
 class Models:
@@ -107,9 +109,8 @@ class Models:
         self._is_masked = "ep_router" in self._styles.values()
         # What transformers' decorator of all experts' classes sets.
         self._experts = {name: m for name, m in self._modules.items() if hasattr(m, "_is_expert_parallel")}
-        self._unwatched = frozenset(
-            f"{name}.{inner}" for name, module in self._experts.items() for inner, _ in module.named_modules() if inner
-        )
+        inside_experts = {m for outer in self._experts.values() for m in outer.modules() if m is not outer}
+        self._unwatched = frozenset(name for name, module in self._modules.items() if module in inside_experts)
 
     def meshes(self) -> list[DeviceMesh]:
         return [mesh for model in self._models for mesh in model.meshes()]
@@ -166,7 +167,7 @@ def found(chunks: Sequence[nn.Module]) -> Models | None:
         for path, module in chunk.named_modules():
             if _is_model(module) and not any(_is_inside(path, outer) for outer in outermost):
                 outermost.append(path)
-                models.append(Model.at(canonical(path), module))
+                models.append(Model.at(path, chunk, module))
     return Models(models) if models else None
 
 
@@ -185,10 +186,6 @@ def _applied_plans(module: Any) -> tuple[dict[str, str], dict[str, str]]:
 def _generic(name: str) -> str:
     """A module's name as plans write it: layers.* for layers.3."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
-
-
-def _joined(path: str, name: str) -> str:
-    return canonical(name if path == ROOT else f"{path}.{name}")
 
 
 def _is_inside(path: str, outer: str) -> bool:

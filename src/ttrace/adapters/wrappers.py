@@ -1,14 +1,60 @@
-"""This module knows the wrappers that put a level between a model and its name."""
+"""Names of what lies in a model, without the wrappers that put a level between a model and its name."""
 
 from __future__ import annotations
 
-from ttrace.tensors.ids import ROOT
+from torch import nn
+
+from ttrace.tensors.ids import ROOT, encode_name
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
 """Attributes under which wrappers keep what they wrap."""
 
 
-def canonical(path: str) -> str:
-    """The path without wrappers; `.` for the model itself."""
-    parts = [part for part in path.split(".") if part and part not in WRAPPERS]
-    return ".".join(parts) or ROOT
+def canonical(path: str, chunk: nn.Module) -> str:
+    """The name of what lies at this path of a chunk: without wrappers, and encoded; `.` for the model itself."""
+    parts = path.split(".") if path else []
+    wrappers = wrapper_levels(path, chunk)
+    return encode_name(".".join(part for i, part in enumerate(parts) if i not in wrappers)) or ROOT
+
+
+def wrapper_levels(path: str, chunk: nn.Module) -> frozenset[int]:
+    """Which words of a path stand for a wrapper's level."""
+    found, at = set(), chunk
+    for i, part in enumerate(path.split(".")):
+        owner = _find_owner(at, part)
+        child = owner._modules[part] if owner is not None else None
+        if owner is None or child is None:
+            break  # a parameter or a buffer
+        if part in WRAPPERS and _is_wrapper(owner, part, child):
+            found.add(i)
+        at = child
+    return frozenset(found)
+
+
+def _find_owner(module: nn.Module, attribute: str) -> nn.Module | None:
+    """Who has a module under this name: this one, or what it wraps, as some wrappers leave their level out of paths."""
+    if module._modules.get(attribute) is not None:
+        return module
+    inner = next((child for name in WRAPPERS if (child := module._modules.get(name)) is not None), None)
+    return None if inner is None else _find_owner(inner, attribute)
+
+
+def _is_wrapper(owner: nn.Module, attribute: str, child: nn.Module) -> bool:
+    """Whether the level may be left out: nothing else in the owner has a name that the wrapped module uses too."""
+    others = _names(owner) - {attribute}
+    return not others or others.isdisjoint(_visible_names(child))
+
+
+def _visible_names(module: nn.Module) -> frozenset[str]:
+    """The names in a module, with those of what it wraps in place of the wrapper's level."""
+    names = _names(module)
+    for attribute in WRAPPERS & names:
+        child = module._modules.get(attribute)
+        if child is not None and _is_wrapper(module, attribute, child):
+            names = (names - {attribute}) | _visible_names(child)
+    return names
+
+
+def _names(module: nn.Module) -> frozenset[str]:
+    held = (*module._parameters.items(), *module._buffers.items(), *module._modules.items())
+    return frozenset(name for name, value in held if value is not None)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from ttrace.tensors.holds import Held
-from ttrace.tensors.ids import ROOT, Kind
+from ttrace.tensors.ids import ROOT, Kind, encode_name
 
 Sources = tuple[tuple[Node | None, int], ...]
 """Where a node sends gradients to, by position: a node and the number of its output."""
@@ -179,7 +179,7 @@ def _with_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
 def slot_of(path: tuple[Any, ...]) -> str:
     """A path in a structured value as a slot."""
     words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
-    return "".join("_" if char in "/@ \t\n" else char for char in ".".join(words))
+    return encode_name(".".join(words))
 
 
 def _watch_input_gradients(
@@ -213,14 +213,18 @@ def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) ->
 
 
 def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor], object]) -> None:
-    """Add up the gradients that several nodes send along one edge, and deliver once all have."""
+    """Add up the gradients that several nodes send along one edge, and deliver once all have that run in this pass.
+
+    What only leads to an output that nobody uses does not run
+    (tests/capture/test_hooks.py::test_an_unused_output_is_not_waited_for).
+    """
     waiting = {node for node, _ in consumers}
     parts: list[torch.Tensor] = []
 
     def arrived(node: Node, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
         parts.extend(gradient for i in positions if (gradient := gradients[i]) is not None)
         waiting.discard(node)
-        if not waiting and parts:
+        if parts and not any(map(torch._C._will_engine_execute_node, waiting)):
             total = parts[0]
             for part in parts[1:]:
                 total = total + part

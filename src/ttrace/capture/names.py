@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from ttrace.adapters.wrappers import canonical
+from ttrace.errors import CaptureError
 
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 Naming = Callable[[nn.Module, str], str]
 """The canonical name of what lies at a path of a chunk."""
 
 
-def by_path(chunk: nn.Module, path: str) -> str:  # noqa: ARG001
+def by_path(chunk: nn.Module, path: str) -> str:
     """The name that needs nothing but the path."""
-    return canonical(path)
+    return canonical(path, chunk)
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,10 @@ class Names:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Every buffer."""
-        found = ((chunk, *pair) for chunk in self.chunks for pair in chunk.named_buffers())
-        return {self.naming(chunk, path): buffer for chunk, path, buffer in found}
+        found: dict[str, torch.Tensor] = {}
+        for chunk in self.chunks:
+            found.update(self._named(chunk, chunk.named_buffers()))
+        return found
 
     def parameters(self, known: Mapping[str, str] | None = None) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
         """Every parameter once, under its first name, and the other names of those that have several.
@@ -59,9 +65,8 @@ class Names:
         first: dict[int, str] = {}
         found: dict[str, nn.Parameter] = {}
         aliases: dict[str, str] = {}
-        pairs = ((chunk, *pair) for chunk in self.chunks for pair in chunk.named_parameters(remove_duplicate=False))
-        for chunk, path, parameter in pairs:
-            own = self.naming(chunk, path)
+        held = (self._named(chunk, chunk.named_parameters(remove_duplicate=False)) for chunk in self.chunks)
+        for own, parameter in chain.from_iterable(held):
             name = (known or {}).get(own, own)
             if id(parameter) in first:
                 if name != first[id(parameter)]:
@@ -70,3 +75,16 @@ class Names:
             first[id(parameter)] = name
             found[name] = parameter
         return found, aliases
+
+    def _named(self, chunk: nn.Module, held: Iterable[tuple[str, _Tensor]]) -> Iterator[tuple[str, _Tensor]]:
+        """Each with its name; two tensors of one chunk may not have one name."""
+        known: dict[str, tuple[str, _Tensor]] = {}
+        for path, tensor in held:
+            name = self.naming(chunk, path)
+            other, same = known.setdefault(name, (path, tensor))
+            if same is not tensor:
+                raise CaptureError(
+                    f"{other} and {path} of {type(chunk).__name__} would both be called {name}, so that one of them "
+                    "would not be traced. Rename one of them in the model."
+                )
+            yield name, tensor

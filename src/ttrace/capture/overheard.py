@@ -7,14 +7,17 @@ has a listener of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import CellType
 from typing import Any, Protocol
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.nn.utils import clip_grad
+
+from ttrace.capture.hooks import is_recompute
 
 
 class Listener(Protocol):
@@ -27,7 +30,7 @@ class Listener(Protocol):
         """All gradients are final: their norm is about to be taken."""
 
     def hears_norm(self, norm: torch.Tensor) -> None:
-        """The norm of all gradients was taken; they are not clipped yet."""
+        """By this norm of all gradients they are about to be clipped."""
 
     def hears_clip(self, factor: torch.Tensor) -> None:
         """All gradients are about to be multiplied by this."""
@@ -39,11 +42,22 @@ class Listener(Protocol):
         """A sequence of this size was dealt out over a mesh; of each sample (a row) this rank holds these indices."""
 
 
+def _find_decorated(function: Any) -> CellType:
+    """The cell in which torch's decorator keeps what it decorates: a change there counts under every name.
+
+    `torch.nn.utils.clip_grads_with_norm_` is another name of a function that `clip_grad_norm_` calls, and scripts
+    import it by name.
+    """
+    cell: CellType = function.__closure__[function.__code__.co_freevars.index("func")]
+    return cell
+
+
 _lock = threading.Lock()
 _listeners: dict[int, Listener] = {}
 _backward = torch.autograd.backward
 _total_norm: Callable[..., torch.Tensor] = clip_grad._get_total_norm
-_clip: Callable[..., None] = clip_grad._clip_grads_with_norm_
+_clip_cell = _find_decorated(clip_grad._clip_grads_with_norm_)
+_clip: Callable[..., None] = _clip_cell.cell_contents
 _topk, _argmax = torch.topk, torch.argmax
 _CHOOSERS: tuple[Any, ...] = (torch, torch.Tensor)
 _shards: Callable[..., list[Any]] = _attention._context_parallel_buffers
@@ -68,8 +82,10 @@ def overheard(listener: Listener) -> Iterator[None]:
 
 def _replace() -> None:
     torch.autograd.backward = _told_backward  # Tensor.backward looks it up here
-    clip_grad._get_total_norm = _told_norm  # and clip_grad_norm_ these, whoever imported it by name
-    clip_grad._clip_grads_with_norm_ = _told_clip  # type: ignore[assignment]  # what else it takes is passed on
+    # And clip_grad_norm_ this one. Scripts that call get_total_norm have it under another name, and are not heard: what
+    # they take the norm of may be the gradients of some layers, or of one stage. What they clip by is heard.
+    clip_grad._get_total_norm = _told_norm
+    _clip_cell.cell_contents = _told_clip
     _attention._context_parallel_buffers = _told_shards  # type: ignore[assignment]  # and context_parallel this
     for owner in _CHOOSERS:
         owner.topk, owner.argmax = _told_topk, _told_argmax
@@ -78,7 +94,7 @@ def _replace() -> None:
 def _put_back() -> None:
     torch.autograd.backward = _backward
     clip_grad._get_total_norm = _total_norm
-    clip_grad._clip_grads_with_norm_ = _clip
+    _clip_cell.cell_contents = _clip
     _attention._context_parallel_buffers = _shards
     torch.topk, torch.argmax = _topk, _argmax
     # A tensor inherits its methods; the functions above would be none.
@@ -86,9 +102,14 @@ def _put_back() -> None:
 
 
 def _listener() -> Listener | None:
-    """This thread's listener; accelerators recompute in threads of the autograd engine, which have none."""
+    """This thread's listener; accelerators recompute in threads of the autograd engine, which have none.
+
+    Any other thread does something of its own, whatever module runs meanwhile.
+    """
     found = _listeners.get(threading.get_ident())
-    return next(iter(_listeners.values())) if found is None and len(_listeners) == 1 else found
+    if found is None and len(_listeners) == 1 and is_recompute():
+        return next(iter(_listeners.values()))
+    return found
 
 
 def _told_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -102,31 +123,49 @@ def _told_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
     listener = _listener()
     if listener is not None:
         listener.hears_gradients()
-    norm = _total_norm(*args, **kwargs)
-    if listener is not None:
-        listener.hears_norm(norm)
-    return norm
+    return _total_norm(*args, **kwargs)
 
 
 def _told_clip(
-    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, total_norm: torch.Tensor, *args: Any
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    total_norm: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     listener = _listener()
     if listener is not None:
+        listener.hears_gradients()
+        listener.hears_norm(total_norm)
         listener.hears_clip(torch.clamp(max_norm / (total_norm + 1e-6), max=1.0))
-    _clip(parameters, max_norm, total_norm, *args)
+    _clip(parameters, max_norm, total_norm, *args, **kwargs)
 
 
-def _told_topk(scores: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
-    own = _topk(scores, k, dim, *args, **kwargs)
-    other = _instead(scores, own.indices, dim)
+_INPUT, _DIM = ("input", "x", "a", "x1"), ("dim", "axis")
+"""The names by which torch takes an argument: its own, and NumPy's."""
+
+
+def _told_topk(*args: Any, **kwargs: Any) -> Any:
+    own = _topk(*args, **kwargs)
+    scores = _argument(args, kwargs, 0, _INPUT)
+    other = _instead(scores, own.indices, _argument(args, kwargs, 2, _DIM, -1))
     return own if other is None else torch.return_types.topk((scores.gather(-1, other), other))
 
 
-def _told_argmax(scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> torch.Tensor:
-    own = _argmax(scores, dim, *args, **kwargs)
-    other = None if dim is None else _instead(scores, own, dim)
+def _told_argmax(*args: Any, **kwargs: Any) -> torch.Tensor:
+    own = _argmax(*args, **kwargs)
+    dim = _argument(args, kwargs, 1, _DIM)
+    other = None if dim is None else _instead(_argument(args, kwargs, 0, _INPUT), own, dim)
     return own if other is None else other
+
+
+def _argument(
+    args: Sequence[Any], kwargs: Mapping[str, Any], position: int, names: Sequence[str], default: Any = None
+) -> Any:
+    """What a function was given: by position, or by one of these names."""
+    if position < len(args):
+        return args[position]
+    return next((kwargs[name] for name in names if name in kwargs), default)
 
 
 def _instead(scores: torch.Tensor, own: torch.Tensor, dim: int) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,12 +17,13 @@ from ttrace.layouts.placed import HOLDS, INFERRED, Placed
 from ttrace.layouts.ruled import placed_by
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.layouts.splits import BLOCK, Split
+from ttrace.tensors.coverage import coverage
 from ttrace.tensors.holds import Held, held_by
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.format import Record
-from ttrace.trace.reader import Trace
+from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.store import Place
 from ttrace.values.generate import Distribution
 
@@ -49,33 +51,44 @@ class Reference:
         return record.region.shape if record and record.region else None
 
     def tensor(self, tensor_id: TensorId) -> torch.Tensor | None:
-        """The whole tensor as the reference had it, for what must be replayed."""
-        shards = self._trace.shards.get(tensor_id, []) if self._trace else []
-        shape = self.shape(tensor_id)
-        if shape is None:
+        """The whole tensor as the reference had it, for what must be replayed; None if its parts do not make it up."""
+        pieces = self._pieces(tensor_id)
+        if not pieces or coverage(pieces).num_gap:
             return None
-        full = torch.empty(shape, dtype=shards[0].record.dtype)
-        for shard in shards:
-            assert shard.record.region is not None
-            shard.record.region.put(shard.tensor(), full)
+        first = next(iter(pieces.values()))[0].record
+        assert first.region is not None
+        full = torch.empty(first.region.shape, dtype=first.dtype)
+        for region, summands in pieces.items():
+            region.put(_add_up([shard.tensor() for shard in summands]), full)
         return full
 
     def moments(self, tensor_id: TensorId) -> tuple[float, float] | None:
         """The mean and the root mean square of what the reference had; None for what is zero or not finite."""
-        shards = self._trace.shards.get(tensor_id, []) if self._trace else []
-        if not shards:
+        pieces = self._pieces(tensor_id)
+        if not pieces:
             return None
-        if any(shard.record.sketch is None for shard in shards):
+        if any(shard.record.sketch is None for summands in pieces.values() for shard in summands):
             full = self.tensor(tensor_id)
-            assert full is not None
+            if full is None:
+                return None
             data = full.to(torch.float64)
             mean, square = float(data.mean()), float(data.square().mean())
         else:
-            counts = [math.prod(shard.record.shape) for shard in shards]
-            means = [shard.record.sketch.mean for shard in shards if shard.record.sketch is not None]
-            mean = sum(a * b for a, b in zip(counts, means, strict=True)) / sum(counts)
-            square = float(sum(shard.stored().square().sum() for shard in shards)) / sum(counts)
+            count = sum(region.numel for region in pieces)
+            mean = sum(region.numel * _sum_of_means(summands) for region, summands in pieces.items()) / count
+            sketches = (_add_up([shard.stored() for shard in summands]) for summands in pieces.values())
+            square = float(sum(sketch.square().sum() for sketch in sketches)) / count
         return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
+
+    def _pieces(self, tensor_id: TensorId) -> dict[Region, list[Shard]]:
+        """By region, what must be added up to give it: of replicas the first one."""
+        found: dict[Region, dict[tuple[int, ...], Shard]] = {}
+        for shard in self._trace.shards.get(tensor_id, []) if self._trace else []:
+            record = shard.record
+            if record.region is not None:
+                where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
+                found.setdefault(record.region, {}).setdefault(tuple(where[axis] for axis in record.pending), shard)
+        return {region: list(summands.values()) for region, summands in found.items()}
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -90,6 +103,17 @@ class Reference:
     def _records(self) -> dict[TensorId, Record]:
         shards = self._trace.shards if self._trace else {}
         return {tensor_id: found[0].record for tensor_id, found in shards.items()}
+
+
+def _add_up(summands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum, in the precision of its summands."""
+    if len(summands) == 1:
+        return summands[0]
+    return torch.stack([summand.to(torch.float64) for summand in summands]).sum(0).to(summands[0].dtype)
+
+
+def _sum_of_means(summands: Iterable[Shard]) -> float:
+    return sum(shard.record.sketch.mean for shard in summands if shard.record.sketch is not None)
 
 
 class Placing:

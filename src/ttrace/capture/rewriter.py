@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ttrace.adapters.adapter import Adapter
 from ttrace.capture.probe import Visit
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows, values
@@ -43,32 +44,39 @@ class Perturb:
     """Nudges floating-point numbers by machine epsilon in a random direction: where they enter the model or, in
     isolation, where they enter any module, forward or backward."""
 
-    def __init__(self, twin: int, seed: int, *, isolated: bool = False) -> None:
+    def __init__(self, twin: int, seed: int, adapter: Adapter, *, isolated: bool = False) -> None:
         self._twin = twin
         self._seed = seed
+        self._adapter = adapter
         self._isolated = isolated
 
     def visit(self, visit: Visit) -> torch.Tensor | None:
         here = visit.enters_module if self._isolated else visit.entry
-        if not here or not visit.tensor.is_floating_point() or not bool(visit.tensor.detach().isfinite().all()):
+        if not here or not visit.tensor.is_floating_point():
             return None
-        return replaced(visit.tensor, self._nudged(visit))
+        local = self._adapter.local(visit.tensor.detach())
+        if not bool(local.isfinite().all()):
+            return None
+        return replaced(visit.tensor, self._adapter.with_local(visit.tensor, self._nudged(visit, local)))
 
-    def _nudged(self, visit: Visit) -> torch.Tensor:
-        tensor = visit.tensor.detach()
-        region = visit.placed.region if visit.placed else Region.whole(tuple(tensor.shape))
-        direction = values(
+    def _nudged(self, visit: Visit, local: torch.Tensor) -> torch.Tensor:
+        """This rank's values, each moved as all ranks that have it move it; padding stays."""
+        region = visit.placed.region if visit.placed else Region.whole(tuple(local.shape))
+        direction = torch.zeros_like(local, dtype=torch.float32)
+        held = direction[tuple(slice(size) for size in region.local_shape)]
+        made = values(
             f"nudge {self._twin} {visit.id.first}",
             region,
             dtype=torch.float32,
             distribution=Normal(),
             seed=self._seed,
-            device=tensor.device,
-        ).view(tensor.shape)
-        unit = torch.finfo(tensor.dtype).eps / 2
-        exact = tensor.to(torch.float64)
+            device=local.device,
+        )
+        held.copy_(made.view(held.shape))
+        unit = torch.finfo(local.dtype).eps / 2
+        exact = local.to(torch.float64)
         length = NUDGE * unit * exact.norm() / direction.to(torch.float64).norm().clamp_min(1e-300)
-        nudged: torch.Tensor = (exact + direction * length).to(tensor.dtype)
+        nudged: torch.Tensor = (exact + direction * length).to(local.dtype)
         return nudged
 
 

@@ -23,8 +23,11 @@ class Saved:
     def __init__(
         self, chunks: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], *, with_parameters: bool
     ) -> None:
-        # Of Module itself: Megatron's DDP calls its gradient buffers so.
-        kept = [buffer for chunk in chunks for buffer in nn.Module.buffers(chunk)]
+        modules = dict.fromkeys(module for chunk in chunks for module in chunk.modules())
+        held = ((module, name, buffer) for module in modules for name, buffer in module._buffers.items())
+        # With their places: a module may put another tensor there.
+        self._buffers = [(module, name, buffer) for module, name, buffer in held if buffer is not None]
+        kept = [buffer for _, _, buffer in self._buffers]
         if with_parameters:
             kept += [parameter for chunk in chunks for parameter in nn.Module.parameters(chunk)]
         self._chunks = chunks
@@ -37,6 +40,8 @@ class Saved:
         with torch.no_grad():
             for tensor, values in self._tensors:
                 tensor.copy_(values)
+        for module, name, buffer in self._buffers:
+            module._buffers[name] = buffer
         for chunk in self._chunks:
             nn.Module.zero_grad(chunk)
         for optimizer, (state, options) in self._optimizers:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ttrace.adapters.adapter import Adapter, Handle, Optimizer
 from ttrace.adapters.context import cut_of
 from ttrace.capture import surroundings
+from ttrace.capture.buffers import Buffers
 from ttrace.capture.calls import Calls
 from ttrace.capture.census import census, switch_dropout_off
 from ttrace.capture.clock import Chunk, Clock
@@ -70,7 +71,8 @@ class Session:
         self._plan = plan
         self._adapter = adapter
         self._clock = Clock()
-        self._grad_factor = adapter.grad_factor if grad_factor is None else grad_factor
+        self._given_factor = grad_factor
+        self._grad_factor = self._read_factor()
         self._divisor = 1
         self._placing = Placing(adapter, rules, reference, num_microbatches)
         names = Names(chunks, adapter.name)
@@ -120,7 +122,7 @@ class Session:
         replays = plan.decisions == "replayed" and plan.role != "reference"
         self._decisions = Decisions(self._placing, reference) if replays else None
         self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None
-        nudge = Perturb(plan.twin, plan.seed, isolated=plan.isolated) if plan.role == "twin" else None
+        nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated) if plan.role == "twin" else None
         self._gradient_entry = GradientEntry() if nudge is not None else None
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
@@ -132,7 +134,8 @@ class Session:
         self._hooks = Hooks(self._compiled.watched, self)
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
-        held = Holdings(parameters, names.buffers(), made)
+        self._buffers = Buffers(names.buffers, is_reference=plan.role == "reference")
+        held = Holdings(parameters, self._buffers, made)
         self._state = State(
             plan, adapter, optimizer, held, self._visits, self._clock, self._isolate, self._recorder.keep
         )
@@ -155,12 +158,17 @@ class Session:
                 if self._optimizer is None:
                     self._state.see_gradients()
                 self._state.see_end()
+                self._grad_factor = self._read_factor()  # a script may set it in each step
         finally:
             self._recorder.flush()
         if self._clock.step == self._plan.num_steps:
             self.close()
             if self._plan.stop:
                 sys.exit(0)
+
+    def _read_factor(self) -> float:
+        """What a later reduction still applies to gradients."""
+        return self._adapter.grad_factor if self._given_factor is None else self._given_factor
 
     @property
     def out(self) -> Path:
@@ -206,6 +214,7 @@ class Session:
                 batch_axes=self._placing.batch_axes,
                 settings=self._state.settings.groups,
                 settings_of=dict(self._state.settings.by_parameter),
+                forward_buffers=self._buffers.changed,
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
                 sources=surroundings.sources(),
@@ -278,6 +287,7 @@ class Session:
 
     def sees_loss(self, loss: torch.Tensor) -> None:
         """Backward starts from here."""
+        self._buffers.on_backward()
         number = self._clock.microbatch
         self._visits.visit(self._visits.id_of(Site(ROOT, Kind.LOSS), number), loss, number)
 
@@ -306,6 +316,7 @@ class Session:
 
     def hears_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """A backward pass starts; in a pipeline the adapter tells of the loss."""
+        self._buffers.on_backward()
         if len(tensors) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
             self.sees_loss(tensors[0])
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from ttrace.adapters.adapter import Adapter, Optimizer, Piece
 from ttrace.capture.arrivals import Arrivals
+from ttrace.capture.buffers import Buffers
 from ttrace.capture.clock import Clock
 from ttrace.capture.contributions import Contributions
 from ttrace.capture.generator import Made
@@ -19,7 +20,7 @@ from ttrace.capture.settings import Settings, read_settings
 from ttrace.capture.visits import Visits
 from ttrace.layouts.placed import Placed
 from ttrace.reference.maker import maker_of
-from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.ids import Kind, Site, TensorId, encode_name
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Normal
 
@@ -32,7 +33,7 @@ class Holdings:
     """What this rank holds, by name, and where each parameter lies and what it was made from."""
 
     parameters: Mapping[str, nn.Parameter]
-    buffers: Mapping[str, torch.Tensor]
+    buffers: Buffers
     made: Mapping[str, Made]
 
 
@@ -80,8 +81,8 @@ class State:
             values = self._adapter.values(parameter)
             is_made = maker_of(parameter) is not None
             self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placed, is_made=is_made)
-        for name, buffer in self._held.buffers.items():
-            self._visits.visit(self._id(name, Kind.BUFFER), buffer)
+        self._held.buffers.on_start()
+        self._see_buffers(Kind.BUFFER)
 
     def see_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
         """All microbatches of this rank are added up, and no other rank's yet."""
@@ -114,6 +115,7 @@ class State:
 
     def see_end(self) -> None:
         """The step is over."""
+        self._see_buffers(Kind.BUFFER_AFTER)  # whether or not an optimizer has stepped: forward passes change them
         if not self._has_stepped:
             return
         for name, parameter in self._held.parameters.items():
@@ -123,12 +125,16 @@ class State:
             if updated is not None:
                 self._visit(self._id(name, Kind.PARAM_AFTER), updated)
             for key, piece in self._adapter.optimizer_state(self._optimizer, parameter).items():
-                tensor_id = self._id(name, Kind.OPTIM, key)
+                tensor_id = self._id(name, Kind.OPTIM, encode_name(key))
                 if piece.run is not None or piece.tensor.shape == self._adapter.values(parameter).shape:
                     self._visit(tensor_id, piece)
                 else:  # a step counter for instance is not cut like the parameter
                     whole = Placed(Region.whole(tuple(piece.tensor.shape)))
                     self._visits.visit(tensor_id, piece.tensor, stated=whole)
+
+    def _see_buffers(self, kind: Kind) -> None:
+        for name, buffer in self._held.buffers.read().items():
+            self._visits.visit(self._id(name, kind), buffer)
 
     def _see_gradient(self, tensor_id: TensorId, piece: Piece) -> None:
         source = self._isolate.distribution(tensor_id) if self._isolate else None

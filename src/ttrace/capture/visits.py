@@ -52,7 +52,12 @@ class Visits:
     ) -> torch.Tensor | None:
         """Show a tensor to the probes; what to use in its place, if anything."""
         if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
-            tensor, entry = torch.view_as_real(tensor.detach().resolve_conj()), False
+            # With its graph, as isolation replaces it: what the module gets must be complex again, and have a gradient.
+            real = torch.view_as_real(tensor.resolve_conj())
+            other = self.visit(
+                tensor_id, real, microbatch, values=values, stated=stated, fallback=fallback, held=held, is_made=is_made
+            )
+            return None if other is None else torch.view_as_complex(other.contiguous())
         placed = stated or self.placed(tensor_id, tensor, microbatch, held, fallback)
         if placed is None and self._infers:
             placed = self._placing.inferred(tensor_id, tensor)

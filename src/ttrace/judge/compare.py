@@ -21,6 +21,7 @@ from ttrace.judge.verdict import (
     NO_LAYOUT,
     NO_TWIN,
     NOT_FINITE,
+    OWN_MICROBATCHES,
     PASSED_BY,
     STREAMED,
     TOGETHER,
@@ -167,6 +168,18 @@ class Comparer:
                 ranks.update(shard.coord.rank for shard in shards if shard.record.by != DISPATCHED)
         return {key: frozenset(ranks) for key, ranks in found.items()}
 
+    def _is_of_some_microbatches(self, tensor_id: TensorId, b: Logical) -> bool:
+        """Whether this is a buffer that forward passes change, on ranks that did not run all that the reference ran.
+
+        With data of its own, each rank's batch norm has its own running mean, and the reference has seen all data.
+        """
+        if not tensor_id.kind.is_of_buffer or tensor_id.name not in self.reference.forward_buffers:
+            return False
+        last = tensor_id.step - (tensor_id.kind is Kind.BUFFER)
+        ran = {(t.step, t.microbatch) for t in self.reference.shards if t.step <= last and t.microbatch is not None}
+        ranks = {rank for piece in b.pieces for rank in piece.ranks}
+        return any(not ranks <= self._ran.get((step, microbatch), frozenset()) for step, microbatch in ran)
+
     def _judged(self, tensor_id: TensorId, a: Logical, b: Logical) -> Comparison:
         tolerance, lost = self.twins.tolerances[tensor_id], NONE_LOST
         factor = factor_to_come(tensor_id, self.reference, self.candidate)
@@ -178,6 +191,8 @@ class Comparer:
         verdict, reason = _verdict(tensor_id, total, (replica_error, allowed), tolerance)
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
             verdict, reason = self._decided(tensor_id, a, b)
+        if verdict.is_wrong and self._is_of_some_microbatches(tensor_id, b):
+            return Comparison(tensor_id, Verdict.UNJUDGED, OWN_MICROBATCHES, layout=b.layout, by=b.by)
         if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
             verdict, reason = Verdict.UNJUDGED, LOST if tolerance.is_proven_zero else UNDECIDED
         comparison = Comparison(

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from ttrace.errors import LayoutError
 from ttrace.layouts.infer import Splits, find_pending_axes, inferred
+from ttrace.layouts.layout import Layout
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.coverage import Coverage, coverage
 from ttrace.tensors.ids import TensorId
@@ -213,30 +215,53 @@ def _summed(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
 def _placed(
     shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: Splits, batch_axes: Sequence[str]
 ) -> list[Shard] | None:
-    """The shards, with a layout inferred for those that came without one."""
-    if all(shard.record.region is not None for shard in shards):
-        return list(shards)
+    """The shards; those that came without a layout have that of their peers, or else an inferred one."""
+    stated = [shard for shard in shards if shard.record.region is not None]
+    if len(stated) == len(shards):
+        return stated
+    if shape is None:
+        shape = stated[0].record.region.shape if stated and stated[0].record.region is not None else None
     if shape is None:
         return None
+    layouts = list(dict.fromkeys(shard.record.layout for shard in stated))
+    rest = [shard for shard in shards if shard.record.region is None]
+    followed = [_layout_like(layouts, shard, shape, sizes) for shard in rest]
+    alone = [shard for shard, layout in zip(rest, followed, strict=True) if layout is None]
+    if alone and any(shard.record.pending for shard in stated):
+        return None  # a pending sum is never inferred, nor that there is none where others have one
     # An axis along which nobody else holds a part cannot be what cuts: ranks have microbatches or modules of their own.
     cutting = {axis: size for axis, size in sizes.items() if len({shard.coord[axis] for shard in shards}) > 1}
-    layout = inferred(shape, [(shard.coord, shard.record.shape) for shard in shards], cutting, splits)
-    if layout is None:
-        return None
-    pending = find_pending_axes(shards[0].id.kind, layout, batch_axes)
-    return [
-        replace(
-            shard,
-            record=replace(
-                shard.record,
-                region=layout.region(shape, sizes, shard.coord),
-                pending=pending,
-                layout=" ".join([str(layout), *(f"+{axis}" for axis in pending)]),
-                by=INFERRED,
-            ),
-        )
-        for shard in shards
-    ]
+    own = inferred(shape, [(shard.coord, shard.record.shape) for shard in alone], cutting, splits) if alone else None
+    if own is not None:
+        own = replace(own, pending=find_pending_axes(shards[0].id.kind, own, batch_axes))
+    for shard, layout in zip(rest, followed, strict=True):
+        layout = layout or own
+        if layout is None:
+            return None
+        stated.append(_with_layout(shard, layout, shape, sizes))
+    return sorted(stated, key=lambda shard: shard.coord.rank)
+
+
+def _layout_like(layouts: Sequence[str], shard: Shard, shape: Shape, sizes: Sizes) -> Layout | None:
+    """The first of these layouts that explains what a rank holds."""
+    for text in layouts:
+        try:
+            layout = Layout.parse(text).of_rank(len(shape))
+        except LayoutError:  # what was stated by other means than a layout
+            continue
+        if layout.region(shape, sizes, _where(shard)).local_shape == shard.record.shape:
+            return layout
+    return None
+
+
+def _with_layout(shard: Shard, layout: Layout, shape: Shape, sizes: Sizes) -> Shard:
+    region = layout.region(shape, sizes, _where(shard))
+    record = replace(shard.record, region=region, pending=layout.pending, layout=str(layout), by=INFERRED)
+    return replace(shard, record=record)
+
+
+def _where(shard: Shard) -> Mapping[str, int]:
+    return {**shard.coord, MICROBATCH_AXIS: shard.record.microbatch}
 
 
 def _places_beside(shard: Shard, mesh: Mesh, axes: Collection[str]) -> list[tuple[int, ...]]:

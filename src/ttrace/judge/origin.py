@@ -30,11 +30,14 @@ _NEEDS: dict[Kind, tuple[Kind, ...]] = {
     Kind.RECOMPUTE_OUTPUT: (Kind.RECOMPUTE_INPUT,),
     Kind.PARAM_GRAD: (Kind.GRAD_OUTPUT, *_MADE_FROM, Kind.LOSS, Kind.MAIN_GRAD),
     Kind.MAIN_GRAD: (Kind.GRAD_OUTPUT, *_MADE_FROM, Kind.LOSS),
+    Kind.BUFFER_AFTER: (Kind.INPUT, Kind.PARAM, Kind.BUFFER, Kind.DECISION),
 }
 """What must be right at the same module for a wrong site to be an origin."""
 
 _FORWARD, _BACKWARD, _UPDATE = range(3)
-_MADE_INSIDE = frozenset({Kind.OUTPUT, Kind.RECOMPUTE_OUTPUT, Kind.GRAD_INPUT, Kind.MAIN_GRAD, Kind.PARAM_GRAD})
+_MADE_INSIDE = frozenset(
+    {Kind.OUTPUT, Kind.RECOMPUTE_OUTPUT, Kind.GRAD_INPUT, Kind.MAIN_GRAD, Kind.PARAM_GRAD, Kind.BUFFER_AFTER}
+)
 """What modules inside a module may have spoilt."""
 
 
@@ -165,7 +168,7 @@ class _WrongSites:
 
     def module_of(self, t: TensorId) -> str:
         """The module an id speaks of: for parameters, buffers, and what was replaced, the innermost that ran."""
-        if not t.kind.is_of_param and t.kind is not Kind.BUFFER and t not in self._replaced:
+        if not t.kind.is_of_param and not t.kind.is_of_buffer and t not in self._replaced:
             return t.name
         return self._around(t.name)
 
@@ -235,7 +238,7 @@ class _WrongSites:
         return any(
             other.step == t.step
             and (t.microbatch is None or other.microbatch in (None, t.microbatch))
-            and (t.kind.is_of_param or other.call == t.call)
+            and (t.kind.is_of_param or t.kind.is_of_buffer or other.call == t.call)
             for other in self._at.get((self.module_of(t), kind), ())
         )
 

@@ -53,7 +53,21 @@ STREAMED = "the reference says that it has no moment at which this could be reco
 PASSED_BY = "the isolated reference ran an identical block in place of this one"
 OTHER_DATA = "the two sides were fed different data"
 OWN_ROWS = "each data-parallel rank has a value of its own rows here, and what follows from it is judged"
-EXCUSED = frozenset({OWN_ROWS, ZERO, LOST, COMPILED, TOGETHER, UNTRACED, STREAMED, PASSED_BY, REDUCED_LATER})
+OWN_MICROBATCHES = "forward passes change this buffer, and each rank has run only some of the reference's microbatches"
+EXCUSED = frozenset(
+    {
+        ZERO,
+        LOST,
+        COMPILED,
+        TOGETHER,
+        UNTRACED,
+        STREAMED,
+        PASSED_BY,
+        REDUCED_LATER,
+        OWN_ROWS,
+        OWN_MICROBATCHES,
+    }
+)
 """The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 

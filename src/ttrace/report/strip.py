@@ -15,7 +15,7 @@ _ROWS: Mapping[str, frozenset[Kind]] = {
     "forward": frozenset({Kind.INPUT, Kind.OUTPUT, Kind.DECISION, Kind.BUFFER}),
     "backward": frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.RECOMPUTE_INPUT, Kind.RECOMPUTE_OUTPUT}),
     "weights": frozenset({Kind.PARAM_GRAD, Kind.MAIN_GRAD}),
-    "updates": frozenset({Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM}),
+    "updates": frozenset({Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.BUFFER_AFTER}),
 }
 
 
@@ -58,4 +58,4 @@ def _mark(cell: Sequence[Comparison]) -> str:
     excesses = [comparison.excess for comparison in cell if comparison.tolerance is not None]
     if not excesses:
         return NOTHING
-    return _LEVELS[min(int(max(excesses) * len(_LEVELS)), len(_LEVELS) - 1)]
+    return _LEVELS[int(min(max(excesses) * len(_LEVELS), len(_LEVELS) - 1))]

@@ -1,7 +1,8 @@
 """This module names tensors: the same logical tensor has the same id in every run.
 
 The text form is `step/mb/name[@call]/kind[.slot]`, with `-` for no microbatch and `.` for the model itself:
-`0/2/layers.3.mlp.fc1/output`, `0/-/lm_head.weight/param_grad`, `0/0/./loss`.
+`0/2/layers.3.mlp.fc1/output`, `0/-/lm_head.weight/param_grad`, `0/0/./loss`. Characters that would break this form are
+percent-encoded in names and slots, wherever these are written: a module called `a/b` is `a%2Fb`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from urllib.parse import quote
 
 from ttrace.errors import TTraceError
 
@@ -33,6 +35,7 @@ class Kind(StrEnum):
     PARAM_AFTER = "param_after"
     OPTIM = "optim"
     BUFFER = "buffer"
+    BUFFER_AFTER = "buffer_after"
     LOSS = "loss"
     GRAD_NORM = "grad_norm"
     CLIP = "clip"
@@ -58,6 +61,10 @@ class Kind(StrEnum):
         return self in _OF_PARAM
 
     @property
+    def is_of_buffer(self) -> bool:
+        return self in (Kind.BUFFER, Kind.BUFFER_AFTER)
+
+    @property
     def primal(self) -> Kind:
         """The kind whose layout this one follows when nothing else is stated."""
         return _PRIMAL.get(self, self)
@@ -69,6 +76,7 @@ _PRIMAL = {
     Kind.GRAD_OUTPUT: Kind.OUTPUT,
     Kind.RECOMPUTE_INPUT: Kind.INPUT,
     Kind.RECOMPUTE_OUTPUT: Kind.OUTPUT,
+    Kind.BUFFER_AFTER: Kind.BUFFER,
     **dict.fromkeys(_OF_PARAM, Kind.PARAM),
 }
 
@@ -83,11 +91,18 @@ def of_any_layer(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
+def encode_name(text: str) -> str:
+    """A module's own name or a key as names and slots have it: no two texts are encoded alike."""
+    return _UNSAFE.sub(lambda match: quote(match[0], safe="", errors="surrogatepass"), text)
+
+
 def scores_slot(slot: str) -> str:
     """The slot of the scores by which a decision was made."""
     return f"{slot}.scores"
 
 
+_UNSAFE = re.compile(r"[/@%\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What has a meaning in ids, or cannot be seen or written: white space, control characters, halves of characters."""
 _NAME = re.compile(r"[^/@\s]+")
 _TEXT = re.compile(
     r"(?P<step>[0-9]{1,18})/(?P<mb>[0-9]{1,18}|-)/(?P<name>[^/@\s]+)(?:@(?P<call>[0-9]{1,18}))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
@@ -105,8 +120,8 @@ class Site:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or (self.slot and not _NAME.fullmatch(self.slot)):
             raise TTraceError(
-                f"{self.name!r}/{self.kind}.{self.slot!r} is no site: names and slots are free of '/', '@' and "
-                f"white space, and the model itself is called {ROOT!r}."
+                f"{self.name!r}/{self.kind}.{self.slot!r} is no site: in names and slots '/', '@' and white space are "
+                f"percent-encoded, and the model itself is called {ROOT!r}."
             )
 
     def __str__(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +46,24 @@ def assert_equivalent(
     """
     __tracebackhide__ = True  # what pytest shows is the test's own line and the finding
     folder = out or Path(tempfile.mkdtemp(prefix="ttrace-"))
-    run = Run(folder)
-    commands = Commands(
-        _command(folder / "reference.call", Call.of(reference or candidate, args, kwargs), 1, device),
-        _command(folder / "candidate.call", Call.of(candidate, args, kwargs), ranks, device),
-        twins,
-        timeout,
-    )
-    strictness = Strictness(margin, STRICT if allow is None else Policy.load(allow))
-    flow = Flow(run, commands, Plan(out=folder, num_steps=steps), strictness)
+    with ExitStack() as cleanup:
+        if out is None:
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        run = Run(folder)
+        commands = Commands(
+            _command(folder / "reference.call", Call.of(reference or candidate, args, kwargs), 1, device),
+            _command(folder / "candidate.call", Call.of(candidate, args, kwargs), ranks, device),
+            twins,
+            timeout,
+        )
+        strictness = Strictness(margin, STRICT if allow is None else Policy.load(allow))
+        flow = Flow(run, commands, Plan(out=folder, num_steps=steps), strictness)
+        removal = cleanup.pop_all()  # from here on a failure has traces and logs to look at
     with hold(folder):
         judgement = _judged(flow, repeat=repeat, isolate=isolate)
     if judgement.exit is not Exit.PASSED:
         raise AssertionError(text(judgement, run.next_command(judgement)).strip())
-    if out is None:
-        run.clear()
+    removal.close()
 
 
 def _judged(flow: Flow, *, repeat: bool, isolate: bool) -> Judgement:

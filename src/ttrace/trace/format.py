@@ -123,6 +123,8 @@ class End(BaseModel):
     """The optimizer's distinct settings."""
     settings_of: dict[str, NonNegativeInt] = {}
     """By parameter, an index into `settings`."""
+    forward_buffers: tuple[str, ...] = ()
+    """The buffers that forward passes change; the reference says so."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}

@@ -229,6 +229,11 @@ class Trace:
         """The axes along which final gradients are equal, bit for bit, as all ranks state."""
         return frozenset(self.manifest.reduced).intersection(*(rank.manifest.reduced for rank in self.ranks))
 
+    @cached_property
+    def forward_buffers(self) -> frozenset[str]:
+        """The buffers that forward passes change, on any rank."""
+        return frozenset(name for rank in self.ranks if rank.end for name in rank.end.forward_buffers)
+
     @property
     def random(self) -> tuple[str, ...]:
         """The innermost modules that drew random numbers, on any rank."""

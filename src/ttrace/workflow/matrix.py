@@ -15,6 +15,7 @@ ranks = "tp * cp"
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import tomllib
@@ -59,7 +60,12 @@ class Configuration:
 
     @property
     def folder(self) -> str:
-        return re.sub(r"[^\w.=-]+", "_", "-".join(_word(axis, value) for axis, value in self.values.items()))
+        """A name that no other cell of the sweep has, also where values differ only in what no folder may be called."""
+        text = "-".join(_word(axis, value) for axis, value in self.values.items())
+        plain = re.sub(r"[^\w.=-]+", "_", text)
+        if plain == text and not any("=" in str(value) for value in self.values.values()):
+            return plain
+        return f"{plain}-{hashlib.sha256(repr(self.values).encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ def _matrix(file: _File) -> Matrix:
         axis: [False, True] if isinstance(values, str) else list(values) for axis, values in file.axes.items()
     }
     for axis, values in axes.items():
-        if not axis.isidentifier() or not values or len({*map(repr, values)}) < len(values):
+        if not axis.isidentifier() or not values or len({_word(axis, value) for value in values}) < len(values):
             raise TTraceError(f"axis {axis!r} has values {values}. It needs a plain name, and each value once.")
     both = set(axes) & set(file.derived)
     if both:

@@ -96,11 +96,11 @@ class Sweep:
         check_sweep_folder(self.folder)
         try:
             references = self._references(fresh=fresh)
-            flows = {cell.name: self._prepared(cell, references[cell.reference]) for cell in self.matrix.cells}
-            results = {result.cell.name: result for result in self._results(flows, fresh=fresh)}
+            flows = {cell.folder: self._prepared(cell, references[cell.reference]) for cell in self.matrix.cells}
+            results = {result.cell.folder: result for result in self._results(flows, fresh=fresh)}
         finally:
             self._launches.close()
-        ordered = [results[cell.name] for cell in self.matrix.cells]
+        ordered = [results[cell.folder] for cell in self.matrix.cells]
         return Swept(tuple(ordered), len(references), _shrunk(self.matrix, ordered))
 
     def isolated(self, swept: Swept) -> Swept:
@@ -153,7 +153,9 @@ class Sweep:
                 while waiting or running:
                     while (cell := self._next(waiting, sum(running.values()))) is not None:
                         waiting.remove(cell)
-                        running[pool.submit(self._result, cell, flows[cell.name], fresh=fresh)] = self._num_ranks(cell)
+                        running[pool.submit(self._result, cell, flows[cell.folder], fresh=fresh)] = self._num_ranks(
+                            cell
+                        )
                         self.begin(f"{len(waiting)} cells to come, {len(running)} running")
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in done:

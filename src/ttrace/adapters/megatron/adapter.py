@@ -197,7 +197,7 @@ class Megatron:
             return ""
         if site.kind is Kind.LOSS:
             return "+cp" if site.name == ROOT else layouts.auxiliary(sequence_parallel=self._is_sequence_parallel)
-        if site.kind is Kind.BUFFER:
+        if site.kind.is_of_buffer:
             return "..."
         if site.kind.is_of_param:
             return self._parameter_layout(site)

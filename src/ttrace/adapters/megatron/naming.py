@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ttrace.adapters.wrappers import canonical
-from ttrace.tensors.ids import ROOT
+from ttrace.adapters.wrappers import canonical, wrapper_levels
+from ttrace.tensors.ids import ROOT, encode_name
 
 TIED = ("output_layer.weight", "embedding.word_embeddings.weight")
 """The last stage's copy of a tied embedding, and what it is a copy of."""
@@ -21,19 +21,22 @@ class Naming:
     """The canonical names of one chunk."""
 
     def __init__(self, chunk: nn.Module, expert_rank: int) -> None:
+        self._chunk = chunk
         self._expert_rank = expert_rank
         self._numbers = dict(_numbers(chunk, expert_rank))
-        self._num_local = {canonical(p): m.num_local_experts for p, m in chunk.named_modules() if _has_experts(m)}
+        self._num_local = {
+            canonical(p, chunk): m.num_local_experts for p, m in chunk.named_modules() if _has_experts(m)
+        }
         self._copies_embedding = any(map(_copies_embedding, chunk.modules()))
         self.divided = frozenset(
-            {ROOT, *(canonical(path.rpartition(".layers.")[0]) for path in self._numbers if ".layers." in path)}
+            {ROOT, *(canonical(path.rpartition(".layers.")[0], chunk) for path in self._numbers if ".layers." in path)}
         )
         """The modules of which each stage has a part: those that hold the layers."""
 
     def name(self, path: str) -> str:
-        parts = path.split(".")
+        parts, wrappers = path.split("."), wrapper_levels(path, self._chunk)
         numbered = (self._numbers.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
-        name = canonical(".".join(numbered))
+        name = encode_name(".".join(part for i, part in enumerate(numbered) if i not in wrappers)) or ROOT
         if self._copies_embedding and name == TIED[0]:
             return TIED[1]
         match = _GROUPED.fullmatch(name)

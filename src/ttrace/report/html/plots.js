@@ -4,7 +4,7 @@ const PANELS = [
   ["Activations", ["batch", "input", "output", "loss", "decision", "call", "buffer", "recompute_input", "recompute_output"]],
   ["Activation gradients", ["grad_output", "grad_input"]],
   ["Weight gradients", ["param_grad", "main_grad", "grad_norm", "clip"]],
-  ["Updates", ["param", "update", "param_after", "optim"]],
+  ["Updates", ["param", "update", "param_after", "optim", "buffer_after"]],
 ];
 const MEASURES = {
   error: ["Error", (i) => Math.max(tensors.error[i], tensors.replicas[i]), (i) => tensors.tolerance[i]],

@@ -1,0 +1,47 @@
+"""Buffers of a model, and which of them forward passes change.
+
+A buffer may be another tensor after each forward pass, so buffers are asked for again whenever they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+class Buffers:
+    """What a model has as buffers. The reference finds out which of them the first forward pass of a step changes.
+
+    Statistics like those of a batch norm depend on which microbatches a rank has run; what an optimizer's step changes,
+    like the bias that balances experts, does not.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, torch.Tensor]], *, is_reference: bool) -> None:
+        self.read = read
+        read()  # names that collide are refused now, and not in the middle of a step
+        self._is_reference = is_reference
+        self._before: Mapping[str, torch.Tensor] = {}
+        self._changed: dict[str, None] = {}
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The buffers that forward passes change."""
+        return tuple(self._changed)
+
+    def on_start(self) -> None:
+        """A step begins."""
+        if self._is_reference:
+            self._before = {name: buffer.detach().clone() for name, buffer in self.read().items()}
+
+    def on_backward(self) -> None:
+        """A forward pass of the step is over."""
+        now = self.read() if self._before else {}
+        for name, before in self._before.items():
+            if name not in now or not _is_same(before, now[name]):
+                self._changed[name] = None
+        self._before = {}
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
