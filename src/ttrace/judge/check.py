@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ttrace.judge.census import absences, explained, with_reasons
+from ttrace.judge.common_cause import merge_gradients
 from ttrace.judge.compare import Comparer
 from ttrace.judge.depth import depth_notes
 from ttrace.judge.engine import HERE, Engine, Progress, lots
@@ -13,12 +14,13 @@ from ttrace.judge.factor import factor_note
 from ttrace.judge.origin import findings
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.random import before_random, random_problems
+from ttrace.judge.rank_names import add_microbatches
 from ttrace.judge.scale import named, together
 from ttrace.judge.surroundings import surrounding_notes
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.unprotected import power_notes
-from ttrace.judge.unstated import doubted, unseen_clip, unstated_factor, without_unstated_sums
+from ttrace.judge.unstated import doubted, excuse_partial_calls, unseen_clip, unstated_factor, without_unstated_sums
 from ttrace.judge.verdict import EXCUSED, Comparison, Finding, Judgement
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import ROOT, Kind
@@ -63,6 +65,7 @@ def checked(
     if not reference.manifest.isolated:
         # In isolation the module around is right in any case; what is not stated is told by the ordinary run.
         comparisons = without_unstated_sums(comparisons, reference, candidate)
+    comparisons = excuse_partial_calls(comparisons, reference, candidate)
     lacking = absences(comparisons, reference, candidate)
     comparisons = with_reasons(comparisons, lacking)
     comparisons, allowed = policy.applied(comparisons)
@@ -70,12 +73,14 @@ def checked(
     # Whatever follows from other data, or from a factor that nobody stated, is no finding.
     is_explained = factor is not None or _is_fed_otherwise(comparisons)
     inferred = _inferred_note(comparisons)
-    problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
+    # Every rank tells its own, and often the same.
+    problems = dict.fromkeys(problem for trace in (reference, *twins, candidate) for problem in trace.problems())
     found: tuple[Finding, ...] = ()
     if not is_explained:
         found = together(comparisons, rounding.stats, margin=rounding.scale_margin)
         found = found or tuple(map(named, findings(comparisons, reference, candidate)))
-        found = tuple(doubted(finding, comparisons) for finding in explained(found, lacking))
+        found = tuple(add_microbatches(finding, comparisons, candidate) for finding in explained(found, lacking))
+        found = tuple(doubted(finding, comparisons) for finding in merge_gradients(found, comparisons))
     return Judgement(
         tuple(comparisons),
         before_random(found, comparisons, reference, candidate),

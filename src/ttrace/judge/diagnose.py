@@ -17,7 +17,17 @@ from ttrace.errors import SketchError
 from ttrace.judge import operands, patterns, updates
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
-from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Verdict
+from ttrace.judge.rank_names import name_ranks
+from ttrace.judge.uneven_weights import uneven_weights
+from ttrace.judge.verdict import (
+    CONSTANT_FACTOR,
+    DOUBLE_REDUCTION,
+    SOME_RANKS,
+    UNEXPLAINED,
+    Cause,
+    Comparison,
+    Verdict,
+)
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region
@@ -204,7 +214,7 @@ def _constant_factor(e: Evidence) -> Cause | None:
         return None  # one number is always a multiple of another
     is_summed_twice = s.scale > 1.0 and bool(axes) and MICROBATCH_AXIS not in axes
     return Cause(
-        "double reduction" if is_summed_twice else "constant factor",
+        DOUBLE_REDUCTION if is_summed_twice else CONSTANT_FACTOR,
         f"the candidate is {s.scale:.4g} x the reference{words}{_TOO_OFTEN if is_summed_twice else ''}",
         axes[0] if len(axes) == 1 else None,
         (f"without that factor the error is {rest:.1e}",),
@@ -220,10 +230,11 @@ def _some_ranks(e: Evidence) -> Cause | None:
     # Just above and just below the tolerance are much the same.
     if not wrong or not right or max(p.error for p in right) > FAR * min(p.error for p in wrong):
         return None
-    ranks = sorted({rank for part in wrong for rank in part.ranks})
+    ranks = {rank for part in wrong for rank in part.ranks}
+    everybody = {rank for part in e.comparison.parts for rank in part.ranks}
     return Cause(
-        "some ranks",
-        f"only the shards of rank {', '.join(map(str, ranks))} are wrong",
+        SOME_RANKS,
+        f"only the shards of {name_ranks(ranks, everybody, e.mesh)} are wrong",
         evidence=tuple(f"rank {', '.join(map(str, part.ranks))}: error {part.error:.1e}" for part in wrong[:4]),
     )
 
@@ -271,7 +282,7 @@ _TESTS = (
     patterns.transposed,
     patterns.bias,
     patterns.some_rows,
-    patterns.uneven_weights,
+    uneven_weights,
     operands.lookup,
     operands.stale_input,
     operands.microbatches,
