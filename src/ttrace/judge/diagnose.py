@@ -17,6 +17,7 @@ from ttrace.errors import SketchError
 from ttrace.judge import operands, patterns, updates
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
+from ttrace.judge.not_finite import not_finite
 from ttrace.judge.rank_names import name_ranks
 from ttrace.judge.uneven_weights import uneven_weights
 from ttrace.judge.verdict import (
@@ -30,7 +31,6 @@ from ttrace.judge.verdict import (
 )
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import MICROBATCH_AXIS
-from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
 
 MISSING_ALL_REDUCE = "missing all-reduce"
@@ -53,31 +53,6 @@ def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
                 if found is not None:
                     return found
     return Cause(UNEXPLAINED, "no known pattern explains the difference")
-
-
-def _not_finite(e: Evidence) -> Cause | None:
-    if e.stats.finite_b or not e.stats.finite_a:
-        return None
-    return Cause(
-        "not finite",
-        "the candidate is not finite where the reference is",
-        evidence=() if e.candidate.num_buckets else (_not_finite_elements(e),),
-    )
-
-
-def _not_finite_elements(e: Evidence) -> str:
-    return f"{e.stats.nan_b} NaN and {e.stats.inf_b} infinite elements{_first_not_finite(e)}"
-
-
-def _first_not_finite(e: Evidence) -> str:
-    for piece in e.candidate.pieces:
-        tensor = piece.tensor()
-        for here, there in piece.region.overlaps(Region.whole(e.candidate.shape)):
-            bad = (~here.of(tensor).isfinite()).nonzero()
-            if len(bad):
-                index = there.global_index(tuple(bad[0].tolist()))
-                return f", the first at {index} on rank {', '.join(map(str, piece.ranks))}"
-    return ""
 
 
 def _zeros(e: Evidence) -> Cause | None:
@@ -265,7 +240,7 @@ def _wrong_replicas(e: Evidence) -> list[str]:
 
 
 _TESTS = (
-    _not_finite,
+    not_finite,
     updates.not_updated,
     updates.told_otherwise,
     updates.updated_twice,
