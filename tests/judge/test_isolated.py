@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.support.traces import Case
 from ttrace.capture.plan import Plan
 from ttrace.judge.isolated import combined
 from ttrace.judge.verdict import Exit, Judgement
@@ -122,3 +123,29 @@ def test_the_function_call_that_goes_wrong_is_named(references: Path, tmp_path: 
     finding = combined(*found).findings[0]
     assert finding.module == "layers.1.attention"
     assert finding.inside == "scaled_dot_product_attention, call 1"
+
+
+def built(folder: Path, *wrong: str, right: tuple[str, ...] = ()) -> Judgement:
+    case = Case(folder)
+    case.right(*right)
+    case.wrong(*wrong)
+    return case.judged()
+
+
+def test_a_tensor_that_isolation_did_not_judge_is_not_said_to_be_wrong_or_right_alone(tmp_path: Path) -> None:
+    ordinary = built(tmp_path / "a", "0/0/fc/output")
+    other = built(tmp_path / "b", "0/0/fc/grad_input", right=("0/0/fc/input",))
+    assert combined(ordinary, other).findings[0].alone is None
+
+
+def test_what_is_wrong_alone_in_another_pass_says_nothing_of_this_one(tmp_path: Path) -> None:
+    ordinary = built(tmp_path / "a", "0/0/fc/output")
+    other = built(tmp_path / "b", "0/0/fc/grad_input", right=("0/0/fc/output",))
+    assert combined(ordinary, other).findings[0].alone is False
+
+
+def test_a_module_that_is_wrong_in_the_same_pass_is_wrong_alone(tmp_path: Path) -> None:
+    """Another tensor of its code may show it: what enters a module inside is replaced."""
+    ordinary = built(tmp_path / "a", "0/0/fc/output")
+    other = built(tmp_path / "b", "0/0/fc/output.1", right=("0/0/fc/output",))
+    assert combined(ordinary, other).findings[0].alone is True

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.verdict import UNEXPLAINED, Exit, Verdict
+from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Judgement, Verdict
 from ttrace.layouts.placed import INFERRED
+from ttrace.tensors.ids import Kind
 
 
 def partial_sums(case: Case, name: str, full: torch.Tensor) -> None:
@@ -102,3 +103,35 @@ def test_an_unexplained_error_names_the_cuts_that_were_only_inferred(tmp_path: P
     assert finding.cause.name == UNEXPLAINED
     assert "inferred from their shapes: attn.qkv.weight (d0/tp d1)" in finding.cause.evidence[-1]
     assert "fused(3)" in finding.cause.evidence[-1]
+
+
+def call_of(judgement: Judgement) -> Comparison:
+    return next(c for c in judgement.comparisons if c.id.kind is Kind.CALL)
+
+
+def test_a_result_before_a_collective_is_not_accused(tmp_path: Path) -> None:
+    """A bias that each rank adds before the sum: the output is wrong, and what was summed is only partial."""
+    case, bias = Case(tmp_path, "tp=2"), drawn(8, seed=5)
+    partial_sums(case, "0/0/proj/call.clone.0", drawn(4, 8) + 2 * bias)
+    case.both("0/0/proj/output", drawn(4, 8), change=lambda x: x + bias)
+    judgement = case.judged()
+    assert call_of(judgement).verdict is Verdict.UNJUDGED
+    assert judgement.findings
+
+
+def test_a_partial_result_whose_sum_is_missing_is_not_accused(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    partial_sums(case, "0/0/proj/call.linear.0", drawn(4, 8))
+    partial_sums(case, "0/0/proj/output", drawn(4, 8))
+    judgement = case.judged()
+    assert call_of(judgement).verdict is Verdict.UNJUDGED
+    assert judgement.findings[0].cause.name == "missing all-reduce"
+
+
+def test_a_result_that_differs_like_the_output_is_accused(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    for name in ("0/0/proj/call.gelu.0", "0/0/proj/output"):
+        case.trusted(name, drawn(4, 8))
+        for rank in range(2):
+            case.candidate.record(rank, name, drawn(4, 8) + rank * drawn(4, 8, seed=9), "...")
+    assert call_of(case.judged()).verdict is Verdict.CONFLICT

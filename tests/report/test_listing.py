@@ -163,3 +163,26 @@ def test_folders_with_spaces_are_quoted(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.both(ID, drawn(4, 8), "a/tp b")
     assert compared(case, ID, "my runs/a").splitlines()[-1] == f"next: ttrace show 'my runs/a' {ID}"
+
+
+def test_show_and_diff_agree_on_who_decided_a_layout(tmp_path: Path) -> None:
+    case, full = Case(tmp_path), drawn(4, 8)
+    case.trusted(ID, full)
+    for rank, local in enumerate(full.chunk(2, 1)):
+        case.candidate.record(rank, ID, local.contiguous())
+    found = difference(case.reference.close(), case.candidate.close(), TensorId.parse(ID))
+    rows = [row for row in listing.rows(tmp_path, ID) if row["side"] == "candidate"]
+    assert {(row["layout"], row["by"]) for row in rows} == {(found.layout, found.by)}
+    assert [row["region"] for row in rows] == [rank.region for rank in found.ranks] == ["[0:4, 0:4]", "[0:4, 4:8]"]
+
+
+def test_a_part_of_a_name_is_enough(run: Path) -> None:
+    assert {row["id"] for row in listing.rows(run, "fc")} == {ID}
+    assert {row["id"] for row in listing.rows(run, "d/out*")} == {"0/0/head/output"}
+
+
+def test_an_id_in_full_means_only_itself(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/fc/output", "0/0/fc/output.1", "10/0/fc/output")
+    close(case)
+    assert {row["id"] for row in listing.rows(tmp_path, ID)} == {ID}

@@ -81,3 +81,28 @@ def test_a_parameter_needs_one_line_for_all_its_kinds(tmp_path: Path) -> None:
     for kind in ("param", "param_grad", "param_after"):
         unstated_site(case, f"0/-/layers.0.fc1.weight/{kind}", cut=True)
     assert tomllib.loads(suggested(case.judged()))["layouts"] == {"layers.*.fc1.weight": "d0 d1/tp"}
+
+
+def contradicted_site(case: Case, name: str) -> None:
+    """A site whose inferred layout does not give the reference's values."""
+    case.trusted(name, drawn(4, 8, seed=len(name)))
+    for rank in range(2):
+        case.candidate.record(rank, name, drawn(4, 4, seed=40 + rank))
+
+
+def test_no_rule_is_both_live_and_contradicted(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    unstated_site(case, "0/-/layers.0.fc1.weight/param", cut=True)
+    contradicted_site(case, "0/-/layers.0.fc1.weight/param_grad")
+    unstated_site(case, "0/0/layers.0.fc2/input", cut=True)
+    contradicted_site(case, "0/0/layers.1.fc2/input")
+    unstated_site(case, "0/0/head/output", cut=True)
+    contradicted_site(case, "0/1/head/output")
+    text = suggested(case.judged())
+    assert tomllib.loads(text)["layouts"] == {"layers.0.fc2/input": "d0 d1/tp"}
+    comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith('# "')]
+    assert comments == [
+        '"layers.*.fc1.weight" = "d0 d1/tp"',
+        '"layers.1.fc2/input" = "d0 d1/tp"',
+        '"head/output" = "d0 d1/tp"',
+    ]

@@ -315,7 +315,9 @@ def report(
 @app.command()
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN|TRACE", help="A run, or one trace.")],
-    tensor: Annotated[str, typer.Argument(metavar="[ID]", help="A tensor id, or a glob over ids.")] = "*",
+    tensor: Annotated[
+        str, typer.Argument(metavar="[ID]", help="A tensor id, a glob over ids, or a part of them.")
+    ] = "*",
     json_output: options.Json = False,
 ) -> None:
     """List what was recorded, or everything known of one tensor: shards, regions, layouts, who decided them."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ttrace.judge.census import absences, explained, with_reasons
+from ttrace.judge.common_cause import merge_gradients
 from ttrace.judge.compare import Comparer
 from ttrace.judge.data_mismatch import excuse_data, find_data_mismatches, is_from_outside
 from ttrace.judge.depth import depth_notes
@@ -15,13 +16,14 @@ from ttrace.judge.origin import findings
 from ttrace.judge.outliers import name_outlying_twins
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.random import before_random, random_problems
+from ttrace.judge.rank_names import add_microbatches
 from ttrace.judge.scale import named, together
 from ttrace.judge.sides import check_candidate
 from ttrace.judge.surroundings import surrounding_notes
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.unprotected import power_notes
-from ttrace.judge.unstated import doubted, unseen_clip, unstated_factor, without_unstated_sums
+from ttrace.judge.unstated import doubted, excuse_partial_calls, unseen_clip, unstated_factor, without_unstated_sums
 from ttrace.judge.verdict import EXCUSED, Comparison, Finding, Judgement
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import Kind
@@ -67,6 +69,7 @@ def checked(
     if not reference.manifest.isolated:
         # In isolation the module around is right in any case; what is not stated is told by the ordinary run.
         comparisons = without_unstated_sums(comparisons, reference, candidate)
+    comparisons = excuse_partial_calls(comparisons, reference, candidate)
     lacking = absences(comparisons, reference, candidate)
     comparisons = with_reasons(comparisons, lacking)
     comparisons, allowed = policy.applied(comparisons)
@@ -77,12 +80,14 @@ def checked(
         comparisons = [excuse_data(comparison) for comparison in comparisons]
     accusable = [c for c in comparisons if not is_from_outside(c)] if other_data else comparisons
     inferred = _inferred_note(comparisons)
-    problems = [problem for trace in (reference, *twins, candidate) for problem in trace.problems()]
+    # Every rank tells its own, and often the same.
+    problems = dict.fromkeys(problem for trace in (reference, *twins, candidate) for problem in trace.problems())
     found: tuple[Finding, ...] = ()
     if factor is None:
         found = together(accusable, rounding.stats, margin=rounding.scale_margin)
         found = found or tuple(map(named, findings(accusable, reference, candidate)))
-        found = tuple(doubted(finding, comparisons) for finding in explained(found, lacking))
+        found = tuple(add_microbatches(finding, comparisons, candidate) for finding in explained(found, lacking))
+        found = tuple(doubted(finding, comparisons) for finding in merge_gradients(found, comparisons))
     return Judgement(
         tuple(comparisons),
         before_random(found, comparisons, reference, candidate),

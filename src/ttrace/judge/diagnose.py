@@ -18,10 +18,20 @@ from ttrace.judge import integers, operands, patterns, updates
 from ttrace.judge.batch_statistics import find_own_statistics
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.logical import Logical, Piece, compared
-from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Verdict
+from ttrace.judge.not_finite import not_finite
+from ttrace.judge.rank_names import name_ranks
+from ttrace.judge.uneven_weights import uneven_weights
+from ttrace.judge.verdict import (
+    CONSTANT_FACTOR,
+    DOUBLE_REDUCTION,
+    SOME_RANKS,
+    UNEXPLAINED,
+    Cause,
+    Comparison,
+    Verdict,
+)
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import MICROBATCH_AXIS
-from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
 
 MISSING_ALL_REDUCE = "missing all-reduce"
@@ -44,31 +54,6 @@ def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
                 if found is not None:
                     return found
     return Cause(UNEXPLAINED, "no known pattern explains the difference")
-
-
-def _not_finite(e: Evidence) -> Cause | None:
-    if e.stats.finite_b or not e.stats.finite_a:
-        return None
-    return Cause(
-        "not finite",
-        "the candidate is not finite where the reference is",
-        evidence=() if e.candidate.num_buckets else (_not_finite_elements(e),),
-    )
-
-
-def _not_finite_elements(e: Evidence) -> str:
-    return f"{e.stats.nan_b} NaN and {e.stats.inf_b} infinite elements{_first_not_finite(e)}"
-
-
-def _first_not_finite(e: Evidence) -> str:
-    for piece in e.candidate.pieces:
-        tensor = piece.tensor()
-        for here, there in piece.region.overlaps(Region.whole(e.candidate.shape)):
-            bad = (~here.of(tensor).isfinite()).nonzero()
-            if len(bad):
-                index = there.global_index(tuple(bad[0].tolist()))
-                return f", the first at {index} on rank {', '.join(map(str, piece.ranks))}"
-    return ""
 
 
 def _zeros(e: Evidence) -> Cause | None:
@@ -205,7 +190,7 @@ def _constant_factor(e: Evidence) -> Cause | None:
         return None  # one number is always a multiple of another
     is_summed_twice = s.scale > 1.0 and bool(axes) and MICROBATCH_AXIS not in axes
     return Cause(
-        "double reduction" if is_summed_twice else "constant factor",
+        DOUBLE_REDUCTION if is_summed_twice else CONSTANT_FACTOR,
         f"the candidate is {s.scale:.4g} x the reference{words}{_TOO_OFTEN if is_summed_twice else ''}",
         axes[0] if len(axes) == 1 else None,
         (f"without that factor the error is {rest:.1e}",),
@@ -221,10 +206,11 @@ def _some_ranks(e: Evidence) -> Cause | None:
     # Just above and just below the tolerance are much the same.
     if not wrong or not right or max(p.error for p in right) > FAR * min(p.error for p in wrong):
         return None
-    ranks = sorted({rank for part in wrong for rank in part.ranks})
+    ranks = {rank for part in wrong for rank in part.ranks}
+    everybody = {rank for part in e.comparison.parts for rank in part.ranks}
     return Cause(
-        "some ranks",
-        f"only the shards of rank {', '.join(map(str, ranks))} are wrong",
+        SOME_RANKS,
+        f"only the shards of {name_ranks(ranks, everybody, e.mesh)} are wrong",
         evidence=tuple(f"rank {', '.join(map(str, part.ranks))}: error {part.error:.1e}" for part in wrong[:4]),
     )
 
@@ -255,7 +241,7 @@ def _wrong_replicas(e: Evidence) -> list[str]:
 
 
 _TESTS = (
-    _not_finite,
+    not_finite,
     updates.not_updated,
     updates.other_settings,
     updates.updated_twice,
@@ -274,7 +260,7 @@ _TESTS = (
     patterns.transposed,
     patterns.bias,
     patterns.some_rows,
-    patterns.uneven_weights,
+    uneven_weights,
     operands.lookup,
     operands.stale_input,
     operands.microbatches,

@@ -7,25 +7,50 @@ the isolated run each module speaks for itself, but on generated inputs. A modul
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import Enum, auto
 
-from ttrace.judge.verdict import PASSED_BY, Finding, Judgement
+from ttrace.judge.verdict import PASSED_BY, Finding, Judgement, Verdict
 from ttrace.tensors.ids import Kind
+
+
+class _Pass(Enum):
+    """The part of a step in which a tensor is made."""
+
+    FORWARD = auto()
+    BACKWARD = auto()
+    UPDATE = auto()
 
 
 def combined(ordinary: Judgement, isolated: Judgement) -> Judgement:
     """The ordinary findings, each with whether its module is wrong by itself, and those that hid behind them."""
-    alone = {finding.module for finding in isolated.findings}
     wrong = {comparison.id for comparison in ordinary.comparisons if comparison.verdict.is_wrong}
     told = {finding.module for finding in ordinary.findings}
-    known = [replace(finding, alone=finding.module in alone) for finding in ordinary.findings]
+    covered = {tensor_id for finding in ordinary.findings for tensor_id in finding.covers}
+    known = [replace(finding, alone=_is_wrong_alone(finding, isolated)) for finding in ordinary.findings]
     hidden: dict[str, Finding] = {}
     for finding in isolated.findings:
-        if finding.module not in told and finding.comparison.id in wrong:
+        if finding.module not in told and finding.comparison.id in wrong - covered:
             hidden.setdefault(finding.module, replace(finding, alone=True))
     calls = _wrong_calls(isolated)
     found = (*_by_evidence(known), *hidden.values())
     findings = tuple(replace(finding, inside=calls.get(finding.module, "")) for finding in found)
     return replace(ordinary, findings=findings, notes=(*ordinary.notes, *_notes(isolated)))
+
+
+def _is_wrong_alone(finding: Finding, isolated: Judgement) -> bool | None:
+    """Whether the module is wrong in isolation in the same pass; None where this tensor was not judged there."""
+    own = finding.comparison.id
+    verdict = next((c.verdict for c in isolated.comparisons if c.id == own), None)
+    if verdict is None or not (verdict is Verdict.PASS or verdict.is_wrong):
+        return None
+    same_pass = (f for f in isolated.findings if _pass(f.comparison.id.kind) is _pass(own.kind))
+    return verdict.is_wrong or any(other.module == finding.module for other in same_pass)
+
+
+def _pass(kind: Kind) -> _Pass:
+    if kind in (Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
+        return _Pass.UPDATE
+    return _Pass.BACKWARD if kind.is_backward else _Pass.FORWARD
 
 
 def _by_evidence(findings: list[Finding]) -> list[Finding]:

@@ -15,6 +15,7 @@ import torch
 
 from ttrace.judge.evidence import FAR, NEAR, Evidence
 from ttrace.judge.factor import factor_to_come
+from ttrace.judge.index_names import name_indices
 from ttrace.judge.logical import Logical, Piece, measured
 from ttrace.judge.tolerance import unit
 from ttrace.judge.verdict import Cause, Verdict
@@ -23,7 +24,6 @@ from ttrace.tensors.ranges import Ranges
 
 _MOST_ROWS = 4096
 """Every row is held against every other to see whether it moved: for more, that takes gigabytes."""
-_MEAN = ", as in a mean of means over parts of different sizes"
 
 
 def other_tensors(e: Evidence) -> Cause | None:
@@ -113,10 +113,10 @@ def moved(e: Evidence) -> Cause | None:
         rest = _relative(found, theirs)
         away = (source != torch.arange(size)).nonzero().flatten()
         if len(away) and e.is_explained_error(rest) and not _is_chance(e, source, away):
-            lost = f"; zeros at {_spans(empty)}" if len(empty) else ""
+            lost = f"; zeros at {name_indices(e, dim, empty)}" if len(empty) else ""
             return Cause(
                 "moved",
-                f"the right values in the wrong place along dim {dim}: {_movement(source, away)}{lost}",
+                f"the right values in the wrong place along dim {dim}: {_movement(e, dim, source, away)}{lost}",
                 evidence=(f"put back, the error is {rest:.1e}",),
             )
     return None
@@ -148,25 +148,14 @@ def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
     return num_choices * math.log(size) + len(away) * width * math.log(max(radius, 1e-300)) > math.log(1e-3)
 
 
-def _movement(source: torch.Tensor, away: torch.Tensor) -> str:
+def _movement(e: Evidence, dim: int, source: torch.Tensor, away: torch.Tensor) -> str:
     size = len(source)
     shifts = set(((torch.arange(size) - source) % size).tolist())
     if len(shifts) == 1:
         by = shifts.pop()
         return f"shifted by {by - size if by > size // 2 else by}"
-    return f"indices {_spans(away)} hold those of {_spans(source[away])}"
-
-
-def _spans(indices: torch.Tensor) -> str:
-    """Indices as spans, a few of them."""
-    spans: list[list[int]] = []
-    for index in indices.tolist():
-        if spans and index == spans[-1][1] + 1:
-            spans[-1][1] = index
-        else:
-            spans.append([index, index])
-    words = [f"{a}" if a == b else f"{a}-{b}" for a, b in spans[:4]]
-    return ", ".join(words) + (", ..." if len(spans) > 4 else "")
+    held, taken = name_indices(e, dim, away), name_indices(e, dim, source[away])
+    return f"indices {held} hold those of {taken}"
 
 
 def transposed(e: Evidence) -> Cause | None:
@@ -208,7 +197,7 @@ def some_rows(e: Evidence) -> Cause | None:
         if 0 < len(wrong) <= size // 3 and is_rest_right and not _is_whole_shards(e, dim, wrong):
             return Cause(
                 "some rows",
-                f"only {_count(len(wrong), size, dim)} wrong: {_spans(wrong)}{_edge(e, dim, wrong)}",
+                f"only {_count(len(wrong), size, dim)} wrong: {name_indices(e, dim, wrong)}{_edge(e, dim, wrong)}",
                 evidence=(f"without {'it' if len(wrong) == 1 else 'them'} the error is {rest:.1e}",),
             )
     return None
@@ -240,40 +229,6 @@ def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
         if found and found <= edge:
             return f", the {word} of {'each shard' if found == edge else 'a shard'}"
     return ""
-
-
-def uneven_weights(e: Evidence) -> Cause | None:
-    """Runs of indices of one dim are the reference times a number each, and none is 1: they count unevenly."""
-    pair = e.tensors
-    if pair is None:
-        return None
-    for dim, size in enumerate(pair[0].shape):
-        a, b = (t.movedim(dim, 0).reshape(size, -1) for t in pair)
-        if size < 3 or a.shape[1] < 4:
-            continue  # a factor for a few numbers proves nothing
-        weights = (a * b).sum(1) / a.square().sum(1).clamp_min(1e-300)
-        rest = _relative(weights[:, None] * a, b)
-        runs = _runs(weights, NEAR * e.tolerance)
-        is_uneven = 2 <= len(runs) <= size // 2 and all(abs(weight - 1) > NEAR * e.tolerance for _, weight in runs)
-        if is_uneven and e.is_explained_error(rest):
-            shares = [len(run) * weight for run, weight in runs]
-            is_mean = max(shares) - min(shares) <= NEAR * e.tolerance * size and math.isclose(
-                sum(shares), size, rel_tol=FAR
-            )
-            words = ", ".join(f"{_spans(run)} count {weight:.4g} x" for run, weight in runs[:4])
-            return Cause(
-                "uneven weights",
-                f"indices of dim {dim} do not count alike: {words}{_MEAN if is_mean else ''}",
-                evidence=(f"weighted so, the error is {rest:.1e}",),
-            )
-    return None
-
-
-def _runs(weights: torch.Tensor, tolerance: float) -> list[tuple[torch.Tensor, float]]:
-    """Neighbours that have one weight, and that weight."""
-    borders = ((weights.diff().abs() > tolerance).nonzero().flatten() + 1).tolist()
-    spans = itertools.pairwise([0, *borders, len(weights)])
-    return [(torch.arange(start, stop), float(weights[start:stop].mean())) for start, stop in spans]
 
 
 def bias(e: Evidence) -> Cause | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ttrace.judge.diagnose import MISSING_ALL_REDUCE, cause
 from ttrace.judge.factor import is_before_reduction
-from ttrace.judge.verdict import REDUCED_LATER, UNEXPLAINED, Comparison, Finding, Verdict
+from ttrace.judge.verdict import PARTIAL_CALL, REDUCED_LATER, UNEXPLAINED, Comparison, Finding, Verdict
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
@@ -32,6 +32,27 @@ def without_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, c
             comparison = _as_reduced_later(comparison, reference, candidate)
         result.append(comparison)
     return result
+
+
+def excuse_partial_calls(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
+    """Results of functions inside modules are not judged where a collective has still to sum them.
+
+    Such are replicas that sum to the reference, and replicas that differ although those of the module's output agree.
+    """
+    agreeing = {c.id for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict in (Verdict.PASS, Verdict.FAIL)}
+    result = []
+    for comparison in comparisons:
+        own = comparison.id
+        if own.kind is Kind.CALL and comparison.verdict is Verdict.CONFLICT:
+            is_summed_later = any((t.step, t.microbatch, t.name, t.call) == _call_of(own) for t in agreeing)
+            if is_summed_later or cause(comparison, reference, candidate).name == MISSING_ALL_REDUCE:
+                comparison = replace(comparison, verdict=Verdict.UNJUDGED, reason=PARTIAL_CALL)
+        result.append(comparison)
+    return result
+
+
+def _call_of(tensor_id: TensorId) -> tuple[int, int | None, str, int]:
+    return tensor_id.step, tensor_id.microbatch, tensor_id.name, tensor_id.call
 
 
 def unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) -> str | None:

@@ -48,6 +48,7 @@ NO_LAYOUT = "no layout"
 COMPILED = "inside compiled code that was left as it is: only what enters and leaves it was recorded"
 TOGETHER = "the candidate has no gradients of single microbatches here, as FSDP2 has none"
 REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, and all have one final gradient"
+PARTIAL_CALL = "a partial sum: a collective inside the module has still to add what the ranks have"
 UNTRACED = "the candidate says that it has no moment at which this could be recorded"
 STREAMED = "the reference says that it has no moment at which this could be recorded"
 PASSED_BY = "the isolated reference ran an identical block in place of this one"
@@ -154,6 +155,11 @@ class Comparison:
 
 UNEXPLAINED = "unexplained"
 """The name of a cause that is not known."""
+CONSTANT_FACTOR = "constant factor"
+DOUBLE_REDUCTION = "double reduction"
+FACTORS = (CONSTANT_FACTOR, DOUBLE_REDUCTION)
+"""The causes that are one number by which everything is multiplied, whatever the values are."""
+SOME_RANKS = "some ranks"
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,9 @@ class Finding:
     inside: str = ""
     """The first wrong call of a torch function in the module's own code, where that was looked for."""
     alone: bool | None = None
-    """Whether the module is wrong by itself, on generated inputs; None if that was not tried."""
+    """Whether the module is wrong by itself, on generated inputs; None if the isolated run did not judge its tensor."""
+    covers: frozenset[TensorId] = frozenset()
+    """Further tensors that are wrong for the same cause, and have no findings of their own."""
 
 
 @dataclass(frozen=True)

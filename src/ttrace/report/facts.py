@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Finding, Verdict
+from ttrace.judge.verdict import FACTORS, UNEXPLAINED, Comparison, Exit, Finding, Judgement, Verdict
 
 PASSED = "every tensor agrees with the reference as far as rounding allows"
+BUT_PROBLEMS = f"{PASSED}, but the run has problems"
 SYMBOLS = {Exit.PASSED: "✓", Exit.FOUND: "✗", Exit.UNJUDGED: "?"}
-_ALONE = {
-    True: "wrong by itself: also where its inputs and incoming gradients are generated",
-    False: "right on generated inputs and gradients: it takes the real ones to go wrong",
-}
+_ALONE = "wrong by itself: also where its inputs and incoming gradients are generated"
+_ALL_ALONE = "wrong also where the inputs and incoming gradients of all modules are generated"
+_RIGHT_ALONE = "right on generated inputs and gradients"
 
 
 def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -25,13 +25,19 @@ def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
+def has_only_problems(judgement: Judgement) -> bool:
+    """Whether every tensor was judged and is right, so that only a problem keeps the run from passing."""
+    is_open = any(c.spoils or c.verdict.is_wrong for c in judgement.comparisons)
+    return bool(judgement.problems) and not is_open and judgement.count(Verdict.PASS) > 0
+
+
 def headline(finding: Finding, *, first: bool) -> tuple[str, str]:
     """What is wrong, and the rest of the sentence."""
     comparison = finding.comparison
     when = f"step {comparison.id.step}"
     if comparison.id.microbatch is not None:
         when += f", microbatch {comparison.id.microbatch}"
-    what = "the first wrong tensor" if first else "wrong by itself too"
+    what = "the first wrong tensor" if first else "wrong by itself too" if finding.alone else "wrong too"
     return str(comparison.id.site), f"is {what}  ({when})"
 
 
@@ -50,7 +56,8 @@ def facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[str, st
     if finding.inside:
         yield "inside", f"the first wrong result in its own code is that of {finding.inside}"
     if finding.alone is not None:
-        yield "isolated", _ALONE[finding.alone]
+        alone = _ALL_ALONE if finding.covers else _ALONE
+        yield "isolated", alone if finding.alone else f"{_RIGHT_ALONE}: {_why_right(finding)}"
     if others:
         named = ", ".join(str(other.comparison.id.site) for other in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
@@ -58,6 +65,12 @@ def facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[str, st
     if finding.num_after:
         after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
         yield "then", f"{after} wrong"
+
+
+def _why_right(finding: Finding) -> str:
+    if finding.cause.name in FACTORS:  # which no value of an input makes or breaks
+        return "the factor comes from outside this module"
+    return "it takes the real ones to go wrong"
 
 
 def _error(comparison: Comparison) -> str:

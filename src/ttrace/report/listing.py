@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttrace.errors import TTraceError
+from ttrace.judge.logical import Logical
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.format import DTYPE_NAMES
 from ttrace.trace.reader import Shard, Trace
@@ -38,10 +39,16 @@ def summary(folder: Place) -> Row:
 
 
 def rows(folder: Path, pattern: str) -> list[Row]:
-    """A row per id that matches; a row per shard if only one does. A run shows both of its sides."""
+    """A row per id that matches; a row per shard if only one does. A run shows both of its sides.
+
+    In a run, a layout that nobody stated is inferred as a check infers it: from the shapes that the reference has.
+    """
     found: list[tuple[str, list[Shard]]] = []
-    for side, trace in _sides(folder):
-        found += [(side, shards) for key, shards in trace.shards.items() if _matches(str(key), pattern)]
+    sides = _sides(folder)
+    matches = _choose_matching([str(key) for _, trace in sides for key in trace.shards], pattern)
+    for side, trace in sides:
+        chosen = [key for key in trace.shards if str(key) in matches]
+        found += [(side, _infer_layout(trace, key, sides[0][1])) for key in chosen]
     if not found:
         raise TTraceError(f"{folder} has no tensor {pattern!r}. `ttrace show {folder}` lists all.")
     if len({shards[0].id for _, shards in found}) == 1:
@@ -73,8 +80,25 @@ def _next(folder: Path, found: list[Row], *, one: bool) -> str:
     return f"ttrace diff {where} {last}" if is_run else f"ttrace show {where}"
 
 
-def _matches(text: str, pattern: str) -> bool:
-    return text == pattern or fnmatch.fnmatchcase(text, pattern)
+def _choose_matching(ids: Sequence[str], pattern: str) -> set[str]:
+    """The ids that a pattern means: the very one, else those that match it as a glob, else those that contain it."""
+    if pattern in ids:
+        return {pattern}
+    matching = {text for text in ids if fnmatch.fnmatchcase(text, pattern)}
+    return matching or {text for text in ids if pattern in text or fnmatch.fnmatchcase(text, f"*{pattern}*")}
+
+
+def _infer_layout(trace: Trace, tensor_id: TensorId, reference: Trace) -> list[Shard]:
+    """The shards of an id, each with the layout by which a check reads it."""
+    shards = trace.shards[tensor_id]
+    if trace is reference or all(shard.record.region is not None for shard in shards):
+        return shards
+    whole = Logical.found(reference, tensor_id)
+    logical = Logical.found(trace, tensor_id, whole.shape) if whole is not None else None
+    if logical is None:
+        return shards
+    known = [shard for piece in logical.pieces for replicas in piece.summands for shard in replicas]
+    return sorted(known, key=lambda shard: (shard.coord.rank, shard.record.microbatch))
 
 
 def _sides(folder: Path) -> list[tuple[str, Trace]]:

@@ -37,7 +37,7 @@ class FindingReport(TypedDict):
     num_after: int
     """How many wrong tensors follow."""
     alone: bool | None
-    """Whether the module is wrong by itself, on generated inputs; null if that was not tried."""
+    """Whether the module is wrong by itself, on generated inputs; null if the isolated run did not judge its tensor."""
     inside: str
     """The first wrong call of a torch function in the module's own code; empty if it is not known."""
 

@@ -22,7 +22,7 @@ from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.layouts.placed import INFERRED
 from ttrace.report import columns
 from ttrace.report.depth import Depth
-from ttrace.report.facts import PASSED, SYMBOLS, alike, facts, headline
+from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, alike, facts, has_only_problems, headline
 from ttrace.report.timing import stages
 from ttrace.tensors.ids import Kind
 from ttrace.trace.format import DTYPES
@@ -97,6 +97,8 @@ def _head(judgement: Judgement, about: About) -> dict[str, Any]:
         return head | {"what": what, "rest": rest}
     if exit_code is Exit.PASSED:
         return head | {"what": "", "rest": PASSED}
+    if has_only_problems(judgement):
+        return head | {"what": "", "rest": BUT_PROBLEMS}
     spoilt = sum(comparison.spoils for comparison in judgement.comparisons)
     words = f"{spoilt} tensors could not be judged" if spoilt else "not everything could be judged"
     return head | {"what": "", "rest": words}

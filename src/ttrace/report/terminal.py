@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
 from ttrace.report.branches import branches
-from ttrace.report.facts import PASSED, alike, facts, headline
+from ttrace.report.facts import BUT_PROBLEMS, PASSED, alike, facts, has_only_problems, headline
 from ttrace.report.strip import WRONG, strip
 
 _MOST_SHOWN = 5
@@ -120,9 +120,10 @@ def _details(finding: Finding, others: list[Finding], width: int) -> list[Render
 
 
 def _unjudged(judgement: Judgement) -> list[RenderableType]:
-    lines: list[RenderableType] = [
-        Text.assemble(("? ", "bold yellow"), problem) for problem in judgement.problems[:_MOST_SHOWN]
-    ]
+    lines: list[RenderableType] = []
+    if has_only_problems(judgement):
+        lines.append(Text.assemble(("? ", "bold yellow"), (f"{BUT_PROBLEMS}:", "bold")))
+    lines += [Text.assemble(("? ", "bold yellow"), problem) for problem in judgement.problems[:_MOST_SHOWN]]
     if len(judgement.problems) > _MOST_SHOWN:
         lines.append(Text(f"... and {len(judgement.problems) - _MOST_SHOWN} further problems", "dim"))
     # What a problem tells of many together is not told of each.
