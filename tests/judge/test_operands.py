@@ -81,6 +81,17 @@ def test_microbatches_that_do_not_count_once_are_named(tmp_path: Path) -> None:
     assert found.sentence.endswith("microbatch 0 counts 2 times, microbatch 2 counts 0 times")
 
 
+def test_microbatches_that_one_rank_ran_are_named_with_it(tmp_path: Path) -> None:
+    case, parts = Case(tmp_path, "dp=2"), [drawn(6, 4, seed=seed) for seed in range(4)]
+    for mb, part in enumerate(parts):
+        case.both(f"0/{mb}/fc.bias/param_grad", part)
+        case.trusted(f"0/{mb}/fc/output", part)
+        case.candidate.record(mb % 2, f"0/{mb}/fc/output", part, "...")
+    case.both("0/-/fc.bias/param_grad", sum(parts, torch.zeros(6, 4)), change=lambda _: parts[0] + parts[2])
+    found = case.judged().findings[0].cause
+    assert found.sentence.endswith(": microbatches 1 and 3 (those of dp rank 1) count 0 times")
+
+
 def test_microbatches_that_count_by_halves_are_not_claimed(tmp_path: Path) -> None:
     assert summed(tmp_path, 1.5, 1, 1).name != "microbatches"
 

@@ -115,6 +115,14 @@ def test_an_empty_judgement_has_a_page_too(tmp_path: Path) -> None:
     assert "<script" in document(made)
 
 
+def test_a_run_in_which_only_problems_are_left_says_so(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/a/output")
+    judgement = replace(case.judged(), problems=("a rule does not fit",))
+    head = page(judgement, About("runs/a", ""))["head"]
+    assert head["rest"] == "every tensor agrees with the reference as far as rounding allows, but the run has problems"
+
+
 def test_no_tag_begins_inside_the_data(tmp_path: Path) -> None:
     case = Case(tmp_path, notes=("</script><!--",))
     case.wrong("0/0/<script>{{REST}}/output")

@@ -6,12 +6,13 @@ Like the tests of judge/diagnose.py, each is a function from the evidence to a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
 from ttrace.judge.evidence import Evidence
 from ttrace.judge.logical import Logical
+from ttrace.judge.rank_names import enumerate_few, name_by_axis
 from ttrace.judge.verdict import Cause
 from ttrace.tensors.ids import Kind, TensorId, of_any_layer
 
@@ -42,7 +43,7 @@ def lookup(e: Evidence) -> Cause | None:
         return None
     is_wrong = (theirs - ours).norm(dim=1) > e.tolerance * ours.norm(dim=1)
     kept = source[is_wrong].unique().tolist()
-    which = f"row {kept[0]}" if len(kept) == 1 else f"rows {', '.join(map(str, kept[:4]))}{', ...' * (len(kept) > 4)}"
+    which = f"row{'s' * (len(kept) > 1)} {enumerate_few(kept)}"
     return Cause(
         "wrong lookup",
         f"{int(is_wrong.sum())} of {len(ours)} rows are other rows of {name} than the reference's: {which}",
@@ -83,18 +84,38 @@ def microbatches(e: Evidence) -> Cause | None:
     parts = torch.stack([share.flatten() for share in shares.values()], 1)
     found = torch.linalg.lstsq(parts, pair[1].flatten()[:, None]).solution
     rest = _error(pair[1], (parts @ found).view_as(pair[1]))
-    counts = found.flatten().tolist()
-    whole = [round(count) for count in counts]
-    if not e.is_explained_error(rest) or any(abs(a - b) > _NEARLY for a, b in zip(counts, whole, strict=True)):
+    solved = found.flatten().tolist()
+    whole = [round(count) for count in solved]
+    if not e.is_explained_error(rest) or any(abs(a - b) > _NEARLY for a, b in zip(solved, whole, strict=True)):
         return None
-    wrong = [f"microbatch {mb} counts {n} times" for mb, n in zip(shares, whole, strict=True) if n != 1]
-    if not wrong:
+    by_count: dict[int, list[int]] = {}
+    for microbatch, count in zip(shares, whole, strict=True):
+        if count != 1 and microbatch is not None:
+            by_count.setdefault(count, []).append(microbatch)
+    if not by_count:
         return None
+    wrong = [_name_count(e, count, those, set(shares)) for count, those in by_count.items()]
     return Cause(
         "microbatches",
-        f"microbatches are not summed once each: {', '.join(wrong[:4])}",
+        f"microbatches are not summed once each: {', '.join(wrong)}",
         evidence=(f"summed so, the error is {rest:.1e}",),
     )
+
+
+def _name_count(e: Evidence, count: int, microbatches: list[int], everything: set[int | None]) -> str:
+    """How often some microbatches count, with the ranks that ran them if those ran no others."""
+    ran, others = (_ranks_of(e, those) for those in (set(microbatches), everything - set(microbatches)))
+    is_plural = len(microbatches) > 1
+    which = f"microbatch{'es' * is_plural} {enumerate_few(microbatches)}"
+    if ran and others and not ran & others:
+        which += f" ({'those' if is_plural else 'that'} of {name_by_axis(ran, ran | others, e.mesh)[0]})"
+    return f"{which} count{'s' * (not is_plural)} {count} times"
+
+
+def _ranks_of(e: Evidence, microbatches: Collection[int | None]) -> set[int]:
+    step, shards = e.comparison.id.step, e.candidate_trace.shards
+    ids = (t for t in shards if t.step == step and t.microbatch in microbatches and t.kind is Kind.OUTPUT)
+    return {shard.coord.rank for tensor_id in ids for shard in shards[tensor_id]}
 
 
 def backward_left_out(e: Evidence) -> Cause | None:
