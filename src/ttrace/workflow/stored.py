@@ -13,7 +13,7 @@ from ttrace.judge.verdict import Judgement
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
 from ttrace.trace.store import Place, Remote
-from ttrace.workflow.run import Strictness, check_finished, choose_twins
+from ttrace.workflow.run import Strictness, check_side, choose_twins
 
 
 def judged(folder: Remote, strictness: Strictness, *, progress: Progress | None = None, engine: Engine) -> Judgement:
@@ -21,8 +21,8 @@ def judged(folder: Remote, strictness: Strictness, *, progress: Progress | None 
     named: Iterator[Place] = (folder / f"twin-{number}" for number in count(1))
     twins, notes = choose_twins(takewhile(_is_trace, named), folder)
     reference, candidate = Trace(folder / "reference"), Trace(folder / "candidate")
-    for trace in (reference, candidate):
-        check_finished(trace)
+    check_side(reference, "reference")
+    check_side(candidate, "candidate")
     rounding = Twins(reference, twins, strictness.margin, engine, progress)
     found = checked(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
     return replace(found, notes=(*notes, *found.notes))
