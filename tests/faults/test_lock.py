@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -45,7 +46,7 @@ def test_who_holds_a_folder_is_told_to_whoever_wants_to_write_into_it(tmp_path: 
     case = Case(run)
     case.right("0/0/fc/output")
     case.judged()
-    (run / "run.json").write_text(seal_document("{}"))
+    (run / "run.json").write_text(seal_document(json.dumps({"reference": "true"})))
     holder = start_holder(run)
     try:
         for words in (

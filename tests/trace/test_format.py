@@ -302,9 +302,9 @@ def test_an_end_is_read_as_it_was_written() -> None:
 
 def test_an_end_whose_parameters_have_settings_that_are_not_there_is_refused() -> None:
     end = End(num_steps=1, settings=({"lr": "0.1"},), settings_of={"weight": 0})
-    assert parse_end(end.model_dump_json(), "end.json") == end
+    assert parse_end(sealed(end), "end.json") == end
     with pytest.raises(TraceError, match=r"end\.json is damaged: .*settings that are not there"):
-        parse_end(end.model_dump_json().replace('"weight":0', '"weight":1'), "end.json")
+        parse_end(seal_document(end.model_dump_json().replace('"weight":0', '"weight":1')), "end.json")
 
 
 def test_nothing_is_ever_unpickled() -> None:

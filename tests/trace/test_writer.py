@@ -163,6 +163,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "grad_factor": 1.0,
         "splits": {},
         "settings": [],
+        "batch_axes": [],
         "settings_of": {},
         "random": [],
         "forward_buffers": [],

@@ -304,6 +304,18 @@ def test_a_side_that_was_cut_off_is_not_judged(tmp_path: Path, side: str, file: 
         run.judged()
 
 
+def test_a_trace_in_the_place_of_another_is_not_judged(tmp_path: Path) -> None:
+    run = write_traces(tmp_path)
+    for here, other, role in (("reference", "twin-1", "twin"), ("twin-1", "reference", "reference")):
+        shutil.move(tmp_path / here, tmp_path / "away")
+        shutil.copytree(tmp_path / other, tmp_path / here)
+        with pytest.raises(TTraceError, match=f"{here} has the role {role}, but"):
+            run.judged()
+        shutil.rmtree(tmp_path / here)
+        shutil.move(tmp_path / "away", tmp_path / here)
+    assert run.judged().exit is Exit.PASSED
+
+
 def test_what_was_cut_off_beside_a_run_has_no_say(tmp_path: Path) -> None:
     run = write_traces(tmp_path / "run")
     for other in (run.isolated, run.full):

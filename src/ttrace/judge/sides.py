@@ -9,13 +9,14 @@ from ttrace.trace.reader import Trace
 _TTRACE = "ttrace"
 
 
-def check_reference(reference: Trace) -> None:
-    _check_role(reference, "reference")
+def check_role(trace: Trace, role: str) -> None:
+    """Refuse a trace in a place of a run that is another one's."""
+    if trace.manifest.role != role:
+        raise TraceError(f"{trace.folder} has the role {trace.manifest.role}, but a {role} is needed here.")
 
 
 def check_twin(twin: Trace, reference: Trace) -> None:
     """Refuse a twin that is no run of the reference with a nudge."""
-    _check_role(twin, "twin")
     _check_alike(twin, reference, ("seed", "mesh", "num_microbatches", "isolated"))
     difference = find_other_version(reference.manifest.versions, twin.manifest.versions)
     if difference:
@@ -26,18 +27,12 @@ def check_twin(twin: Trace, reference: Trace) -> None:
 
 def check_candidate(candidate: Trace, reference: Trace) -> None:
     """Refuse a candidate that was fed from another seed, or traced by another TTrace; other versions are a note."""
-    _check_role(candidate, "candidate")
     _check_alike(candidate, reference, ("seed", "isolated"))
     ours, theirs = (trace.manifest.versions.get(_TTRACE) for trace in (reference, candidate))
     if ours != theirs:
         raise TraceError(
             f"{candidate.folder} was traced by TTrace {theirs}, but {reference.folder} by {ours}. Trace both again."
         )
-
-
-def _check_role(trace: Trace, role: str) -> None:
-    if trace.manifest.role != role:
-        raise TraceError(f"{trace.folder} has the role {trace.manifest.role}, but a {role} is needed here.")
 
 
 def _check_alike(trace: Trace, reference: Trace, names: tuple[str, ...]) -> None:

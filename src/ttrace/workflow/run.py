@@ -17,7 +17,7 @@ from ttrace.judge.isolated import combined
 from ttrace.judge.noise import Noise
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.power import SelfTest, selftest
-from ttrace.judge.sides import check_candidate
+from ttrace.judge.sides import check_candidate, check_role
 from ttrace.judge.tolerance import MARGIN
 from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
@@ -169,10 +169,11 @@ class Run:
             return found if rules is None else Relaid(folder, rules, rounding.reference)
 
         candidate = trace(self.seen.candidate)
-        for opened in (reference, candidate):
-            check_finished(opened)
+        check_side(reference, "reference")
+        check_side(candidate, "candidate")
         if is_complete(self.repeat):
             again = trace(self.repeat)
+            check_side(again, "candidate")
             check_candidate(again, reference)
             noise = Noise.between(candidate, again, rounding)
             notes, rounding = [*notes, *noise.notes(rounding)], noise.added(rounding)
@@ -227,6 +228,7 @@ def choose_twins(places: Iterable[Place], where: Place) -> tuple[list[Trace], li
         except NoTraceError as error:
             gap = str(error)
         if gap is None:
+            check_role(twin, "twin")
             twins.append(twin)
         else:
             notes.append(f"{place.name} was left out, as it was cut off: {gap}")
@@ -238,8 +240,9 @@ def choose_twins(places: Iterable[Place], where: Place) -> tuple[list[Trace], li
     return twins, notes
 
 
-def check_finished(trace: Trace) -> None:
-    """Refuse a trace that a rank did not finish: what it says of the whole run is not known, or not all."""
+def check_side(trace: Trace, role: str) -> None:
+    """Refuse a trace of another role, or that a rank did not finish: what it would say of the run is not all there."""
+    check_role(trace, role)
     for gap in trace.gaps():
         raise TTraceError(f"{gap}, so nothing can be judged. Trace again.")
 

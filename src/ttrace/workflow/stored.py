@@ -12,7 +12,7 @@ from ttrace.judge.twins import Twins
 from ttrace.judge.verdict import Judgement
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.store import Place, Remote
-from ttrace.workflow.run import Strictness, check_finished, choose_twins, open_trace
+from ttrace.workflow.run import Strictness, check_side, choose_twins, open_trace
 
 
 def judged(folder: Remote, strictness: Strictness, *, progress: Progress | None = None, engine: Engine) -> Judgement:
@@ -20,8 +20,8 @@ def judged(folder: Remote, strictness: Strictness, *, progress: Progress | None 
     named: Iterator[Place] = (folder / f"twin-{number}" for number in count(1))
     twins, notes = choose_twins(takewhile(_is_trace, named), folder)
     reference, candidate = open_trace(folder / "reference"), open_trace(folder / "candidate")
-    for trace in (reference, candidate):
-        check_finished(trace)
+    check_side(reference, "reference")
+    check_side(candidate, "candidate")
     rounding = Twins(reference, twins, strictness.margin, engine, progress)
     found = checked(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
     return replace(found, notes=(*notes, *found.notes))
