@@ -24,7 +24,6 @@ from ttrace.cli import options, outcome, screen
 from ttrace.errors import TTraceError
 from ttrace.judge.difference import difference
 from ttrace.judge.tolerance import MARGIN
-from ttrace.judge.verdict import Exit
 from ttrace.layouts.rules import Rules
 from ttrace.report import difference as difference_report
 from ttrace.report import listing, suggest
@@ -271,9 +270,11 @@ def check(
     if isinstance(folder, Path):
         run.check_complete()
     # Of the ranks of a job only the first writes the report.
-    with hold(run.folder) if choice.speaks(engine) and isinstance(folder, Path) else nullcontext():
-        if engine == "torchrun" and choice.speaks(engine):
-            outcome.leave_code(run, Exit.UNJUDGED)  # until the check says otherwise
+    speaks = choice.speaks(engine)
+    with (
+        hold(run.folder) if speaks and isinstance(folder, Path) else nullcontext(),
+        outcome.left_unjudged(run) if speaks and engine == "torchrun" else nullcontext(),
+    ):
         with choice.chosen(engine, workers, run, strictness) as chosen, screen.counted("check", console, *rate) as told:
             if isinstance(folder, Path):
                 judgement = run.judged(strictness, rules=given, progress=told, engine=chosen)
@@ -281,7 +282,7 @@ def check(
                 raise TTraceError("--rules needs the traces in a folder: copy them from the store first.")
             else:
                 judgement = stored.judged(folder, strictness, progress=told, engine=chosen)
-        if choice.speaks(engine):
+        if speaks:
             known = outcome.baseline(baseline, judgement, update=update_baseline)
             outcome.tell(
                 run,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -65,14 +67,26 @@ def tell(
     if not leaves_code:
         (run.folder / EXIT_CODE).unlink(missing_ok=True)  # of an earlier check
     else:
-        leave_code(run, status)
-        typer.echo(f"exit code {status}: also in {run.folder / EXIT_CODE}, as torchrun ends with 0 or 1 only", err=True)
+        _leave_code(run, status)
     raise typer.Exit(status)
 
 
-def leave_code(run: Run, status: int) -> None:
-    """Write the exit code into a file: torchrun ends with 1 whatever the code of a rank was."""
+@contextmanager
+def left_unjudged(run: Run) -> Iterator[None]:
+    """Around a check by torchrun: its exit code is 2 as long as it says nothing else, and if it is refused."""
+    _write(run.folder / EXIT_CODE, f"{int(Exit.UNJUDGED)}\n")
+    try:
+        yield
+    except TTraceError:
+        _leave_code(run, Exit.UNJUDGED)
+        raise
+
+
+def _leave_code(run: Run, status: int) -> None:
+    """Write the exit code into a file, and say so: torchrun ends with 1 whatever the code of a rank was."""
     _write(run.folder / EXIT_CODE, f"{int(status)}\n")
+    words = f"exit code {int(status)}: also in {run.folder / EXIT_CODE}, as torchrun ends with 0 or 1 only"
+    typer.echo(words, err=True)
 
 
 def _status(code: Exit, fail_on: str) -> int:
