@@ -157,6 +157,7 @@ class Placing:
             cuts = self._infer_batch_cuts(tensor_id, local, axes)
         self.batch_axes = tuple(cut.axis for cut in cuts)
         self.splits.update({cut.axis: cut.split for cut in cuts})
+        vars(self).pop("_why_whole", None)  # every tensor asks for it, and the batch has just shown something else
 
     def _infer_batch_cuts(self, tensor_id: TensorId, local: Shape, axes: tuple[str, ...]) -> list[Cut]:
         """The cuts along the data axes that make this rank's shape of the reference's; none if the shapes agree."""
@@ -168,10 +169,8 @@ class Placing:
         if self._has_own_microbatches(tensor_id, axes) and inferred(shape, held, self._cutting_sizes, self.splits):
             return []  # another axis explains it, and there is a microbatch for each of these ranks
         sizes = {**self._cutting_sizes, **{axis: self._sizes[axis] for axis in axes}}
-        cuts = {axis: Cut(axis, BLOCK) for axis in axes}
-        splits = {**self.splits, **dict.fromkeys(axes, BLOCK)}
-        layout = inferred(shape, held, sizes, splits)
-        return list(cuts.values()) if layout is not None and layout.axes >= cuts.keys() else []
+        layout = inferred(shape, held, sizes, {**self.splits, **dict.fromkeys(axes, BLOCK)})
+        return [Cut(axis, BLOCK) for axis in axes] if layout is not None and layout.axes >= set(axes) else []
 
     def _has_own_microbatches(self, tensor_id: TensorId, axes: tuple[str, ...]) -> bool:
         """Whether the reference ran as many microbatches as there are ranks along these axes."""
@@ -288,7 +287,7 @@ class Placing:
         region = inner.within(layout.region(shape, others, self._adapter.coord))
         return Placed(region, stated.pending, text, f"{stated.by}, and {INFERRED}")
 
-    @property
+    @cached_property
     def _why_whole(self) -> str:
         """Why a tensor that nobody speaks of is whole on this mesh; empty if it may not be."""
         cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
