@@ -160,15 +160,15 @@ class Run:
         """
         self.check_complete()
         engine = engine or all_cores()
-        reference = open_trace(self.seen.reference)
+        seen = self.seen  # finding it opens traces
+        reference = open_trace(seen.reference)
         twins, notes = choose_twins(self.twins(), self.folder)
         rounding = Twins(reference, twins, strictness.margin, engine, progress)
 
         def trace(folder: Path) -> Trace:
-            found = open_trace(folder)
-            return found if rules is None else Relaid(folder, rules, rounding.reference)
+            return open_trace(folder) if rules is None else _checked(Relaid(folder, rules, rounding.reference))
 
-        candidate = trace(self.seen.candidate)
+        candidate = trace(seen.candidate)
         check_side(reference, "reference")
         check_side(candidate, "candidate")
         if is_complete(self.repeat):
@@ -209,7 +209,10 @@ class Run:
 
 def open_trace(folder: Place) -> Trace:
     """Open a trace that one launch wrote, the one that was marked as done."""
-    trace = Trace(folder)
+    return _checked(Trace(folder))
+
+
+def _checked(trace: Trace) -> Trace:
     check_launch(trace)
     return trace
 
