@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 import ttrace
 from bench._large import Large
-from ttrace.adapters.native import Native
+from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.verdict import Judgement

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from ttrace.trace import arena
 from ttrace.trace.rank import RankTrace
+from ttrace.trace.storage import buffered_file
 
 
 def _no_checksum(address: int, num_bytes: int, before: int = 0) -> int:  # noqa: ARG001  # as the real one has them
@@ -17,5 +17,8 @@ def _no_checksum(address: int, num_bytes: int, before: int = 0) -> int:  # noqa:
 @contextmanager
 def without_checksums() -> Iterator[None]:
     """Write none and verify none in this block: what is written in it can be read in it only."""
-    with mock.patch.object(arena, "checksum_at", _no_checksum), mock.patch.object(RankTrace, "stored", RankTrace.load):
+    with (
+        mock.patch.object(buffered_file, "checksum_at", _no_checksum),
+        mock.patch.object(RankTrace, "stored", RankTrace.load),
+    ):
         yield

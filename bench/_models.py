@@ -24,7 +24,7 @@ from torch import nn
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
-from ttrace.judge.twins import Twins
+from ttrace.judge.tolerance.model import Twins
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import Gpt

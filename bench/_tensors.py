@@ -8,7 +8,7 @@ from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
-from ttrace.trace.store import Place
+from ttrace.trace.storage.store import Place
 from ttrace.trace.writer import Writer
 
 _KINDS = {

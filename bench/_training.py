@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ttrace.adapters.native import Native
+from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.layouts.rules import Rules

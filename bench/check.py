@@ -22,7 +22,7 @@ from bench._checksums import without_checksums
 from bench._memory import measured
 from ttrace.judge.check import checked
 from ttrace.judge.engine import Threads
-from ttrace.judge.twins import Twins
+from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.verdict import Exit
 from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId

@@ -12,9 +12,9 @@ from pathlib import Path
 from bench._s3 import BUCKET, s3, served
 from bench._tensors import write_run
 from ttrace.judge.engine import Threads
-from ttrace.report.machine import as_json
+from ttrace.report.machine.json_report import as_json
 from ttrace.trace.reader import Trace
-from ttrace.trace.store import Remote
+from ttrace.trace.storage.store import Remote
 from ttrace.workflow.run import Run, Strictness
 from ttrace.workflow.stored import judged
 

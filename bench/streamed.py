@@ -33,7 +33,7 @@ import ttrace
 from bench._candidate import DROPPED, judged_on_ranks
 from bench._large import MODELS, Large
 from bench._memory import measured
-from ttrace.adapters.native import Native
+from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.verdict import Exit

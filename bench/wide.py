@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 
 from ttrace.judge.engine import lots
-from ttrace.judge.logical import Logical
+from ttrace.judge.tensors.logical import Logical
 from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.documents import sealed
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, encode, rank_folder
 from ttrace.trace.reader import Trace
-from ttrace.trace.seal import seal_line, sum_of
+from ttrace.trace.storage.seal import seal_line, sum_of
 
 SECONDS, MEMORY = 120.0, 4 << 30
 """The bars, at the largest size."""

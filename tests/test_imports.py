@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,47 @@ MAY_IMPORT = {
 }
 """Folder or module, and what it may import; doors (cli, __init__, __main__) may import everything."""
 
+FLOORS = {
+    "judge": (
+        {"verdict", "engine", "compatibility"},
+        {"tensors"},
+        {"tolerance"},
+        {"comparison"},
+        {"causes"},
+        {"findings", "notes", "policy", "baseline"},
+        {"check", "selftest"},
+    ),
+    "capture": (
+        {"plan", "environment"},
+        {"resolve"},
+        {"observe"},
+        {"probes"},
+        {"state"},
+        {"session"},
+        {"consecutive"},
+    ),
+    "trace": (
+        {"storage", "format"},
+        {"agreement", "documents", "fast_decode", "upload"},
+        {"delta"},
+        {"rank", "writer"},
+        {"reader"},
+        {"archive", "relayout"},
+    ),
+    "report": ({"facts"}, {"terminal", "page", "machine"}, {"sweep"}),
+    "workflow": (
+        {"supervisor", "lock", "git", "disk_space"},
+        {"launch"},
+        {"stages"},
+        {"run"},
+        {"stored", "engines"},
+        {"flow"},
+        {"sweeps"},
+    ),
+    "adapters": ({"adapter", "wrappers"}, {"transformers", "megatron"}, {"native"}),
+}
+"""The rooms and files of a folder, from the ground up; each imports only itself and what lies below."""
+
 ONLY_IN = {
     "torch.distributed": {"adapters", "capture", "reference", "testing", "workflow"},
     "ray": {"workflow"},
@@ -38,8 +80,33 @@ ONLY_IN = {
 }
 
 
+MOST_MODULES = 12
+
+
 def files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
+
+
+def module(path: Path) -> tuple[str, ...]:
+    """The name of a module below `ttrace`; a package is its folder."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+MODULES = {module(path) for path in files()}
+
+
+def targets(path: Path) -> Iterator[tuple[str, ...]]:
+    """The modules of ours that a file imports; `from package import name` counts as the module `package.name`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if tuple(name.split(".")[1:]) in MODULES else node.module or "" for name in whole]
+        else:
+            continue
+        yield from (tuple(name.split(".")[1:]) for name in names if name.split(".")[0] == "ttrace")
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -71,6 +138,31 @@ def test_heavy_imports_stay_where_they_belong(path: Path) -> None:
     for library, places in ONLY_IN.items():
         uses = any(name == library or name.startswith(f"{library}.") for name in imported(path))
         assert not uses or part(path) in places, f"{path} imports {library}"
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_imports_point_down_within_a_folder(folder: str) -> None:
+    floor_of = {name: number for number, names in enumerate(FLOORS[folder]) for name in names}
+    for path in sorted((SOURCE / folder).rglob("*.py")):
+        own = path.relative_to(SOURCE / folder).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        for target in targets(path):
+            if target[0] == folder and len(target) > 1 and target[1] != own:
+                assert floor_of[target[1]] < floor_of[own], f"{path} imports {'.'.join(target)}"
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """Counts imports inside functions and under TYPE_CHECKING too."""
+    graph = {module(path): {known for t in targets(path) if (known := t) in MODULES} for path in files()}
+    order = TopologicalSorter({name: {t for t in needed if t != name} for name, needed in graph.items()})
+    order.prepare()  # raises CycleError, which names the circle
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = {path.parent for path in files()}
+    crowded = {str(f.relative_to(SOURCE)): n for f in folders if (n := len(list(f.glob("*.py"))) - 1) > MOST_MODULES}
+    assert not crowded, "a folder of more than a dozen modules asks for rooms"
 
 
 def test_every_part_has_its_place() -> None:

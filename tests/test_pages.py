@@ -16,14 +16,17 @@ import ttrace
 from tests.support.pages import ROOT, Reader, blocks, fits, is_part_of
 from ttrace.cli import app
 from ttrace.judge.verdict import Cause, Comparison, Finding, Judgement, Verdict
-from ttrace.report import machine
+from ttrace.report.machine import json_report
 from ttrace.tensors.ids import TensorId
 
 DOCS = ROOT / "docs"
 README, TUTORIAL, TRANSCRIPT = ROOT / "README.md", DOCS / "tutorial.md", DOCS / "transcript.txt"
 INSTALL = "pip install ."
 """What the tests' own environment has done already."""
-ELSEWHERE = {"megatron.md": "tests/megatron/test_example.py", "transformers.md": "tests/adapters/test_transformers.py"}
+ELSEWHERE = {
+    "megatron.md": "tests/megatron/test_example.py",
+    "transformers.md": "tests/adapters/transformers/test_layouts.py",
+}
 """Pages whose commands need more than the others, and who runs them."""
 HOW_TO = sorted(path for path in (DOCS / "howto").glob("*.md") if path.name not in ELSEWHERE)
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
@@ -110,7 +113,7 @@ def test_an_agent_is_told_of_fields_that_reports_have() -> None:
     assert re.match(r"---\nname: ttrace\ndescription: .{50,1024}\n---\n", text)
     cause = Cause("x", "x")
     comparison = Comparison(TensorId.parse("0/0/a/output"), Verdict.FAIL)
-    report = machine.as_json(Judgement((comparison,), (Finding(comparison, "a", "", cause, 0),), ()), "")
+    report = json_report.as_json(Judgement((comparison,), (Finding(comparison, "a", "", cause, 0),), ()), "")
     (read,) = re.findall(r"Read (.*?)\. Fix", text, re.S)
     assert set(re.findall(r"`(\w+)`", read)) <= set(report["findings"][0])
     assert {"problems", "findings"} <= set(report)

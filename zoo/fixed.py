@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from ttrace.judge.factor import factor_to_come
-from ttrace.judge.logical import Logical, Piece
+from ttrace.judge.tensors.factor import factor_to_come
+from ttrace.judge.tensors.logical import Logical, Piece
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 

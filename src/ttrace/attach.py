@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ttrace.adapters.adapter import Adapter, Optimizer
-    from ttrace.adapters.native import MeshLike
+    from ttrace.adapters.native.adapter import MeshLike
 
 _Batch = TypeVar("_Batch")
 
@@ -66,11 +66,11 @@ def attach(
     if not os.environ.get(PLAN_VARIABLE):
         return Off()
     from ttrace.adapters.megatron import Megatron, is_megatron
-    from ttrace.adapters.native import Native
+    from ttrace.adapters.native.adapter import Native
     from ttrace.capture.consecutive import Consecutive
     from ttrace.capture.plan import Plan
-    from ttrace.capture.saved import Saved
     from ttrace.capture.session import Session
+    from ttrace.capture.state.snapshot import Saved
     from ttrace.layouts.rules import Rules
 
     chunks = list(model) if isinstance(model, (list, tuple)) else [cast("nn.Module", model)]

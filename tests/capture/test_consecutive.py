@@ -13,7 +13,7 @@ from torch import nn
 from ttrace.attach import PLAN_VARIABLE, Tracing, attach
 from ttrace.capture import consecutive
 from ttrace.capture.plan import Plan
-from ttrace.judge.noise import is_repeated
+from ttrace.judge.tolerance.run_to_run import is_repeated
 from ttrace.trace.reader import Trace
 
 

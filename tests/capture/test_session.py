@@ -14,7 +14,7 @@ import ttrace
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.errors import CaptureError, LayoutError
-from ttrace.judge.logical import Logical, measured
+from ttrace.judge.tensors.logical import Logical, measured
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import Mesh

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.capture.placing import Reference
 from ttrace.capture.plan import Plan
+from ttrace.capture.resolve.layout_resolver import Reference
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.judge.verdict import Exit
 from ttrace.tensors.ids import TensorId

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.support.traces import Case
 from ttrace.cli import app
 from ttrace.errors import TTraceError
-from ttrace.trace.seal import seal_document
+from ttrace.trace.storage.seal import seal_document
 from ttrace.workflow.lock import hold, is_empty
 
 HOLDER = """

@@ -22,7 +22,7 @@ from tests.laws.test_regions import (
     law,
     shapes,
 )
-from ttrace.adapters.dtensor import placements_region
+from ttrace.adapters.native.layouts import placements_region
 from ttrace.tensors.coverage import TILING, coverage
 from ttrace.tensors.region import Region, Shape
 from ttrace.values.generate import Distribution

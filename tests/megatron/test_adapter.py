@@ -71,8 +71,8 @@ def disagreements(case: Case) -> dict[str, list[str]]:
 
 
 def _said(adapter: Any) -> list[str]:
-    from ttrace.capture.names import Names
-    from ttrace.capture.placing import Placing, Reference
+    from ttrace.capture.resolve.layout_resolver import Placing, Reference
+    from ttrace.capture.resolve.names import Names
     from ttrace.layouts.rules import Rules
     from ttrace.tensors.ids import TensorId
 

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.catalogue import CATALOGUE, Fault, trace_fault, trace_together
-from ttrace.judge.isolated import combined
+from ttrace.judge.findings.isolated import combined
 from ttrace.judge.verdict import Exit
 from zoo.harness.cells import judge_all
 from zoo.harness.ranks import on_ranks

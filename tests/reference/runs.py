@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ttrace.adapters.adapter import Adapter
-from ttrace.adapters.native import Native
+from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
-from ttrace.judge.logical import Logical
+from ttrace.judge.tensors.logical import Logical
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 

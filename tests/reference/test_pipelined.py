@@ -36,7 +36,7 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def in_stages(folder: Path) -> None:
     """On every rank: all cases, one after the other."""
-    from ttrace.adapters.native import Native
+    from ttrace.adapters.native.adapter import Native
 
     for number, case in enumerate(CASES):
         stage = pipelined(partial(built, *case))

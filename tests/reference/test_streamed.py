@@ -15,16 +15,16 @@ from torch.utils.checkpoint import checkpoint
 
 import ttrace
 from tests.reference.runs import BATCH, LENGTH, VOCAB, assert_same_bits, both, own_loss, traced
-from ttrace.adapters.native import Native
+from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.errors import CaptureError
 from ttrace.judge.check import check
-from ttrace.judge.isolated import combined
-from ttrace.judge.logical import Logical
+from ttrace.judge.findings.isolated import combined
+from ttrace.judge.tensors.logical import Logical
 from ttrace.judge.verdict import PASSED_BY, STREAMED, Exit, Verdict
 from ttrace.layouts.rules import Rules
-from ttrace.reference.maker import maker_of
+from ttrace.reference.parameter_source import maker_of
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Normal

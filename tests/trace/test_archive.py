@@ -18,7 +18,7 @@ from ttrace.trace import archive as archiving
 from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import DTYPES, End, Record, Sketched
 from ttrace.trace.reader import Trace
-from ttrace.trace.store import Remote
+from ttrace.trace.storage.store import Remote
 from ttrace.trace.writer import Writer
 
 

@@ -25,7 +25,7 @@ from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.documents import parse_end, parse_manifest, sealed
 from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check, decode, encode
-from ttrace.trace.seal import seal_document
+from ttrace.trace.storage.seal import seal_document
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows
 

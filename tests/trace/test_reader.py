@@ -17,7 +17,7 @@ from ttrace.trace.documents import parse_end, sealed
 from ttrace.trace.format import End, Record
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
-from ttrace.trace.seal import seal_line, sum_of
+from ttrace.trace.storage.seal import seal_line, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
 

@@ -25,7 +25,7 @@ from ttrace.tensors.region import Region
 from ttrace.trace.format import DTYPES, End, Record
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
-from ttrace.trace.seal import open_document, sum_of
+from ttrace.trace.storage.seal import open_document, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 from ttrace.values.generate import Normal, values
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.workflow.test_run import run_example, ttrace
 from ttrace.judge.check import checked
-from ttrace.judge.power import INJECTIONS, injected
-from ttrace.judge.twins import Twins
+from ttrace.judge.selftest import INJECTIONS, injected
+from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.verdict import Exit
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace

@@ -9,7 +9,7 @@ import pytest
 from tests.trace.samples import manifest
 from ttrace.capture.plan import Plan
 from ttrace.trace.format import End
-from ttrace.trace.sources import fingerprint
+from ttrace.trace.storage.fingerprint import fingerprint
 from ttrace.trace.writer import Writer
 from ttrace.workflow.stages import Stage
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ttrace.adapters.native import Native
+from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.verdict import Judgement

@@ -12,11 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ttrace.adapters.native import Native
+from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.check import checked
-from ttrace.judge.twins import Twins
+from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.mesh import Mesh

@@ -16,8 +16,8 @@ from typing import Any
 import torch.distributed as dist
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.saved import Saved
 from ttrace.capture.session import Session
+from ttrace.capture.state.snapshot import Saved
 
 LONGEST = 60.0
 """Seconds: where the first plan took longer, to start again costs little beside it, and an echo much."""

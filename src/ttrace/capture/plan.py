@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from ttrace.errors import CaptureError, TraceError
 from ttrace.layouts.pattern import matches
 from ttrace.tensors.ids import Kind, Site
-from ttrace.trace.seal import open_document, seal_document
-from ttrace.trace.store import Place, place
+from ttrace.trace.storage.seal import open_document, seal_document
+from ttrace.trace.storage.store import Place, place
 from ttrace.trace.writer import MAX_BYTES_HELD
 from ttrace.values.sketch import NUM_BUCKETS
 

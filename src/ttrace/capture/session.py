@@ -15,32 +15,32 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from ttrace.adapters.adapter import Adapter, Handle, Optimizer
-from ttrace.adapters.context import cut_of
-from ttrace.capture import surroundings
-from ttrace.capture.buffers import Buffers
-from ttrace.capture.calls import Calls
-from ttrace.capture.census import census, switch_dropout_off
-from ttrace.capture.clock import Chunk, Clock
-from ttrace.capture.compiled import Compiled
-from ttrace.capture.decisions import Decisions
-from ttrace.capture.generator import Generator
-from ttrace.capture.gradient_entry import GradientEntry
-from ttrace.capture.hooks import Call, Hooks, slot_of
-from ttrace.capture.isolation import Isolate
-from ttrace.capture.names import Names
-from ttrace.capture.overheard import overheard
-from ttrace.capture.placing import Placing, Reference
+from ttrace.adapters.native.context_parallel import cut_of
+from ttrace.capture import environment
+from ttrace.capture.observe.compiled import Compiled
+from ttrace.capture.observe.function_calls import Calls
+from ttrace.capture.observe.gradient_entry import GradientEntry
+from ttrace.capture.observe.hooks import Call, Hooks, slot_of
+from ttrace.capture.observe.rng_use import Draws
+from ttrace.capture.observe.step_counter import Chunk, Clock
+from ttrace.capture.observe.torch_patches import overheard
 from ttrace.capture.plan import Plan
-from ttrace.capture.probe import Probe, Visit
-from ttrace.capture.randomness import Draws
-from ttrace.capture.recorder import Recorder
-from ttrace.capture.rewriter import Perturb
-from ttrace.capture.state import Holdings, State
-from ttrace.capture.streaming import Streaming
-from ttrace.capture.visits import Visits
+from ttrace.capture.probes.decisions import Decisions
+from ttrace.capture.probes.dispatch import Visits
+from ttrace.capture.probes.generator import Generator
+from ttrace.capture.probes.isolation import Isolate
+from ttrace.capture.probes.perturb import Perturb
+from ttrace.capture.probes.probe import Probe, Visit
+from ttrace.capture.probes.recorder import Recorder
+from ttrace.capture.resolve.inventory import census, switch_dropout_off
+from ttrace.capture.resolve.layout_resolver import Placing, Reference
+from ttrace.capture.resolve.names import Names
+from ttrace.capture.state.buffers import Buffers
+from ttrace.capture.state.model_state import Holdings, State
+from ttrace.capture.state.streaming import Streaming
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.rules import Rules
-from ttrace.reference.passing import Passing
+from ttrace.reference.skip_blocks import Passing
 from ttrace.tensors.holds import held_by
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
 from ttrace.trace.format import End, Manifest
@@ -112,8 +112,8 @@ class Session:
             untraced=(*adapter.untraced, *streaming.untraced),
             reduced=tuple(sorted(adapter.reduced_axes)),
             notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes, *streaming.notes),
-            versions=surroundings.versions(),
-            environment=surroundings.environment(),
+            versions=environment.versions(),
+            environment=environment.environment(),
         )
         writer = Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held, claim=plan.claim)
         self._recorder = Recorder(writer, plan, adapter.local)
@@ -217,7 +217,7 @@ class Session:
                 forward_buffers=self._buffers.changed,
                 random=tuple(self._draws.modules),
                 notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
-                sources=surroundings.sources(),
+                sources=environment.sources(),
             )
             self._recorder.close(end)
 

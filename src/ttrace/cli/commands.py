@@ -22,25 +22,26 @@ from rich.text import Text
 from ttrace.capture.plan import Plan
 from ttrace.cli import options, outcome, screen
 from ttrace.errors import TTraceError
-from ttrace.judge.difference import difference
-from ttrace.judge.tolerance import MARGIN
+from ttrace.judge.tensors.difference import difference
+from ttrace.judge.tolerance.estimate import MARGIN
 from ttrace.layouts.rules import Rules
-from ttrace.report import difference as difference_report
-from ttrace.report import listing, suggest
-from ttrace.report import power as power_report
 from ttrace.report.facts import SYMBOLS
+from ttrace.report.machine import suggest
+from ttrace.report.terminal import difference as difference_report
+from ttrace.report.terminal import listing
+from ttrace.report.terminal import selftest as power_report
 from ttrace.trace.reader import Trace
-from ttrace.trace.store import Remote, place
+from ttrace.trace.storage.store import Remote, place
 from ttrace.workflow import stored
-from ttrace.workflow.engines import choice
+from ttrace.workflow.disk_space import Space, sized
+from ttrace.workflow.engines import select
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import split_command
 from ttrace.workflow.lock import hold
-from ttrace.workflow.matrix import Matrix
 from ttrace.workflow.run import Run, Strictness
-from ttrace.workflow.space import Space, sized
 from ttrace.workflow.stages import Stage
-from ttrace.workflow.sweep import Result, Sweep, check_sweep_folder, most_ranks
+from ttrace.workflow.sweeps.sweep import Result, Sweep, check_sweep_folder, most_ranks
+from ttrace.workflow.sweeps.sweep_file import Matrix
 
 app = typer.Typer(
     name="ttrace",
@@ -243,7 +244,7 @@ def trace(
 def check(
     where: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or the URL of its traces in a store.")],
     engine: Annotated[
-        choice.Name,
+        select.Name,
         typer.Option(help="Where to compare: in threads or processes here, in this job of torchrun, or on Ray."),
     ] = "threads",
     workers: Annotated[int, typer.Option(min=0, help="How many compare; 0: one per core, up to eight.")] = 0,
@@ -262,7 +263,7 @@ def check(
     given = None if rules is None else Rules.of(rules)
     rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     strictness = options.strictness(margin, allow)
-    console = Console(stderr=json_output, quiet=not choice.speaks(engine))
+    console = Console(stderr=json_output, quiet=not select.speaks(engine))
     folder = place(where)
     if isinstance(folder, Remote) and engine == "torchrun":  # what it kept is told apart by the run's own folder
         raise TTraceError("--engine torchrun needs the traces in a folder: copy them from the store, or use another.")
@@ -270,12 +271,12 @@ def check(
     if isinstance(folder, Path):
         run.check_complete()
     # Of the ranks of a job only the first writes the report.
-    speaks = choice.speaks(engine)
+    speaks = select.speaks(engine)
     with (
         hold(run.folder) if speaks and isinstance(folder, Path) else nullcontext(),
         outcome.left_unjudged(run) if speaks and engine == "torchrun" else nullcontext(),
     ):
-        with choice.chosen(engine, workers, run, strictness) as chosen, screen.counted("check", console, *rate) as told:
+        with select.chosen(engine, workers, run, strictness) as chosen, screen.counted("check", console, *rate) as told:
             if isinstance(folder, Path):
                 judgement = run.judged(strictness, rules=given, progress=told, engine=chosen)
             elif given is not None:

@@ -68,9 +68,9 @@ def _refuse(message: str) -> int:
 
     with suppress(OSError):  # a pipe that nobody reads does not make it a finding
         if "--json" in sys.argv:
-            from ttrace.report import machine
+            from ttrace.report.machine import json_report
 
-            sys.stdout.write(json.dumps(machine.failure(message)) + "\n")
+            sys.stdout.write(json.dumps(json_report.failure(message)) + "\n")
             sys.stdout.flush()
         Console(stderr=True).print(Text.assemble(("ttrace: ", "bold red"), message), soft_wrap=True)
     return _UNJUDGED

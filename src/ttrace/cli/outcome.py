@@ -14,12 +14,13 @@ from ttrace.cli.screen import console
 from ttrace.errors import TTraceError
 from ttrace.judge.baseline import NOTHING, Baseline
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.report import github, junit, machine, terminal
 from ttrace.report import sweep as sweep_report
-from ttrace.report.document import document
-from ttrace.report.page import About, page
+from ttrace.report.machine import github, json_report, junit
+from ttrace.report.page.contents import About, page
+from ttrace.report.page.document import document
+from ttrace.report.terminal import summary
 from ttrace.workflow.run import Run
-from ttrace.workflow.sweep import Swept
+from ttrace.workflow.sweeps.sweep import Swept
 
 EXIT_CODE = "exit-code"
 """The file that has the exit code of a check by torchrun."""
@@ -55,9 +56,9 @@ def tell(
     if json_output:
         typer.echo(json.dumps(report))
     else:
-        terminal.show(console(), judgement, next_command, None if is_stored else run.folder / "report.html")
+        summary.show(console(), judgement, next_command, None if is_stored else run.folder / "report.html")
     if junit_file is not None:
-        text = terminal.text(judgement, next_command)
+        text = summary.text(judgement, next_command)
         junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), code, text.splitlines()[0], text)])
     if github.is_on():
         for line in github.errors(known.new(judgement), Path.cwd()):
@@ -114,9 +115,9 @@ def tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, juni
     raise typer.Exit(_status(swept.exit, fail_on))
 
 
-def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> machine.Report:
+def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> json_report.Report:
     """The report as a page and for programs, beside the traces; of traces in a store there is no page."""
-    report = machine.as_json(judgement, next_command or run.next_command(judgement))
+    report = json_report.as_json(judgement, next_command or run.next_command(judgement))
     _write(run.folder / "report.json", json.dumps(report, indent=1))
     if not is_stored:
         write_page(run, judgement)

@@ -5,25 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ttrace.judge.census import absences, explained, with_reasons
-from ttrace.judge.common_cause import merge_gradients
-from ttrace.judge.compare import Comparer
-from ttrace.judge.data_mismatch import excuse_data, find_data_mismatches, is_from_outside
-from ttrace.judge.depth import depth_notes
+from ttrace.judge.comparison.compare import Comparer
+from ttrace.judge.compatibility import check_candidate
 from ttrace.judge.engine import HERE, Engine, Progress, lots
-from ttrace.judge.factor import factor_note
-from ttrace.judge.origin import findings
-from ttrace.judge.outliers import name_outlying_twins
+from ttrace.judge.findings.common_cause import merge_gradients
+from ttrace.judge.findings.data_mismatch import excuse_data, find_data_mismatches, is_from_outside
+from ttrace.judge.findings.localize import findings
+from ttrace.judge.findings.missing_annotations import (
+    doubted,
+    excuse_partial_calls,
+    unseen_clip,
+    unstated_factor,
+    without_unstated_sums,
+)
+from ttrace.judge.findings.missing_modules import absences, explained, with_reasons
+from ttrace.judge.findings.randomness import before_random, random_problems
+from ttrace.judge.notes.blind_spots import power_notes
+from ttrace.judge.notes.depth import depth_notes
+from ttrace.judge.notes.environment import surrounding_notes
 from ttrace.judge.policy import STRICT, Policy
-from ttrace.judge.random import before_random, random_problems
-from ttrace.judge.rank_names import add_microbatches
-from ttrace.judge.scale import named, together
-from ttrace.judge.sides import check_candidate
-from ttrace.judge.surroundings import surrounding_notes
-from ttrace.judge.tolerance import MARGIN
-from ttrace.judge.twins import Twins
-from ttrace.judge.unprotected import power_notes
-from ttrace.judge.unstated import doubted, excuse_partial_calls, unseen_clip, unstated_factor, without_unstated_sums
+from ttrace.judge.tensors.factor import factor_note
+from ttrace.judge.tensors.rank_names import add_microbatches
+from ttrace.judge.tolerance.estimate import MARGIN
+from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.outlier_twins import name_outlying_twins
+from ttrace.judge.tolerance.scale import named, together
 from ttrace.judge.verdict import EXCUSED, Comparison, Finding, Judgement
 from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import Kind

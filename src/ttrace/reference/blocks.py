@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ttrace.errors import CaptureError
-from ttrace.reference.maker import Maker, set_maker
+from ttrace.reference.parameter_source import Maker, set_maker
 
 
 def stream(model: nn.Module, makers: Mapping[nn.Parameter, Maker]) -> None:

@@ -19,9 +19,9 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils import _pytree as pytree
 
 from ttrace.errors import CaptureError
-from ttrace.reference.divided import set_divided
-from ttrace.reference.hollow import check_buffers, parameters_on_meta
-from ttrace.reference.spread import Spreads, check_patterns, spread
+from ttrace.reference.init_values import Spreads, check_patterns, spread
+from ttrace.reference.meta_init import check_buffers, parameters_on_meta
+from ttrace.reference.shared_modules import set_divided
 from ttrace.tensors.region import Region
 from ttrace.values.generate import values
 

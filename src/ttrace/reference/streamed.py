@@ -14,11 +14,11 @@ from torch import nn
 
 from ttrace.errors import CaptureError
 from ttrace.reference import blocks
-from ttrace.reference.dataless import Streamed
-from ttrace.reference.hollow import check_buffers, parameters_on_meta
-from ttrace.reference.maker import Maker, Scratch
+from ttrace.reference.init_values import Spreads, check_patterns, spread
+from ttrace.reference.meta_init import check_buffers, parameters_on_meta
+from ttrace.reference.parameter_source import Maker, Scratch
 from ttrace.reference.progress import Progress
-from ttrace.reference.spread import Spreads, check_patterns, spread
+from ttrace.reference.streamed_tensor import Streamed
 
 By = Literal["operators", "blocks"]
 
@@ -37,7 +37,7 @@ def streamed(
     Give a function that builds the model: only parameters are put on the meta device then, and buffers have values.
     Attach it without an optimizer, `ttrace.attach(ttrace.streamed(build))`: each gradient is recorded once it is
     complete, and dropped. `spreads` gives mean and std by pattern over names (`{"*.router.weight": (0.0, 0.1)}`) where
-    the rule of `ttrace.reference.spread` is not wanted. `by="blocks"` is for kernels that are handed raw addresses:
+    the rule of `reference/init_values.py` is not wanted. `by="blocks"` is for kernels that are handed raw addresses:
     values are there while a block runs, which is recomputed in backward. `max_bytes` cuts the weights of larger linear
     layers into slices, whose input gradients are then summed in another order. `num_microbatches` is how many backward
     passes a step has: with more than one, gradients wait for the last in temporary files.

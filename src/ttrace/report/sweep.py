@@ -13,8 +13,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.report import junit
 from ttrace.report.facts import SYMBOLS
+from ttrace.report.machine import junit
 
 SCHEMA = 1
 _STYLES = {Exit.PASSED: "green", Exit.FOUND: "bold red", Exit.UNJUDGED: "bold yellow"}

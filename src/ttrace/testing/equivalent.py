@@ -12,9 +12,9 @@ from typing import Any
 
 from ttrace.capture.plan import Plan
 from ttrace.judge.policy import STRICT, Policy
-from ttrace.judge.tolerance import MARGIN
+from ttrace.judge.tolerance.estimate import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.report.terminal import text
+from ttrace.report.terminal.summary import text
 from ttrace.testing.call import Call, Function
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.lock import hold

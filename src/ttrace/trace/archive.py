@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.trace.delta import INDEX, Index, Segment, pack, packed_file
 from ttrace.trace.documents import sealed
 from ttrace.trace.format import END, Record, chunk_file
-from ttrace.trace.packed import INDEX, Index, Segment, pack, packed_file
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
-from ttrace.trace.seal import seal_document
-from ttrace.trace.source import memory
+from ttrace.trace.storage.seal import seal_document
+from ttrace.trace.storage.tensor_bytes import memory
 from ttrace.trace.writer import write_whole
 from ttrace.values.checksum import checksum_of
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ttrace.errors import TraceError
 from ttrace.trace.format import FORMAT, End, Manifest
-from ttrace.trace.seal import open_document, seal_document
+from ttrace.trace.storage.seal import open_document, seal_document
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

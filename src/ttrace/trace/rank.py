@@ -13,12 +13,12 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.trace.agreement import check_end
+from ttrace.trace.delta import Base, Packed
 from ttrace.trace.documents import parse_end, parse_manifest
+from ttrace.trace.fast_decode import read
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
-from ttrace.trace.lines import read
-from ttrace.trace.packed import Base, Packed
-from ttrace.trace.seal import is_intact, seal_of, sum_of, without_seal
-from ttrace.trace.store import Place, Remote
+from ttrace.trace.storage.seal import is_intact, seal_of, sum_of, without_seal
+from ttrace.trace.storage.store import Place, Remote
 from ttrace.values.checksum import checksum_of
 from ttrace.values.generate import values
 

@@ -17,15 +17,15 @@ from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.tensors.region import Region
 from ttrace.trace.agreement import check_ranks
+from ttrace.trace.delta import Base
 from ttrace.trace.format import (
     MANIFEST,
     Manifest,
     Record,
     rank_folder,
 )
-from ttrace.trace.packed import Base
 from ttrace.trace.rank import RankTrace
-from ttrace.trace.store import Place
+from ttrace.trace.storage.store import Place
 from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import sketch
 

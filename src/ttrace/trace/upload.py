@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ttrace.errors import TraceError
 from ttrace.trace.format import END, MANIFEST, RECORDS
-from ttrace.trace.store import Remote
+from ttrace.trace.storage.store import Remote
 
 _MOST_WAITING = 2
 """Chunks that are closed and not yet in the store; with the open one, what the local disk holds."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
-from ttrace.trace.arena import Arena, Stream, write_at
+from ttrace.trace.delta import INDEX
 from ttrace.trace.documents import sealed
 from ttrace.trace.format import (
     DTYPE_NAMES,
@@ -35,10 +35,10 @@ from ttrace.trace.format import (
     rank_folder,
     spelled,
 )
-from ttrace.trace.packed import INDEX
-from ttrace.trace.seal import seal_line
-from ttrace.trace.source import Sample, Source
-from ttrace.trace.store import Place, Remote
+from ttrace.trace.storage.buffered_file import Arena, Stream, write_at
+from ttrace.trace.storage.seal import seal_line
+from ttrace.trace.storage.store import Place, Remote
+from ttrace.trace.storage.tensor_bytes import Sample, Source
 from ttrace.trace.upload import Upload
 
 CHUNK_BYTES = 256 << 20

@@ -15,17 +15,17 @@ from pathlib import Path
 
 from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TTraceError
-from ttrace.judge.isolated import combined
-from ttrace.judge.noise import is_repeated
+from ttrace.judge.findings.isolated import combined
+from ttrace.judge.tolerance.run_to_run import is_repeated
 from ttrace.judge.verdict import Judgement
 from ttrace.tensors.ids import ROOT
 from ttrace.trace.reader import Trace
-from ttrace.trace.seal import seal_document
+from ttrace.trace.storage.seal import seal_document
+from ttrace.workflow.disk_space import Space
 from ttrace.workflow.git import state_of
 from ttrace.workflow.launch import Launches
 from ttrace.workflow.lock import is_empty
 from ttrace.workflow.run import AS_USUAL, MARK, Run, Strictness, is_complete, number_of_twin
-from ttrace.workflow.space import Space
 from ttrace.workflow.stages import Stage
 
 Tell = Callable[[str], None]

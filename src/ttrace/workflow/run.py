@@ -12,22 +12,22 @@ from pathlib import Path
 
 from ttrace.errors import NoTraceError, TTraceError
 from ttrace.judge.check import checked
+from ttrace.judge.compatibility import check_candidate, check_role
 from ttrace.judge.engine import Engine, Progress, all_cores
-from ttrace.judge.isolated import combined
-from ttrace.judge.noise import Noise
+from ttrace.judge.findings.isolated import combined
 from ttrace.judge.policy import STRICT, Policy
-from ttrace.judge.power import SelfTest, selftest
-from ttrace.judge.sides import check_candidate, check_role
-from ttrace.judge.tolerance import MARGIN
-from ttrace.judge.twins import Twins
+from ttrace.judge.selftest import SelfTest, selftest
+from ttrace.judge.tolerance.estimate import MARGIN
+from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
-from ttrace.trace.relaid import Relaid
-from ttrace.trace.seal import read_document
-from ttrace.trace.store import Place
+from ttrace.trace.relayout import Relaid
+from ttrace.trace.storage.seal import read_document
+from ttrace.trace.storage.store import Place
 from ttrace.workflow.stages import check_launch
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from ttrace.capture.environment import environment
 from ttrace.capture.plan import Plan, claim_of
-from ttrace.capture.surroundings import environment
 from ttrace.errors import TraceError, TTraceError
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
-from ttrace.trace.seal import open_document, seal_document
-from ttrace.trace.sources import changed, fingerprint
-from ttrace.trace.store import Remote
+from ttrace.trace.storage.fingerprint import changed, fingerprint
+from ttrace.trace.storage.seal import open_document, seal_document
+from ttrace.trace.storage.store import Remote
 from ttrace.trace.writer import write_whole
 from ttrace.workflow.launch import Launches, launch
 

@@ -8,10 +8,10 @@ from itertools import count, takewhile
 
 from ttrace.judge.check import checked
 from ttrace.judge.engine import Engine, Progress
-from ttrace.judge.twins import Twins
+from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.verdict import Judgement
 from ttrace.trace.format import MANIFEST, rank_folder
-from ttrace.trace.store import Place, Remote
+from ttrace.trace.storage.store import Place, Remote
 from ttrace.workflow.run import Strictness, check_side, choose_twins, open_trace
 
 

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall, Share
-from ttrace.adapters.megatron import auxiliary, checkpoints, layouts, optimizers, ranks, schedules
+from ttrace.adapters.megatron import auxiliary_losses, checkpoints, layouts, ranks, schedule
+from ttrace.adapters.megatron import optimizer as megatron_optimizer
 from ttrace.adapters.megatron.experts import Dispatch, Place
 from ttrace.adapters.megatron.layouts import Module
-from ttrace.adapters.megatron.naming import TIED, Naming
+from ttrace.adapters.megatron.names import TIED, Naming
 from ttrace.errors import CaptureError
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.placed import Placed
@@ -108,11 +109,11 @@ class Megatron:
     def listen(self, listener: Listener) -> None:
         self._listener = listener
         if getattr(self._config, "num_moe_experts", None):
-            auxiliary.listen(listener)
+            auxiliary_losses.listen(listener)
         for chunk in self.chunks:
             model: Any = _unwrapped(chunk)
             is_first, is_last = getattr(model, "pre_process", True), getattr(model, "post_process", True)
-            schedules.listen(chunk, listener, is_first=is_first, is_last=is_last)
+            schedule.listen(chunk, listener, is_first=is_first, is_last=is_last)
             if hasattr(chunk, "finish_grad_sync") and not self._reduces_early:
                 _tell_before(chunk, "finish_grad_sync", partial(self._tell_main_gradients, chunk))
 
@@ -143,41 +144,41 @@ class Megatron:
             yield from checkpoints.disagreements(model, self._checkpoints[chunk], known)
 
     def parameters_replaced(self, optimizer: Optimizer | None) -> None:
-        for part in optimizers.parts(optimizer):
+        for part in megatron_optimizer.parts(optimizer):
             part.reload_model_params()
 
     def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
-        return [part.optimizer for part in optimizers.parts(optimizer)]
+        return [part.optimizer for part in megatron_optimizer.parts(optimizer)]
 
     def groups(
         self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
     ) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
-        return optimizers.groups(optimizer, parameters)
+        return megatron_optimizer.groups(optimizer, parameters)
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
     ) -> Sequence[Handle]:
         assert self._listener is not None, "listen comes first"
-        return [optimizers.Watch(optimizer, self._listener, before, after)]
+        return [megatron_optimizer.Watch(optimizer, self._listener, before, after)]
 
     def values(self, parameter: nn.Parameter) -> torch.Tensor:
         return self._shaped(parameter, parameter.detach())
 
     def gradient(self, parameter: nn.Parameter) -> Piece | None:
         gradient: torch.Tensor | None = getattr(parameter, "main_grad", parameter.grad)
-        run = optimizers.run_of(self._optimizer, parameter)
+        run = megatron_optimizer.run_of(self._optimizer, parameter)
         if gradient is None or not parameter.requires_grad or (run is not None and run[0] == run[1]):
             return None
         return Piece(self._shaped(parameter, gradient)) if run is None else Piece(gradient.view(-1)[slice(*run)], run)
 
     def updated(self, parameter: nn.Parameter) -> Piece | None:
-        run = optimizers.run_of(self._optimizer, parameter) if self._gathers_late else None
+        run = megatron_optimizer.run_of(self._optimizer, parameter) if self._gathers_late else None
         if run is None:
             return Piece(self.values(parameter))
         return Piece(parameter.detach().view(-1)[slice(*run)], run) if run[0] < run[1] else None
 
     def optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
-        pieces = optimizers.state(optimizer, parameter)
+        pieces = megatron_optimizer.state(optimizer, parameter)
         return {
             key: Piece(self._shaped(parameter, piece.tensor)) if piece.run is None else piece
             for key, piece in pieces.items()

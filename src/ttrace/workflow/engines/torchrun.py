@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import Context, Lot, Result, Work
-from ttrace.workflow.engines.kept import Kept
+from ttrace.workflow.engines.result_cache import Kept
 
 
 class Torchrun:

@@ -1,0 +1,1 @@
+"""Plain PyTorch: ordinary modules, DTensor, FSDP2, DDP, pipelining, context parallelism."""

@@ -1,0 +1,126 @@
+"""This module reads layouts from DTensors: they say their own, exactly, also for strided and uneven shards."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
+
+from ttrace.errors import LayoutError
+from ttrace.layouts.placed import DTENSOR, Placed
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.mesh import Mesh
+from ttrace.tensors.ranges import Ranges
+from ttrace.tensors.region import Region, Shape
+
+
+def placed(tensor: DTensor) -> Placed:
+    """Where this rank's part of a DTensor lies."""
+    mesh, placements = tensor.device_mesh, tuple(tensor.placements)
+    region = placements_region(tuple(tensor.shape), mesh, placements)
+    text = layout_text(len(tensor.shape), mesh, placements)
+    return Placed(region, pending_axes(mesh, placements), text, DTENSOR, frozenset(axis_names(mesh)))
+
+
+def placements_region(shape: Shape, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Region:
+    """What this rank holds of a tensor of this shape."""
+    here = tuple(mesh.get_coordinate() or ())
+    return Region(shape, tuple(_dim_ranges(size, dim, mesh, placements, here) for dim, size in enumerate(shape)))
+
+
+def local_values(tensor: DTensor) -> torch.Tensor:
+    """This rank's part as it counts in the sum: a vocabulary-parallel embedding still holds rows of foreign tokens."""
+    local = tensor.to_local()
+    for placement in tensor.placements:
+        if isinstance(placement, _MaskPartial):
+            local = local.clone()
+            placement.mask_buffer.apply_mask(local)
+    return local
+
+
+def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor placed like another, with these values here."""
+    made: DTensor = DTensor.from_local(
+        local,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+    return made
+
+
+def pending_axes(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> tuple[str, ...]:
+    """The axes over which a DTensor is still to be summed."""
+    pending = []
+    for axis, placement in zip(axis_names(mesh), placements, strict=True):
+        if not placement.is_partial():
+            continue
+        if not isinstance(placement, Partial) or placement.reduce_op != "sum":
+            raise LayoutError(f"placement {placement} over {axis}: only pending sums can be added up from shards.")
+        pending.append(axis)
+    return tuple(pending)
+
+
+def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The mesh's own axis names, or axis0, axis1, ... where its author gave none."""
+    return mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+
+
+def mesh_of(device_mesh: DeviceMesh) -> Mesh:
+    """Our mesh of a DeviceMesh that spans ranks 0, 1, 2, ... in row-major order."""
+    ranks = device_mesh.mesh
+    if not torch.equal(ranks.flatten(), torch.arange(ranks.numel())):
+        raise LayoutError(
+            f"the device mesh holds ranks {ranks.flatten().tolist()}; only ranks 0, 1, 2, ... in row-major order can "
+            "be traced. Give attach(mesh=...) the mesh of all ranks."
+        )
+    return Mesh((tuple(zip(axis_names(device_mesh), ranks.shape, strict=True)),))
+
+
+def layout_text(num_dims: int, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> str:
+    """The placements in our notation, for people; strided shards are marked, not spelled out."""
+    words = [f"d{dim}" for dim in range(num_dims)]
+    pending = []
+    for axis, placement in zip(axis_names(mesh), placements, strict=True):
+        if placement.is_partial():
+            pending.append(f"+{axis}")
+        elif isinstance(placement, _StridedShard):
+            words[placement.dim] += f"/{axis}:strided({placement.split_factor})"
+        elif isinstance(placement, Shard):
+            words[placement.dim] += f"/{axis}"
+    return " ".join(words + pending)
+
+
+@lru_cache(maxsize=4096)
+def _dim_ranges(
+    size: int,
+    dim: int,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    here: tuple[int, ...],  # noqa: ARG001
+) -> Ranges:
+    """Distribute the indices of one dim as torch would distribute the tensor, and see which ones arrive here.
+
+    `here` only keeps ranks apart in the cache: meshes of different ranks are equal, and ranks may be threads.
+    compute_local_shape_and_global_offset knows only the first offset, so it is wrong for strided shards
+    (tests/adapters/native/test_layouts.py::test_strided_shards_are_exact).
+    """
+    along = [_along(placement, dim) for placement in placements]
+    if all(placement.is_replicate() for placement in along):
+        return rg.whole(size)
+    local = distribute_tensor(torch.arange(size), mesh, along, src_data_rank=None).to_local()
+    return rg.from_indices(local)
+
+
+def _along(placement: Placement, dim: int) -> Placement:
+    """The placement as a one-dimensional tensor of this dim's indices would have it."""
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(0, split_factor=placement.split_factor) if placement.dim == dim else Replicate()
+    if isinstance(placement, Shard):
+        return Shard(0) if placement.dim == dim else Replicate()
+    return Replicate()

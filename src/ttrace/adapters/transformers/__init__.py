@@ -1,0 +1,1 @@
+"""Hugging Face transformers: layouts that a model's own parallel plans state."""

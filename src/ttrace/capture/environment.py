@@ -1,0 +1,68 @@
+"""This module says what a run was surrounded by, as far as that may explain a difference or make a trace stale."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from ttrace.trace.storage.fingerprint import fingerprint
+
+_PREFIXES = (
+    *("ACCELERATE_", "CUBLAS", "CUDA", "CUDNN", "DEEPSPEED", "DS_", "FSDP_", "GLOO_", "HF_", "HIP", "HSA_", "MKL_"),
+    *("MEGATRON", "NCCL", "NVIDIA_", "NVTE_", "OMP_", "PYTORCH", "RCCL", "ROCM", "TOKENIZERS_", "TORCH", "TRITON"),
+    *("UCC_", "UCX_", "XLA"),
+)
+_LAUNCHERS = ("OMP_NUM_THREADS", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+"""What torchrun sets by itself, on one side only."""
+_SECRET = ("KEY", "PASSWORD", "SECRET", "TOKEN")
+
+
+def environment() -> dict[str, str]:
+    """The variables that change how training computes; none that looks like a secret."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_PREFIXES) and not name.startswith(_LAUNCHERS) and not any(word in name for word in _SECRET)
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of TTrace, and of every installed package that is loaded and tells its version."""
+    found = {"python": platform.python_version(), "ttrace": metadata.version("torch-ttrace")}
+    for name, module in sorted(sys.modules.items()):
+        version = getattr(module, "__dict__", {}).get("__version__")  # some warn who ask for it
+        if "." not in name and isinstance(version, str) and _is_installed(getattr(module, "__file__", None)):
+            found[name] = version
+    return found
+
+
+def sources() -> dict[str, str]:
+    """Every file that was loaded as a module, of installed packages only those that tell one version from another."""
+    return {path: mark for path in sorted(set(_loaded())) if (mark := fingerprint(Path(path)))}
+
+
+def _loaded() -> Iterator[str]:
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and not _is_standard(file) and _is_telling(name, file):
+            yield str(Path(file).absolute())
+
+
+def _is_telling(name: str, file: str) -> bool:
+    return not _is_installed(file) or "." not in name or name.endswith("version")
+
+
+def _is_installed(file: str | None) -> bool:
+    return file is not None and "-packages" in file
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith(_STANDARD) and not _is_installed(file)
+
+
+_STANDARD = sysconfig.get_path("stdlib") + os.sep

@@ -1,0 +1,113 @@
+"""This module decides what becomes of torch.compile in the traced steps.
+
+A hook inside compiled code is compiled too: every module is seen, but the graph falls into dozens of pieces (29 for two
+layers) and is compiled again until torch gives up. So compiled code either runs eagerly while traced, and every module
+is seen, or stays as it is, and only what enters and leaves it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ttrace.capture.resolve.names import Names
+
+_CALL = "_compiled_call_impl"
+"""Where `module.compile()` keeps the compiled call, hooks and all."""
+
+
+class Compiled:
+    """The modules of a model that are compiled, and those that can be watched."""
+
+    def __init__(self, names: Names, *, runs_eagerly: bool) -> None:
+        self._runs_eagerly = runs_eagerly
+        self._calls: list[tuple[nn.Module, Callable[..., Any]]] = []
+        self._naming = names.naming
+        outermost = [(chunk, _outermost(chunk)) for chunk in names.chunks]
+        compiled = (names.naming(chunk, path) for chunk, paths in outermost for path in paths)
+        self.names = tuple(dict.fromkeys(compiled))
+        if runs_eagerly:
+            self.watched = list(names.modules())
+        else:
+            self.watched = [pair for chunk, paths in outermost for pair in self._boundaries(chunk, paths)]
+
+    @property
+    def opaque(self) -> tuple[str, ...]:
+        """The modules inside of which nothing is seen."""
+        return () if self._runs_eagerly else self.names
+
+    def notes(self) -> list[str]:
+        if not self.names:
+            return []
+        which = f"{len(self.names)} compiled modules, the first is {self.names[0]}"
+        if self._runs_eagerly:
+            return [f"torch.compile was off while tracing, so that every module is seen: {which}"]
+        return [f"torch.compile was left on, so that nothing inside is seen: {which}"]
+
+    def running(self) -> AbstractContextManager[object]:
+        """Around one traced step."""
+        # Whoever called torch.compile has loaded this already; loading it takes seconds.
+        if self._runs_eagerly and "torch._dynamo" in sys.modules:
+            stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+            return stance
+        return nullcontext()
+
+    def remove(self) -> None:
+        """Put back every compiled call."""
+        for module, call in self._calls:
+            vars(module)[_CALL] = call
+        self._calls.clear()
+
+    def _boundaries(self, chunk: nn.Module, outermost: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
+        """What is not inside compiled code; in place of a module with a compiled call, what stands around that."""
+        found: dict[str, nn.Module] = {}
+        for path, module in chunk.named_modules():
+            if not any(_is_inside(path, outer) for outer in outermost):
+                found[self._naming(chunk, path)] = self._boundary(module)
+        yield from found.items()
+
+    def _boundary(self, module: nn.Module) -> nn.Module:
+        call = vars(module).get(_CALL)
+        if call is None:
+            return module
+        self._calls.append((module, call))
+        around = _Around(call)
+        vars(module)[_CALL] = around  # not by setattr, which would make it a part of the model
+        return around
+
+
+class _Around(nn.Module):
+    """Stands around a compiled call, so that hooks may be outside of it."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+
+def _outermost(chunk: nn.Module) -> list[str]:
+    """The paths of compiled modules that are not inside others."""
+    found: list[str] = []
+    for path, module in chunk.named_modules():
+        if _is_compiled(module) and not any(_is_inside(path, outer) for outer in found):
+            found.append(path)
+    return found
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether it was made by torch.compile(module), module.compile(), or has a compiled forward."""
+    if vars(module).get(_CALL) is not None:
+        return True
+    forward = module.forward
+    return hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
+
+
+def _is_inside(path: str, outer: str) -> bool:
+    return path != outer and (not outer or path.startswith(f"{outer}."))

@@ -1,0 +1,56 @@
+"""This module looks inside modules: what every torch function that a module's own code calls gives back.
+
+Only for modules that the plan names, as each function then passes through Python twice. The n-th call of a function in
+one call of a module is told by name and number, so that a candidate that calls others besides, to communicate for
+instance, is still compared call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ttrace.capture.observe.hooks import Call
+
+See = Callable[[Call, str, torch.Tensor], None]
+_SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "backward", "requires_grad_"})
+"""Functions that compute nothing."""
+
+
+class Calls(TorchFunctionMode):
+    """While it is entered, shows what functions return that modules of these names call."""
+
+    def __init__(self, modules: Sequence[str], innermost: Callable[[], Call | None], see: See) -> None:
+        super().__init__()
+        self._modules = frozenset(modules)
+        self._innermost = innermost
+        self._see = see
+        self._is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what is not the module's own code: probes compute too. Gradients come while the modules wait."""
+        outer, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = outer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        call = None if self._is_paused else self._innermost()
+        if call is None or call.again or call.name not in self._modules:
+            return result
+        name = getattr(func, "__name__", "")
+        if name and name not in _SILENT and _is_new(result):
+            self._see(call, f"{name}.{call.number_of(name)}", result)
+        return result
+
+
+def _is_new(result: Any) -> bool:
+    """Whether a function computed numbers: a view of others shows nothing that was not seen."""
+    return isinstance(result, torch.Tensor) and result.is_floating_point() and not result._is_view()

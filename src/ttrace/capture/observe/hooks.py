@@ -1,0 +1,236 @@
+"""This module turns modules' calls into visits: inputs, outputs, and the gradients of both.
+
+It inserts no node into the autograd graph and uses no full backward hook: both change the order in which gradients are
+summed, and so their bits (tests/capture/observe/test_hooks.py::test_recording_is_bitwise_neutral). Output gradients
+come from tensor hooks set inside the forward hook; a module's own input gradient from the autograd nodes that consume
+the input.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from ttrace.tensors.holds import Held
+from ttrace.tensors.ids import ROOT, Kind, encode_name
+
+Sources = tuple[tuple[Node | None, int], ...]
+"""Where a node sends gradients to, by position: a node and the number of its output."""
+
+
+class Watcher(Protocol):
+    """Who is told of calls and tensors."""
+
+    def enters(self, name: str, *, again: bool) -> Call | None:
+        """A module is about to run, or to be recomputed; None if this call is not to be watched."""
+
+    def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A tensor of this call is there; a returned tensor replaces it."""
+
+
+@dataclass
+class Call:
+    """One call of one module: when it happens, and what it was given."""
+
+    name: str
+    step: int
+    microbatch: int
+    number: int
+    again: bool = False
+    """Whether this call recomputes an earlier one."""
+    first_node: int = 0
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    takes_floats: bool = False
+    holds_floats: bool = False
+    """Whether a module inside this call already had floating-point numbers."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often something of a name happened in this call so far."""
+    held: Held | None = None
+    """What an input said that it holds: outputs and gradients with as many rows hold the same."""
+
+    def number_of(self, name: str) -> int:
+        """Which one this is of all that have this name in this call; the next one is another."""
+        self.counts[name] += 1
+        return self.counts[name] - 1
+
+    def is_entry(self, kind: Kind) -> bool:
+        """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
+        if kind is Kind.INPUT:
+            return self.name == ROOT
+        return kind is Kind.OUTPUT and not self.takes_floats and not self.holds_floats
+
+
+class Hooks:
+    """Hooks on these modules, by name, until `remove`."""
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._calls: list[tuple[nn.Module, Call | None]] = []
+        self._handles: list[RemovableHandle] = []
+        for name, module in modules:
+            # Inputs last and outputs first: in between, parallelised modules still hold DTensors.
+            self._handles += [
+                module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True),
+                module.register_forward_hook(self._after, with_kwargs=True, prepend=True),
+            ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if name == ROOT and not is_recompute():
+            self._calls.clear()  # recomputation stops early, by an exception, and leaves calls behind
+        call = self._entered(name)
+        self._calls.append((module, call))
+        if call is None:
+            return None
+        call.first_node = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # missing in the stubs
+        seen, replaced = self._visited(call, Kind.RECOMPUTE_INPUT if call.again else Kind.INPUT, (args, kwargs))
+        call.inputs = {slot: tensor for slot, tensor in seen.items() if tensor.requires_grad}
+        call.takes_floats = any(tensor.is_floating_point() for tensor in seen.values())
+        return replaced
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ARG002
+        call = self._left(module)
+        if call is None:
+            return None
+        seen, replaced = self._visited(call, Kind.RECOMPUTE_OUTPUT if call.again else Kind.OUTPUT, output)
+        if (outer := self.innermost()) is not None:
+            outer.holds_floats |= call.takes_floats or any(tensor.is_floating_point() for tensor in seen.values())
+        for slot, tensor in seen.items():
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._gradient, call, Kind.GRAD_OUTPUT, slot))
+        if call.inputs and seen:
+            _watch_input_gradients(call, list(seen.values()), partial(self._gradient, call, Kind.GRAD_INPUT))
+        call.inputs = {}  # hooks keep the call until backward; it must not keep activations
+        return replaced
+
+    def _entered(self, name: str) -> Call | None:
+        again = is_recompute()
+        # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
+        if not (torch.is_grad_enabled() or again or any(call is not None for _, call in self._calls)):
+            return None
+        return self._watcher.enters(name, again=again)
+
+    def _left(self, module: nn.Module) -> Call | None:
+        """The call that ends now. Calls inside it that an exception ended never came here: recomputation does that."""
+        while self._calls:
+            entered, call = self._calls.pop()
+            if entered is module:
+                return call
+        return None
+
+    def innermost(self) -> Call | None:
+        """The call that runs now, if it is watched."""
+        return self._calls[-1][1] if self._calls else None
+
+    def _visited(self, call: Call, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
+        """Show every tensor in a structured value; the tensors now in use by slot, and the value if any changed."""
+        seen: dict[str, torch.Tensor] = {}
+        replaced: dict[int, torch.Tensor] = {}
+        for i, (slot, leaf) in enumerate(_leaves(value, kind)):
+            # A parameter that is passed on, to be tied or added elsewhere, is seen as what it is.
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter):
+                other = self._watcher.sees(call, kind, slot, leaf)
+                if other is not None:
+                    replaced[i] = other
+                seen[slot] = leaf if other is None else other
+        return seen, _with_leaves(value, replaced) if replaced else None
+
+    def _gradient(self, call: Call, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        return self._watcher.sees(call, kind, slot, gradient)
+
+
+def is_recompute() -> bool:
+    """A forward that runs inside the autograd engine is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
+    """Every leaf with a name: its path. The first positional input and a bare output need none."""
+    if kind.primal is not Kind.INPUT:
+        if isinstance(value, torch.Tensor):
+            return [("", value)]  # most values are one tensor, and walking a tree costs more than writing it
+        return [(slot_of(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
+    args, kwargs = value
+    if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
+        return [("", args[0])]
+    # Positional inputs are numbered, keyword inputs are named.
+    named = ((slot_of(path[1:]), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0])
+    return [("" if slot == "0" else slot, leaf) for slot, leaf in named]
+
+
+def _with_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
+    """The same structure with some leaves replaced."""
+    leaves, structure = pytree.tree_flatten(value)
+    return pytree.tree_unflatten([others.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
+
+
+def slot_of(path: tuple[Any, ...]) -> str:
+    """A path in a structured value as a slot."""
+    words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+    return encode_name(".".join(words))
+
+
+def _watch_input_gradients(
+    call: Call, outputs: list[torch.Tensor], deliver: Callable[[str, torch.Tensor], object]
+) -> None:
+    """Deliver this call's own gradient of each input: not what other consumers of the same tensor add to it."""
+    edges = {slot: get_gradient_edge(tensor) for slot, tensor in call.inputs.items()}
+    consumers: dict[str, list[tuple[Node, int]]] = {slot: [] for slot in edges}
+    for node, sources in _nodes_of_call(call, outputs, {edge.node for edge in edges.values()}):
+        for position, (source, number) in enumerate(sources):
+            for slot, edge in edges.items():
+                if source is edge.node and number == edge.output_nr:
+                    consumers[slot].append((node, position))
+    for slot, found in consumers.items():
+        if found:
+            _sum_at(found, partial(deliver, slot))
+
+
+def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) -> Iterator[tuple[Node, Sources]]:
+    """The autograd nodes that this call made with what they send gradients to, found backwards from its outputs."""
+    start = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
+    seen: set[Node] = set()
+    while start:
+        node = start.pop()
+        if node in seen or node in stops or node._sequence_nr() < call.first_node:
+            continue
+        seen.add(node)
+        sources = node.next_functions  # made anew whenever asked for
+        yield node, sources
+        start += [source for source, _ in sources if source is not None]
+
+
+def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor], object]) -> None:
+    """Add up the gradients that several nodes send along one edge, and deliver once all have that run in this pass.
+
+    What only leads to an output that nobody uses does not run
+    (tests/capture/observe/test_hooks.py::test_an_unused_output_is_not_waited_for).
+    """
+    waiting = {node for node, _ in consumers}
+    parts: list[torch.Tensor] = []
+
+    def arrived(node: Node, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
+        parts.extend(gradient for i in positions if (gradient := gradients[i]) is not None)
+        waiting.discard(node)
+        if parts and not any(map(torch._C._will_engine_execute_node, waiting)):
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            parts.clear()
+            deliver(total)
+
+    for node in tuple(waiting):
+        node.register_hook(partial(arrived, node, [at for other, at in consumers if other is node]))

@@ -1,0 +1,104 @@
+"""This module finds the modules that draw random numbers while they run, by the generators' state around each call.
+
+Reading the state changes nothing, so the stream of random numbers stays what it is without recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ttrace.capture.observe.hooks import is_recompute
+from ttrace.tensors.ids import ROOT
+
+State = tuple[torch.Tensor, ...]
+
+
+@dataclass
+class _Frame:
+    """A call that runs: the state when it began, and before and after each call inside it."""
+
+    name: str
+    module: nn.Module
+    states: list[State] = field(default_factory=list)
+
+    def drew_itself(self) -> bool:
+        """Whether the state changed in this call's own code, and not only in calls inside it.
+
+        A call that puts the state back drew nothing that lasts: forks of the generators around inner calls do that.
+        """
+        if _same(self.states[0], self.states[-1]):
+            return False
+        own = zip(self.states[::2], self.states[1::2], strict=True)
+        return any(not _same(before, after) for before, after in own)
+
+
+class Draws:
+    """Watches these modules while `is_watched` says so, until `remove`; `modules` are the innermost that drew."""
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], is_watched: Callable[[], bool]) -> None:
+        self.modules: dict[str, None] = {}
+        self._is_watched = is_watched
+        self._readers = _readers()
+        self._running: list[_Frame] = []
+        self._handles: list[RemovableHandle] = []
+        if dist.is_initialized() and dist.get_backend() == "threaded":
+            return  # ranks that are threads share a generator, so nobody knows whose draw it was
+        for name, module in modules:
+            # Last before the call and first after it, so that no other hook's draws are the module's.
+            self._handles += [
+                module.register_forward_pre_hook(partial(self._before, name)),
+                module.register_forward_hook(self._after, prepend=True),
+            ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, name: str, module: nn.Module, args: Any) -> None:  # noqa: ARG002
+        if name == ROOT:
+            self._running.clear()  # an exception may have ended the last forward
+        # Neither an evaluation counts, nor a recomputation: that draws what the first forward drew.
+        is_training = torch.is_grad_enabled() or bool(self._running)
+        if not self._is_watched() or not is_training or is_recompute():
+            return
+        now = self._state()
+        if self._running:
+            self._running[-1].states.append(now)
+        self._running.append(_Frame(name, module, [now]))
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        if is_recompute() or not any(frame.module is module for frame in self._running):
+            return
+        now = self._state()
+        ended = None
+        while ended is not module:  # calls inside that an exception ended never came here
+            frame = self._running.pop()
+            ended = frame.module
+            frame.states.append(now)
+            if self._running:
+                self._running[-1].states.append(now)
+            if frame.drew_itself():
+                self.modules[frame.name] = None
+
+    def _state(self) -> State:
+        return tuple(read() for read in self._readers)
+
+
+def _readers() -> tuple[Callable[[], torch.Tensor], ...]:
+    """How to read the state of the generators that operators draw from when nobody gives them one."""
+    if torch.accelerator.is_available():
+        return torch.get_rng_state, torch.get_device_module().get_rng_state
+    return (torch.get_rng_state,)
+
+
+def _same(a: State, b: State) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,1 @@
+"""Probes: what a session does with each tensor it sees, such as recording, perturbing or replacing it."""

@@ -1,0 +1,34 @@
+"""This module replays discrete decisions: where numbers decide, as in a router's top-k, rounding may decide otherwise.
+
+One token that goes to another expert changes everything after it, and by right. So twins and candidates choose as the
+reference did, while what they would have chosen themselves is recorded, with the scores it was chosen by.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ttrace.capture.resolve.layout_resolver import Placing, Reference
+from ttrace.layouts.placed import Placed
+from ttrace.tensors.ids import TensorId
+
+_AGREEMENT = 0.5
+"""Own choices that agree with the reference's in fewer rows come from other rows, not from rounding."""
+
+
+class Decisions:
+    """The reference's choices, for this rank's rows."""
+
+    def __init__(self, placing: Placing, reference: Reference) -> None:
+        self._placing = placing
+        self._reference = reference
+
+    def replayed(self, tensor_id: TensorId, own: torch.Tensor, placed: Placed | None) -> torch.Tensor | None:
+        """What the reference chose here; None if that is not known, or not about these rows."""
+        full = self._reference.tensor(tensor_id)
+        placed = placed or self._placing.inferred(tensor_id, own)
+        if full is None or placed is None or placed.region.local_shape != tuple(own.shape):
+            return None
+        known = placed.region.take(full).to(own.device, own.dtype)
+        same = (known.sort(-1).values == own.sort(-1).values).all(-1) if own.ndim else known == own
+        return known if float(same.float().mean()) >= _AGREEMENT else None

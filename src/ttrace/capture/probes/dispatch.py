@@ -1,0 +1,84 @@
+"""This module makes a live tensor a visit: under which id, where it lies, and down the chain of probes."""
+
+from __future__ import annotations
+
+import torch
+
+from ttrace.adapters.adapter import Adapter
+from ttrace.capture.observe.step_counter import Clock
+from ttrace.capture.probes.probe import Probe, Visit, passed_down
+from ttrace.capture.probes.recorder import Recorder
+from ttrace.capture.resolve.layout_resolver import Placing
+from ttrace.errors import TTraceError
+from ttrace.layouts.placed import Placed
+from ttrace.tensors.holds import Held
+from ttrace.tensors.ids import Site, TensorId
+from ttrace.values.generate import Distribution
+
+
+class Visits:
+    """All tensors of the traced steps come through here."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        clock: Clock,
+        placing: Placing,
+        recorder: Recorder,
+        probes: tuple[Probe, ...],
+        *,
+        infers: bool,
+    ) -> None:
+        """`infers`: whether layouts are inferred here and now, as a sketch needs them, rather than by the judge."""
+        self._adapter = adapter
+        self._clock = clock
+        self._placing = placing
+        self._recorder = recorder
+        self._probes = probes
+        self._infers = infers
+
+    def visit(
+        self,
+        tensor_id: TensorId,
+        tensor: torch.Tensor,
+        microbatch: int = 0,
+        *,
+        entry: bool = False,
+        values: Distribution | None = None,
+        stated: Placed | None = None,
+        fallback: Placed | None = None,
+        held: Held | None = None,
+        is_made: bool = False,
+    ) -> torch.Tensor | None:
+        """Show a tensor to the probes; what to use in its place, if anything."""
+        if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
+            # With its graph, as isolation replaces it: what the module gets must be complex again, and have a gradient.
+            real = torch.view_as_real(tensor.resolve_conj())
+            other = self.visit(
+                tensor_id, real, microbatch, values=values, stated=stated, fallback=fallback, held=held, is_made=is_made
+            )
+            return None if other is None else torch.view_as_complex(other.contiguous())
+        placed = stated or self.placed(tensor_id, tensor, microbatch, held, fallback)
+        if placed is None and self._infers:
+            placed = self._placing.inferred(tensor_id, tensor)
+        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values, is_made))
+
+    def placed(
+        self,
+        tensor_id: TensorId,
+        tensor: torch.Tensor,
+        microbatch: int = 0,
+        held: Held | None = None,
+        fallback: Placed | None = None,
+    ) -> Placed | None:
+        """Where a tensor lies, if somebody says; a rule that does not fit is kept for the end of the trace."""
+        try:
+            return self._placing.placed(tensor_id, tensor, microbatch, held) or fallback
+        except TTraceError as error:
+            self._recorder.keep(str(error))
+            return None
+
+    def id_of(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
+        """The id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
+        microbatch = None if self._placing.runs_together(site) else self._placing.count_microbatch(number)
+        return TensorId(self._clock.step if step is None else step, microbatch, site, call)

@@ -1,0 +1,106 @@
+"""This module puts generated values into parameters and batches: the same logical values on every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ttrace.adapters.adapter import Adapter
+from ttrace.capture.plan import Plan
+from ttrace.capture.probes.perturb import batch_distribution, parameter_distribution
+from ttrace.capture.resolve.layout_resolver import Placing, Reference
+from ttrace.errors import CaptureError
+from ttrace.layouts.placed import Placed
+from ttrace.reference.parameter_source import Maker, maker_of
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.values.generate import Distribution, Normal, values
+
+
+@dataclass(frozen=True)
+class Made:
+    """Where a generated tensor lies and what it was drawn from; None if its own values were kept."""
+
+    placed: Placed
+    distribution: Distribution | None
+
+
+class Generator:
+    """Makes this rank's regions. The reference decides distributions; twins and candidates read them from its trace."""
+
+    def __init__(
+        self, plan: Plan, adapter: Adapter, placing: Placing, reference: Reference, tables: Collection[int]
+    ) -> None:
+        """`tables`: the lengths of the model's embeddings."""
+        self._tables = tables
+        self._plan = plan
+        self._adapter = adapter
+        self._placing = placing
+        self._reference = reference
+
+    def fill_parameter(self, name: str, parameter: nn.Parameter) -> Made:
+        """Replace a parameter's values, unless the plan keeps them."""
+        tensor_id, own = TensorId.of(0, None, name, Kind.PARAM), self._adapter.values(parameter)
+        placed = self._placing.placed_or_inferred(tensor_id, own)
+        maker = maker_of(parameter)
+        if maker is not None:
+            return self._streamed_parameter(tensor_id, maker, own, placed)
+        made = Made(placed, self._parameter_distribution(tensor_id, own))
+        if made.distribution is not None:
+            with torch.no_grad():
+                local = self._adapter.local(own)
+                local.zero_()  # what the region does not hold is padding
+                held = local[tuple(slice(size) for size in placed.region.local_shape)]
+                held.copy_(self._values(tensor_id, made, local))
+        return made
+
+    def _streamed_parameter(self, tensor_id: TensorId, maker: Maker, own: torch.Tensor, placed: Placed) -> Made:
+        """Say what to make a parameter from whenever it is read."""
+        if self._plan.parameters == "own":
+            raise CaptureError(f"{tensor_id.name} is streamed and has no values of its own: it must be generated.")
+        if self._adapter.mesh.num_ranks > 1:
+            raise CaptureError(f"{tensor_id.name} is streamed, which takes a single process, not {self._adapter.mesh}.")
+        if self._plan.reference is not None:
+            maker.distribution = self._reference.distribution(tensor_id) or maker.distribution
+        maker.name, maker.seed, maker.shape = tensor_id, self._plan.seed, tuple(own.shape)
+        return Made(placed, maker.distribution)
+
+    def batch_leaf(self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int) -> tuple[torch.Tensor, Made]:
+        """Generated data in place of one tensor of a batch.
+
+        Data that random numbers would destroy stays what it is in the reference, and is replayed from there by others.
+        """
+        placed = self._placing.placed_or_inferred(tensor_id, leaf, microbatch)
+        made = Made(placed, self._batch_distribution(tensor_id, leaf))
+        if made.distribution is not None:
+            return self._values(tensor_id, made, leaf), made
+        full = self._reference.tensor(tensor_id)
+        return (leaf if full is None else placed.region.take(full).to(leaf.device, leaf.dtype)), made
+
+    def _values(self, tensor_id: TensorId, made: Made, like: torch.Tensor) -> torch.Tensor:
+        assert made.distribution is not None
+        return values(
+            tensor_id,
+            made.placed.region,
+            dtype=like.dtype,
+            distribution=made.distribution,
+            seed=self._plan.seed,
+            device=like.device,
+        )
+
+    def _parameter_distribution(self, tensor_id: TensorId, parameter: torch.Tensor) -> Distribution | None:
+        if self._plan.parameters == "own":
+            return None
+        if self._plan.reference is not None:
+            return self._reference.distribution(tensor_id)
+        own = parameter_distribution(self._adapter.local(parameter))
+        # A shard must not decide the spread of the whole: on many ranks only the kind of initialisation is taken.
+        return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
+
+    def _batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
+        if self._plan.reference is not None:
+            return self._reference.distribution(tensor_id)
+        # Of several ranks only some have the embedding, and all must make the same data.
+        return batch_distribution(leaf, self._tables if self._adapter.mesh.num_ranks == 1 else ())

@@ -1,0 +1,117 @@
+"""This module isolates modules from one another, so that each is judged alone.
+
+What enters a module is replaced: its inputs by generated values with the mean and spread that the reference had there,
+and the gradients of its outputs likewise. What arrived is recorded before; if it is wrong while the modules it came
+from are right, the code between them is at fault. Tables and masks, which no gradient goes through, are replayed from
+the reference, because random numbers would destroy them; integers stay what they are. Before the optimizer steps, the
+final gradients are replaced too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ttrace.adapters.adapter import Adapter
+from ttrace.capture.plan import Plan
+from ttrace.capture.probes.perturb import replaced
+from ttrace.capture.probes.probe import Visit
+from ttrace.capture.resolve.layout_resolver import Placing, Reference
+from ttrace.layouts.placed import Placed
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.values.generate import Distribution, Normal, Signed, values
+
+
+class Isolate:
+    """Replaces what enters modules. The isolated reference decides what by; its twins and candidates follow."""
+
+    def __init__(self, plan: Plan, adapter: Adapter, placing: Placing, reference: Reference) -> None:
+        self._plan = plan
+        self._adapter = adapter
+        self._placing = placing
+        self._reference = reference
+        self._left_alone: dict[str, None] = {}
+
+    def distribution(self, tensor_id: TensorId) -> Distribution | None:
+        """What this tensor is generated from; None if it is not generated."""
+        first = tensor_id.first
+        if first.kind is Kind.INPUT and self._reference.record(first.at(Kind.GRAD_INPUT)) is None:
+            return None
+        if first.kind not in (Kind.INPUT, Kind.GRAD_OUTPUT, Kind.PARAM_GRAD):
+            return None
+        if self._plan.role != "reference":
+            return self._reference.distribution(first)
+        moments = self._reference.moments(first)
+        return None if moments is None else _like(first.kind, *moments)
+
+    def visit(self, visit: Visit) -> torch.Tensor | None:
+        if not visit.tensor.is_floating_point():
+            return None
+        if visit.enters_module:
+            return self._generated(visit) if visit.values is not None else self._replayed(visit)
+        if visit.id.kind is Kind.OUTPUT and visit.tensor.requires_grad:
+            # A tensor of its own: an inner module's output is often the outer one's too, and each has its gradient.
+            return replaced(visit.tensor, visit.tensor.detach().clone())
+        return None
+
+    def replace_gradient(
+        self, tensor_id: TensorId, gradient: torch.Tensor, placed: Placed, source: Distribution
+    ) -> None:
+        """Put generated values into a final gradient."""
+        with torch.no_grad():
+            self._adapter.local(gradient).copy_(self._values(tensor_id, gradient, placed, source))
+
+    def notes(self) -> list[str]:
+        """Which sites could not be isolated."""
+        sites = list(self._left_alone)
+        return (
+            [f"{len(sites)} sites could not be isolated: no layout is known, the first is {sites[0]}"] if sites else []
+        )
+
+    def _generated(self, visit: Visit) -> torch.Tensor | None:
+        assert visit.values is not None
+        placed = visit.placed or self._placing.inferred(visit.id.first, visit.tensor)
+        if placed is None:
+            self._left_alone[str(visit.id.site)] = None
+            return None
+        local = self._values(visit.id.first, visit.tensor, placed, visit.values)
+        if visit.id.kind is Kind.GRAD_OUTPUT:
+            local = local / self._plan.grad_factor
+        return replaced(visit.tensor, self._adapter.with_local(visit.tensor, local))
+
+    def _replayed(self, visit: Visit) -> torch.Tensor | None:
+        if visit.id.kind is Kind.GRAD_OUTPUT:
+            return None  # zero in the reference
+        placed = visit.placed or self._placing.inferred(visit.id.first, visit.tensor)
+        full = self._reference.tensor(visit.id.first) if placed is not None and not placed.pending else None
+        if placed is None or full is None or placed.region.local_shape != tuple(visit.tensor.shape):
+            return None
+        # In memory as the tensor itself is: a part of the whole could not be viewed in another shape. And with its
+        # graph: a module that hands its input on unchanged has no gradient of its own there.
+        return replaced(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placed.region.take(full)))
+
+    def _values(self, tensor_id: TensorId, like: torch.Tensor, placed: Placed, source: Distribution) -> torch.Tensor:
+        """This rank's local values; of a pending sum the first rank has all, and what is no part of it is zero."""
+        local = torch.zeros_like(self._adapter.local(like.detach()))
+        if any(self._adapter.coord[axis] for axis in placed.pending):
+            return local
+        held = local[tuple(slice(size) for size in placed.region.local_shape)]
+        made = values(
+            tensor_id,
+            placed.region,
+            dtype=like.dtype,
+            distribution=source,
+            seed=self._plan.seed,
+            device=local.device,
+        )
+        held.copy_(made)
+        return local
+
+
+def _like(kind: Kind, mean: float, size: float) -> Distribution:
+    """Values of the same mean and size; final gradients keep away from zero, where an optimizer is erratic."""
+    if kind is Kind.PARAM_GRAD:
+        return Signed(size)
+    spread = math.sqrt(max(size**2 - mean**2, 0.0))
+    return Normal(mean, spread or abs(mean))

@@ -1,0 +1,116 @@
+"""This module holds the probes and functions that replace tensors: generated values, and the twin's nudge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from ttrace.adapters.adapter import Adapter
+from ttrace.capture.probes.probe import Visit
+from ttrace.tensors.region import Region
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows, values
+
+NUDGE = 2.0
+"""A twin's nudge in units of u = eps / 2, relative to the tensor's norm."""
+_FLAT_STD = 0.02
+"""The spread given to parameters that start constant: zero biases and unit norm weights hide bugs."""
+
+
+class Replaced(torch.autograd.Function):
+    """Other values in the forward pass, the same gradient in the backward pass: the graph is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, original: torch.Tensor, made: Callable[[], torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
+        # Made in here and no argument: an argument that is returned becomes a view of itself, and pipelines that free
+        # what they have sent refuse views.
+        return made()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+        return gradients[0], None
+
+
+def replaced(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Other values in place of a tensor, with the tensor's own graph behind them."""
+    if not original.requires_grad:
+        return other
+    result: torch.Tensor = Replaced.apply(original, lambda: other)  # type: ignore[no-untyped-call]  # torch's own
+    return result
+
+
+class Perturb:
+    """Nudges floating-point numbers by machine epsilon in a random direction: where they enter the model or, in
+    isolation, where they enter any module, forward or backward."""
+
+    def __init__(self, twin: int, seed: int, adapter: Adapter, *, isolated: bool = False) -> None:
+        self._twin = twin
+        self._seed = seed
+        self._adapter = adapter
+        self._isolated = isolated
+
+    def visit(self, visit: Visit) -> torch.Tensor | None:
+        here = visit.enters_module if self._isolated else visit.entry
+        if not here or not visit.tensor.is_floating_point():
+            return None
+        local = self._adapter.local(visit.tensor.detach())
+        if not bool(local.isfinite().all()):
+            return None
+        return replaced(visit.tensor, self._adapter.with_local(visit.tensor, self._nudged(visit, local)))
+
+    def _nudged(self, visit: Visit, local: torch.Tensor) -> torch.Tensor:
+        """This rank's values, each moved as all ranks that have it move it; padding stays."""
+        region = visit.placed.region if visit.placed else Region.whole(tuple(local.shape))
+        direction = torch.zeros_like(local, dtype=torch.float32)
+        held = direction[tuple(slice(size) for size in region.local_shape)]
+        made = values(
+            f"nudge {self._twin} {visit.id.first}",
+            region,
+            dtype=torch.float32,
+            distribution=Normal(),
+            seed=self._seed,
+            device=local.device,
+        )
+        held.copy_(made.view(held.shape))
+        unit = torch.finfo(local.dtype).eps / 2
+        exact = local.to(torch.float64)
+        length = NUDGE * unit * exact.norm() / direction.to(torch.float64).norm().clamp_min(1e-300)
+        nudged: torch.Tensor = (exact + direction * length).to(local.dtype)
+        return nudged
+
+
+def parameter_distribution(parameter: torch.Tensor) -> Normal:
+    """The mean and spread of a parameter as it was initialised."""
+    data = parameter.detach().to(torch.float64)
+    mean = float(data.mean()) if data.numel() else 0.0
+    std = float(data.std(correction=0)) if data.numel() > 1 else 0.0
+    return Normal(mean, std if std > 1e-6 * abs(mean) else _FLAT_STD)
+
+
+def batch_distribution(data: torch.Tensor, tables: Collection[int] = ()) -> Distribution | None:
+    """What a batch's tensor looks like; None for data with a structure that random numbers would destroy.
+
+    `tables` are the lengths of the model's embeddings. Integers that reach into the second half of one are taken for
+    rows of it, or for labels that are such, and may then be any row of it.
+    """
+    if data.numel() == 0:
+        return None
+    if data.is_floating_point():
+        return parameter_distribution(data)
+    if data.dtype == torch.bool:
+        return Mask(float(data.to(torch.float64).mean()))
+    low, high = int(data.min()), int(data.max())
+    rising = data.ndim > 0 and data.shape[-1] > 1 and bool((data.diff(dim=-1) >= 0).all())
+    if rising:  # positions, offsets, a constant
+        return None
+    num_rows = min((length for length in tables if high < length <= 2 * high), default=None)
+    if low >= 0:
+        return Integers(low, high + 1) if num_rows is None else Rows(num_rows)
+    kept = data >= 0
+    if not bool(kept.any()) or bool((data[~kept] != low).any()):
+        return None
+    share = float(kept.to(torch.float64).mean())
+    if num_rows is not None:
+        return Rows(num_rows, keep=share, hole=low)
+    return Integers(int(data[kept].min()), high + 1, keep=share, hole=low)

@@ -1,0 +1,109 @@
+"""This module holds the probe that writes what it sees."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+
+import torch
+
+from ttrace.capture.plan import Plan
+from ttrace.capture.probes.probe import Visit
+from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.region import Region
+from ttrace.trace.format import End, Record, Sketched
+from ttrace.trace.writer import Writer
+from ttrace.values.sketch import sketch
+
+Local = Callable[[torch.Tensor, Site], torch.Tensor]
+
+_SAMPLED = 1 << 14
+"""Elements of which a tensor's mean is told."""
+
+
+class Recorder:
+    """Writes every visit the plan wants, once per id and microbatch. Gradients may arrive from other threads."""
+
+    def __init__(self, writer: Writer, plan: Plan, local: Local) -> None:
+        self._writer = writer
+        self._plan = plan
+        self._local = local
+        self._lock = threading.Lock()
+        self._seen: set[tuple[TensorId, int, Region | None]] = set()
+        self._problems: dict[str, None] = {}
+
+    def visit(self, visit: Visit) -> None:
+        if not self._plan.wants(visit.id.site):
+            return
+        try:
+            self._record(visit)
+        except Exception as error:  # a recording failure never breaks the training step: it is kept for the end
+            self.keep(f"{visit.id} could not be recorded: {type(error).__name__}: {error}")
+
+    def keep(self, problem: str) -> None:
+        """Remember what went wrong, for the end of the trace."""
+        self._problems[problem] = None
+
+    def flush(self) -> None:
+        """Hand all records so far to the kernel: what comes next may be the end of the process."""
+        with self._lock:
+            self._writer.flush()
+
+    def close(self, end: End) -> None:
+        """Complete the trace; the problems kept so far are added to its end."""
+        self._writer.close(end.model_copy(update={"problems": (*end.problems, *self._problems)}))
+
+    def _record(self, visit: Visit) -> None:
+        local = self._local(visit.tensor.detach(), visit.id.site)
+        placed = visit.placed
+        if placed is not None and tuple(local.shape) != placed.region.local_shape:
+            # Only padding may be left over here: placed.region was made for this shape.
+            local = local[tuple(slice(size) for size in placed.region.local_shape)]
+        stored, kept = self._stored(visit, local)
+        record = Record(
+            id=visit.id,
+            shape=tuple(local.shape),
+            dtype=local.dtype,
+            region=placed.region if placed else None,
+            pending=placed.pending if placed else (),
+            layout=placed.layout if placed else "",
+            by=placed.by if placed else "",
+            microbatch=visit.microbatch,
+            values=visit.values,
+            sketch=kept,
+        )
+        with self._lock:
+            # Gradients of streamed parameters may come in parts.
+            key = (visit.id, visit.microbatch, record.region if visit.id.kind is Kind.PARAM_GRAD else None)
+            if key in self._seen:
+                return
+            self._seen.add(key)
+            if visit.is_made:
+                self._writer.write_made(record)
+            else:
+                self._writer.write(record, stored)
+
+    def _stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, Sketched | None]:
+        """What is written of a tensor: itself, or its sketch where the plan wants one, and that is less."""
+        plan, placed = self._plan, visit.placed
+        if visit.is_made:
+            return local, None
+        is_less = local.numel() * local.dtype.itemsize > plan.num_buckets * torch.float64.itemsize
+        if placed is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
+            return local, None
+        if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
+            return local, None  # isolation replays it
+        made = sketch(visit.id.name, local, placed.region, plan.num_buckets)
+        if plan.role != "reference":
+            return made, Sketched(plan.num_buckets)
+        # For isolation, which generates values like these.
+        mean = _mean(local) if visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT) else 0.0
+        return made, Sketched(plan.num_buckets, mean if math.isfinite(mean) else 0.0)
+
+
+def _mean(tensor: torch.Tensor) -> float:
+    """About the mean: that of some elements, in an odd distance, so that they are not all of a few columns."""
+    if tensor.is_contiguous():
+        tensor = tensor.view(-1)[:: tensor.numel() // _SAMPLED | 1]
+    return float(tensor.mean(dtype=torch.float32))

@@ -1,0 +1,48 @@
+"""This module lists what a model consists of, before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from functools import cache
+
+from torch import nn
+
+from ttrace.capture.resolve.names import Names
+from ttrace.trace.format import ModuleInfo
+
+
+def census(names: Names) -> dict[str, ModuleInfo]:
+    """Every module with its class and where that class is defined."""
+    kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
+    return {name: _info(kind) for name, kind in kinds.items()}
+
+
+def switch_dropout_off(names: Names) -> list[str]:
+    """Set every dropout's p to 0, and say so: random masks differ between layouts by right."""
+    changed = []
+    for name, module in names.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            module.p = 0.0
+            changed.append(name)
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0:
+            module.dropout = 0.0
+            changed.append(name)
+        elif getattr(module, "hidden_dropout", 0.0):  # Megatron's layers drop between their modules
+            vars(module)["hidden_dropout"] = 0.0
+            changed.append(name)
+    return [f"dropout switched off in {len(changed)} modules, the first is {changed[0]}"] if changed else []
+
+
+_parsing = threading.Lock()
+"""Python 3.11 fails when two threads parse at once, and ranks may be threads."""
+
+
+@cache
+def _info(kind: type) -> ModuleInfo:
+    try:
+        with _parsing:
+            source = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        source = ""
+    return ModuleInfo(type=f"{kind.__module__}.{kind.__qualname__}", source=source)

@@ -1,0 +1,319 @@
+"""This module decides where a live tensor lies: by its own word, by a rule, or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter
+from ttrace.errors import LayoutError
+from ttrace.layouts.infer import find_pending_axes, inferred
+from ttrace.layouts.layout import Cut, Layout
+from ttrace.layouts.placed import HOLDS, INFERRED, Placed
+from ttrace.layouts.ruled import placed_by
+from ttrace.layouts.rules import Rule, Rules
+from ttrace.layouts.splits import BLOCK, Split
+from ttrace.tensors.coverage import coverage
+from ttrace.tensors.holds import Held, held_by
+from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS
+from ttrace.tensors.region import Region, Shape
+from ttrace.trace.format import Record
+from ttrace.trace.reader import Shard, Trace
+from ttrace.trace.storage.store import Place
+from ttrace.values.generate import Distribution
+
+CONTEXT_PARALLEL = "context_parallel"
+"""Who says that a rank's loss is only its own tokens' part."""
+DATA_PARALLEL = "data parallelism"
+"""Who says that a rank's loss is only its own rows' part."""
+
+
+class Reference:
+    """What the reference's trace says of each id: its shape and what it was made from."""
+
+    def __init__(self, folder: Place | None) -> None:
+        self._folder = folder
+
+    def record(self, tensor_id: TensorId) -> Record | None:
+        return self._records.get(tensor_id)
+
+    def distribution(self, tensor_id: TensorId) -> Distribution | None:
+        record = self.record(tensor_id)
+        return record.values if record else None
+
+    def shape(self, tensor_id: TensorId) -> Shape | None:
+        record = self.record(tensor_id)
+        return record.region.shape if record and record.region else None
+
+    def tensor(self, tensor_id: TensorId) -> torch.Tensor | None:
+        """The whole tensor as the reference had it, for what must be replayed; None if its parts do not make it up."""
+        pieces = self._pieces(tensor_id)
+        if not pieces or coverage(pieces).num_gap:
+            return None
+        first = next(iter(pieces.values()))[0].record
+        assert first.region is not None
+        full = torch.empty(first.region.shape, dtype=first.dtype)
+        for region, summands in pieces.items():
+            region.put(_add_up([shard.tensor() for shard in summands]), full)
+        return full
+
+    def moments(self, tensor_id: TensorId) -> tuple[float, float] | None:
+        """The mean and the root mean square of what the reference had; None for what is zero or not finite."""
+        pieces = self._pieces(tensor_id)
+        if not pieces:
+            return None
+        if any(shard.record.sketch is None for summands in pieces.values() for shard in summands):
+            full = self.tensor(tensor_id)
+            if full is None:
+                return None
+            data = full.to(torch.float64)
+            mean, square = float(data.mean()), float(data.square().mean())
+        else:
+            count = sum(region.numel for region in pieces)
+            mean = sum(region.numel * _sum_of_means(summands) for region, summands in pieces.items()) / count
+            sketches = (_add_up([shard.stored() for shard in summands]) for summands in pieces.values())
+            square = float(sum(sketch.square().sum() for sketch in sketches)) / count
+        return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
+
+    def _pieces(self, tensor_id: TensorId) -> dict[Region, list[Shard]]:
+        """By region, what must be added up to give it: of replicas the first one."""
+        found: dict[Region, dict[tuple[int, ...], Shard]] = {}
+        for shard in self._trace.shards.get(tensor_id, []) if self._trace else []:
+            record = shard.record
+            if record.region is not None:
+                where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
+                found.setdefault(record.region, {}).setdefault(tuple(where[axis] for axis in record.pending), shard)
+        return {region: list(summands.values()) for region, summands in found.items()}
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """The reference's other names of tied weights."""
+        return self._trace.aliases if self._trace else {}
+
+    @cached_property
+    def _trace(self) -> Trace | None:
+        return Trace(self._folder) if self._folder else None
+
+    @cached_property
+    def _records(self) -> dict[TensorId, Record]:
+        shards = self._trace.shards if self._trace else {}
+        return {tensor_id: found[0].record for tensor_id, found in shards.items()}
+
+
+def _add_up(summands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum, in the precision of its summands."""
+    if len(summands) == 1:
+        return summands[0]
+    return torch.stack([summand.to(torch.float64) for summand in summands]).sum(0).to(summands[0].dtype)
+
+
+def _sum_of_means(summands: Iterable[Shard]) -> float:
+    return sum(shard.record.sketch.mean for shard in summands if shard.record.sketch is not None)
+
+
+class Placing:
+    """Resolves layouts to regions for one rank."""
+
+    def __init__(self, adapter: Adapter, rules: Rules, reference: Reference, num_microbatches: int) -> None:
+        rules.check(adapter.mesh)
+        self._adapter = adapter
+        self._rules = rules
+        self._reference = reference
+        self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: num_microbatches}
+        self.splits: dict[str, Split] = {}
+        """The axes that are known to cut activations, and how: a framework said so, or the batch shows it."""
+        self.batch_axes: tuple[str, ...] = ()
+        """The data axes along which each rank has some rows of the reference's batch; empty where each rank runs
+        microbatches of its own."""
+        self._whole: dict[Shape, Placed] = {}
+
+    def state(self, cut: Cut) -> None:
+        """A framework says that an axis cuts activations, and how."""
+        if cut.axis not in self._adapter.mesh.sizes:
+            raise LayoutError(
+                f"context_parallel cuts along axis {cut.axis}, which mesh {str(self._adapter.mesh)!r} does not have. "
+                "Give attach(mesh=...) the mesh of all ranks."
+            )
+        if self.splits.setdefault(cut.axis, cut.split) != cut.split:
+            raise LayoutError(f"axis {cut.axis} cuts some sequences {self.splits[cut.axis]}, others {cut.split}.")
+
+    def observe_batch(self, tensor_id: TensorId, local: Shape) -> None:
+        """Learn from one tensor of a batch whether the data axes divide the rows of the reference's batch.
+
+        `tensor_id` has the number that this rank gives its microbatch.
+        """
+        axes = tuple(axis for axis in self._data_axes if self._sizes[axis] > 1)
+        if self.batch_axes or not axes:
+            return
+        rule = self._rules.decide(tensor_id.site)
+        if rule is not None:
+            cuts = [cut for dim in rule.layout.dims for cut in dim.cuts if cut.axis in axes]
+        else:
+            cuts = self._infer_batch_cuts(tensor_id, local, axes)
+        self.batch_axes = tuple(cut.axis for cut in cuts)
+        self.splits.update({cut.axis: cut.split for cut in cuts})
+        vars(self).pop("_why_whole", None)  # every tensor asks for it, and the batch has just shown something else
+
+    def _infer_batch_cuts(self, tensor_id: TensorId, local: Shape, axes: tuple[str, ...]) -> list[Cut]:
+        """The cuts along the data axes that make this rank's shape of the reference's; none if the shapes agree."""
+        shape = self._reference.shape(tensor_id)
+        own = replace(tensor_id, microbatch=self.count_microbatch(tensor_id.microbatch or 0))
+        if shape is None or shape == local or self._reference.shape(own) == local:
+            return []
+        held = [(self._adapter.coord, local)]
+        if self._has_own_microbatches(tensor_id, axes) and inferred(shape, held, self._cutting_sizes, self.splits):
+            return []  # another axis explains it, and there is a microbatch for each of these ranks
+        sizes = {**self._cutting_sizes, **{axis: self._sizes[axis] for axis in axes}}
+        layout = inferred(shape, held, sizes, {**self.splits, **dict.fromkeys(axes, BLOCK)})
+        return [Cut(axis, BLOCK) for axis in axes] if layout is not None and layout.axes >= set(axes) else []
+
+    def _has_own_microbatches(self, tensor_id: TensorId, axes: tuple[str, ...]) -> bool:
+        """Whether the reference ran as many microbatches as there are ranks along these axes."""
+        num_ranks = math.prod(self._sizes[axis] for axis in axes)
+        last = (tensor_id.microbatch or 0) * num_ranks + num_ranks - 1
+        return self._reference.record(replace(tensor_id, microbatch=last)) is not None
+
+    def count_microbatch(self, number: int) -> int:
+        """The number of this rank's microbatch among all: accumulation index x ranks with data of their own + which."""
+        for axis in self._adapter.data_axes:
+            if not self.cuts(axis):
+                number = number * self._adapter.mesh.sizes[axis] + self._adapter.coord[axis]
+        return number
+
+    @property
+    def _data_axes(self) -> tuple[str, ...]:
+        """The axes that may divide a batch; ranks of which nothing is known lie along an axis without a meaning."""
+        anonymous = tuple(axis for axis in (ANONYMOUS_AXIS,) if axis in self._adapter.mesh.sizes)
+        return self._adapter.data_axes or anonymous
+
+    def runs_together(self, site: Site) -> bool:
+        """Whether this site's microbatches are parts of one tensor, rather than tensors of their own."""
+        rule = self._rules.decide(site)
+        return rule is not None and MICROBATCH_AXIS in rule.layout.axes
+
+    def unused_rules(self) -> list[str]:
+        return [f"{rule} matched nothing" for rule in self._rules.unused()]
+
+    def cuts(self, axis: str) -> bool:
+        """Whether the batch shows that this axis cuts tensors, or any rule names it."""
+        return axis in self.batch_axes or any(axis in rule.layout.axes for rule in self._rules.rules)
+
+    def placed(
+        self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: Held | None = None
+    ) -> Placed | None:
+        """Where a tensor lies; None if nobody says. `held` is what its call's input said that it holds."""
+        stated = self._adapter.placed(tensor)
+        if stated is not None:
+            return self._among_all(tensor_id, stated)
+        local = tuple(tensor.shape)
+        own = held_by(tensor)
+        if own is not None:
+            return Placed(own.region(local), by=HOLDS)
+        rule = self._rules.decide(tensor_id.site) or self._adapter.rule(tensor_id.site, tensor.ndim)
+        if rule is not None:
+            return self._by_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
+        if held is not None and held.fits(local):
+            return Placed(held.region(local), by=f"{HOLDS} of the input")
+        if tensor_id.kind is Kind.LOSS and self.splits:
+            by = DATA_PARALLEL if set(self.splits) <= set(self.batch_axes) else CONTEXT_PARALLEL
+            return Placed(Region.whole(local), tuple(self.splits), by=by)
+        return self._placed_whole(local) if self._why_whole else None
+
+    def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
+        """The same for tensors that must be made here: their layout may be inferred, but not be missing."""
+        placed = self.placed(tensor_id, tensor, microbatch) or self.inferred(tensor_id, tensor)
+        if placed is None:
+            local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+            assert shape is not None, "what the reference does not know is whole"
+            if tensor_id.kind is Kind.BATCH and self._data_axes:
+                raise LayoutError(self._explain_batch(tensor_id, local, shape))
+            raise LayoutError(
+                f"{tensor_id.site}: this rank holds shape {local} of the reference's {shape}, and no single axis of "
+                f"mesh {str(self._adapter.mesh)!r} explains that. Add a rule, for instance "
+                f'{{"{tensor_id.name}": "{_suggestion(local, shape)}"}}.'
+            )
+        return placed
+
+    def inferred(self, tensor_id: TensorId, tensor: torch.Tensor) -> Placed | None:
+        """The layout that explains what this rank holds; None if there is none, or more than one."""
+        local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        if shape is None:
+            return Placed(Region.whole(local), by="unknown to the reference")
+        splits = {} if tensor_id.kind.is_of_param else self.splits
+        sizes = self._sizes if tensor_id.kind.is_of_param else self._cutting_sizes
+        layout = inferred(shape, [(self._adapter.coord, local)], sizes, splits)
+        if layout is None:
+            return None
+        region = layout.region(shape, sizes, self._adapter.coord)
+        return Placed(region, find_pending_axes(tensor_id.kind, layout, self.batch_axes), str(layout), INFERRED)
+
+    def _explain_batch(self, tensor_id: TensorId, local: Shape, shape: Shape) -> str:
+        axes = " x ".join(f"{axis}={self._sizes[axis]}" for axis in self._data_axes)
+        return (
+            f"{tensor_id.site}: this rank has shape {local}, the reference has {shape}, and {axes} ranks do not divide "
+            "the one into the other, so the two sides train on different data. Give each rank an equal part of the "
+            "reference's batch, or let the reference run the batches of all ranks one after the other as microbatches. "
+            f'Where a rank holds another part, state it with a rule, for instance {{"{tensor_id.site}": "b/'
+            f'{self._data_axes[0]} ..."}}.'
+        )
+
+    @property
+    def _cutting_sizes(self) -> dict[str, int]:
+        """Without the axes along which ranks have microbatches or modules of their own, unless a rule names them."""
+        own = {axis for axis in self._adapter.distributing_axes if not self.cuts(axis)}
+        return {axis: size for axis, size in self._sizes.items() if axis not in own}
+
+    def _among_all(self, tensor_id: TensorId, stated: Placed) -> Placed:
+        """Where a tensor lies if axes that its own word cannot speak of cut it too, as cp does outside of tp."""
+        mesh, shape = self._adapter.mesh, self._reference.shape(tensor_id)
+        if stated.axes is None or stated.axes >= mesh.sizes.keys() or shape is None:
+            return stated
+        others = {axis: size for axis, size in self._cutting_sizes.items() if axis not in stated.axes}
+        if tensor_id.kind is Kind.LOSS:
+            summed = tuple(axis for axis in self.splits if axis in others)
+            return replace(stated, pending=(*stated.pending, *summed))
+        inner = stated.region
+        if shape == inner.shape or tensor_id.kind.is_of_param:
+            return stated
+        layout = inferred(shape, [(self._adapter.coord, inner.shape)], others, self.splits)
+        if layout is None:
+            return stated
+        text = _joined(layout, stated.layout)
+        region = inner.within(layout.region(shape, others, self._adapter.coord))
+        return Placed(region, stated.pending, text, f"{stated.by}, and {INFERRED}")
+
+    @cached_property
+    def _why_whole(self) -> str:
+        """Why a tensor that nobody speaks of is whole on this mesh; empty if it may not be."""
+        cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
+        distributing = self._adapter.distributing_axes
+        if any(axis not in distributing or axis in self.batch_axes for axis in cutting):
+            return ""
+        return "no axis of this mesh cuts tensors" if cutting else "single rank"
+
+    def _placed_whole(self, shape: Shape) -> Placed:
+        if shape not in self._whole:  # a step has many tensors of a few shapes
+            self._whole[shape] = Placed(Region.whole(shape), by=self._why_whole)
+        return self._whole[shape]
+
+    def _by_rule(self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int) -> Placed:
+        where = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}
+        return placed_by(rule, tensor_id.site, local, shape, sizes=self._sizes, where=where)
+
+
+def _joined(outer: Layout, inner: str) -> str:
+    """A layout in words, of which each dim is cut further as another says."""
+    words = inner.split()
+    dims = [f"{dim}{word.removeprefix(dim.name)}" for dim, word in zip(outer.dims, words, strict=False)]
+    return " ".join([*dims, *words[len(dims) :]])
+
+
+def _suggestion(local: Shape, shape: Shape) -> str:
+    if len(local) != len(shape):
+        return "..."
+    return " ".join(f"d{i}/AXIS" if a != b else f"d{i}" for i, (a, b) in enumerate(zip(local, shape, strict=True)))

@@ -1,0 +1,1 @@
+"""State that a model and its optimizer keep from step to step: parameters, buffers, gradients, moments."""

@@ -1,0 +1,181 @@
+"""This module sees what a model keeps from step to step: parameters, buffers, gradients, and the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ttrace.adapters.adapter import Adapter, Optimizer, Piece
+from ttrace.capture.observe.step_counter import Clock
+from ttrace.capture.plan import Plan
+from ttrace.capture.probes.dispatch import Visits
+from ttrace.capture.probes.generator import Made
+from ttrace.capture.probes.isolation import Isolate
+from ttrace.capture.state.buffers import Buffers
+from ttrace.capture.state.microbatch_gradients import Contributions
+from ttrace.capture.state.optimizer_settings import Settings, read_settings
+from ttrace.capture.state.streamed_gradients import Arrivals
+from ttrace.layouts.placed import Placed
+from ttrace.reference.parameter_source import maker_of
+from ttrace.tensors.ids import Kind, Site, TensorId, encode_name
+from ttrace.tensors.region import Region
+from ttrace.values.generate import Distribution, Normal
+
+ZERO = Normal(0.0, 0.0)
+"""What the gradient of rows is drawn from that no token reached."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this rank holds, by name, and where each parameter lies and what it was made from."""
+
+    parameters: Mapping[str, nn.Parameter]
+    buffers: Buffers
+    made: Mapping[str, Made]
+
+
+class State:
+    """Shows parameters and buffers before a step, gradients as soon as they are final, and what the step left."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        adapter: Adapter,
+        optimizer: Optimizer | None,
+        held: Holdings,
+        visits: Visits,
+        clock: Clock,
+        isolate: Isolate | None,
+        keep: Callable[[str], None],
+    ) -> None:
+        self._adapter = adapter
+        self._optimizer = optimizer
+        self._held = held
+        self._visits = visits
+        self._clock = clock
+        self._isolate = isolate
+        self.notes: list[str] = []
+        """What was not seen."""
+        self.settings = Settings()
+        """The optimizer's settings when it stepped, as far as they decide updates."""
+        self._has_stepped = False
+        added_to = held.parameters if plan.microbatch_grads else {}
+        self._contributions = Contributions(added_to, self._microbatch, self._see_contribution)
+        self._arrivals = Arrivals(held.parameters, self._see_arrival, keep)
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        self._contributions.remove()
+        self._arrivals.remove()
+
+    def see_start(self) -> None:
+        """A step begins."""
+        self._has_stepped = False
+        self._arrivals.begin()
+        for name, parameter in self._held.parameters.items():
+            made = self._held.made[name]
+            tensor_id = self._id(name, Kind.PARAM)
+            values = self._adapter.values(parameter)
+            is_made = maker_of(parameter) is not None
+            self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placed, is_made=is_made)
+        self._held.buffers.on_start()
+        self._see_buffers(Kind.BUFFER)
+
+    def see_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        """All microbatches of this rank are added up, and no other rank's yet."""
+        if not self._clock.is_running:
+            return
+        names = {parameter: name for name, parameter in self._held.parameters.items()}
+        for parameter, gradient in gradients:
+            self._visit(self._id(names[parameter], Kind.MAIN_GRAD), Piece(gradient))
+
+    def see_gradients(self) -> None:
+        """Once a step, as soon as they are final: by the time the optimizer steps they may have been clipped."""
+        if not self._clock.is_running or self._clock.has_final_gradients:
+            return
+        self._clock.has_final_gradients = True
+        self._contributions.flush()
+        self._arrivals.flush()
+        self.notes = self._contributions.notes()
+        for name, parameter in self._held.parameters.items():
+            piece = self._adapter.gradient(parameter)
+            if piece is not None:
+                self._see_gradient(self._id(name, Kind.PARAM_GRAD), piece)
+
+    def see_stepped(self) -> None:
+        """An optimizer has made its step. What that left is read later: others may still have to bring it to all."""
+        if self._clock.is_running:
+            self._has_stepped = True
+            names = {parameter: name for name, parameter in self._held.parameters.items()}
+            grouped = self._adapter.groups(self._optimizer, names)
+            self.settings = read_settings((names[parameter], group) for parameter, group in grouped)
+
+    def see_end(self) -> None:
+        """The step is over."""
+        self._see_buffers(Kind.BUFFER_AFTER)  # whether or not an optimizer has stepped: forward passes change them
+        if not self._has_stepped:
+            return
+        for name, parameter in self._held.parameters.items():
+            if maker_of(parameter) is not None:
+                continue
+            updated = self._adapter.updated(parameter)
+            if updated is not None:
+                self._visit(self._id(name, Kind.PARAM_AFTER), updated)
+            for key, piece in self._adapter.optimizer_state(self._optimizer, parameter).items():
+                tensor_id = self._id(name, Kind.OPTIM, encode_name(key))
+                if piece.run is not None or piece.tensor.shape == self._adapter.values(parameter).shape:
+                    self._visit(tensor_id, piece)
+                else:  # a step counter for instance is not cut like the parameter
+                    whole = Placed(Region.whole(tuple(piece.tensor.shape)))
+                    self._visits.visit(tensor_id, piece.tensor, stated=whole)
+
+    def _see_buffers(self, kind: Kind) -> None:
+        for name, buffer in self._held.buffers.read().items():
+            self._visits.visit(self._id(name, kind), buffer)
+
+    def _see_gradient(self, tensor_id: TensorId, piece: Piece) -> None:
+        source = self._isolate.distribution(tensor_id) if self._isolate else None
+        self._visit(tensor_id, piece, source)
+        if self._isolate is not None and source is not None:
+            like = self._held.made[tensor_id.name].placed
+            placed = self._run_of(tensor_id, piece) or self._visits.placed(tensor_id, piece.tensor, fallback=like)
+            if placed is not None:
+                self._isolate.replace_gradient(tensor_id, piece.tensor, placed, source)
+
+    def _microbatch(self) -> int | None:
+        return self._clock.microbatch if self._clock.is_watched else None
+
+    def _see_contribution(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
+        tensor_id = self._visits.id_of(Site(name, Kind.PARAM_GRAD), microbatch)
+        self._visits.visit(tensor_id, gradient, microbatch, fallback=self._held.made[name].placed)
+
+    def _see_arrival(self, name: str, gradient: torch.Tensor | None, region: Region | None) -> None:
+        """A streamed parameter's gradient is complete: all of it, or a region; what nothing reached is zero."""
+        if not self._clock.is_running:
+            return
+        tensor_id, placed = self._id(name, Kind.PARAM_GRAD), self._held.made[name].placed
+        if region is not None:
+            placed = replace(placed, region=region)
+        if gradient is not None:
+            self._visits.visit(tensor_id, gradient, stated=placed)
+        else:
+            zeros = torch.zeros((), dtype=self._held.parameters[name].dtype).expand(placed.region.local_shape)
+            self._visits.visit(tensor_id, zeros, stated=placed, values=ZERO, is_made=True)
+
+    def _visit(self, tensor_id: TensorId, piece: Piece, values: Distribution | None = None) -> None:
+        """What is shaped like a parameter, or a run of it."""
+        stated, like = self._run_of(tensor_id, piece), self._held.made[tensor_id.name].placed
+        self._visits.visit(tensor_id, piece.tensor, values=values, stated=stated, fallback=like)
+
+    def _run_of(self, tensor_id: TensorId, piece: Piece) -> Placed | None:
+        """Where a run of a parameter's part lies; None for what is not a run."""
+        if piece.run is None:
+            return None
+        like = self._held.made[tensor_id.name].placed
+        return replace(like, region=replace(like.region, flat=(piece.run,)))
+
+    def _id(self, name: str, kind: Kind, slot: str = "") -> TensorId:
+        return TensorId.of(self._clock.step, None, name, kind, slot=slot)

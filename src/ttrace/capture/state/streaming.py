@@ -1,0 +1,41 @@
+"""This module says what a session must know of a streamed model: what cannot be traced, and what is run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from ttrace.reference.parameter_source import maker_of
+from ttrace.tensors.ids import Kind
+
+_UNTRACED = (Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.GRAD_NORM, Kind.CLIP, Kind.MAIN_GRAD)
+"""What takes all gradients at once, or memory for each parameter."""
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How many of a model's parameters are streamed."""
+
+    num_streamed: int
+    recomputes: bool = False
+    """Whether modules run again in backward only to have their parameters' values there."""
+
+    @classmethod
+    def of(cls, parameters: Iterable[nn.Parameter]) -> Streaming:
+        makers = [maker for parameter in parameters if (maker := maker_of(parameter)) is not None]
+        return cls(len(makers), any(maker.recomputes for maker in makers))
+
+    @property
+    def untraced(self) -> tuple[Kind, ...]:
+        return _UNTRACED if self.num_streamed else ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self.num_streamed:
+            return ()
+        return (
+            f"{self.num_streamed} parameters are streamed: there is no optimizer's state, so that updates and the norm "
+            "of all gradients are not traced",
+        )

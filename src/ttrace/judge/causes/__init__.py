@@ -1,0 +1,1 @@
+"""Causes of a wrong tensor, and the evidence that shows each of them."""

@@ -1,0 +1,104 @@
+"""This module maps where in a tensor its error lies: coarse blocks of the logical tensor, rank by rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ttrace.errors import SketchError
+from ttrace.judge.causes.evidence import Evidence
+from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.verdict import Comparison
+from ttrace.tensors.region import Region, Shape
+from ttrace.trace.reader import Trace
+
+MOST_BLOCKS = 32
+"""Along each of the two sides of a map."""
+MOST_RANKS = 8
+_MOST_ELEMENTS = 1 << 22
+"""Of a larger shard, evenly spread elements stand for all."""
+
+
+@dataclass(frozen=True)
+class RankMap:
+    """One rank's error by block, relative to the reference's root mean square; NaN where it holds nothing."""
+
+    where: str
+    region: str
+    blocks: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class ErrorMap:
+    """A logical tensor seen as rows (all dims but the last) and columns, cut into blocks."""
+
+    shape: Shape
+    ranks: tuple[RankMap, ...]
+    num_ranks: int
+    """How many there are; only the first few are mapped."""
+
+
+def error_map(comparison: Comparison, reference: Trace, candidate: Trace) -> ErrorMap | None:
+    """None where the two sides cannot be laid over each other, or only sketches are known of them."""
+    evidence = Evidence.of(comparison, reference, candidate)
+    if evidence is None or evidence.reference.shape != evidence.candidate.shape or not comparison.stats.count:
+        return None
+    try:
+        shown, full = list(_parts(evidence.candidate)), _full(evidence.reference)
+    except SketchError:
+        return None
+    size = comparison.stats.norm / math.sqrt(comparison.stats.count) or 1.0
+    ranks = tuple(
+        RankMap(where, str(region), _blocks(full, region, tensor, evidence.factor, size))
+        for where, region, tensor in shown[:MOST_RANKS]
+    )
+    return ErrorMap(evidence.reference.shape, ranks, len(shown))
+
+
+def _parts(candidate: Logical) -> Iterator[tuple[str, Region, torch.Tensor]]:
+    """Every shard; of a pending sum, what its summands add up to."""
+    for piece in candidate.pieces:
+        if candidate.pending:
+            yield f"summed over {', '.join(candidate.pending)}", piece.region, piece.tensor()
+        else:
+            yield from ((str(shard.coord), piece.region, shard.tensor()) for shard in piece.summands[0])
+
+
+def _full(reference: Logical) -> torch.Tensor:
+    """The whole reference: as it is mapped from its file, if one rank has all of it."""
+    first = reference.pieces[0]
+    return first.tensor() if first.region.is_whole else reference.tensor()
+
+
+def _blocks(
+    full: torch.Tensor, region: Region, tensor: torch.Tensor, factor: float, size: float
+) -> tuple[tuple[float, ...], ...]:
+    width = region.shape[-1] if region.shape else 1
+    height = math.prod(region.shape) // width
+    num_rows, num_columns = min(height, MOST_BLOCKS), min(width, MOST_BLOCKS)
+    at, index = _sample(region)
+    x = region.take(full).reshape(-1)[at].to(torch.float64)
+    y = tensor.reshape(-1)[at].to(torch.float64) * factor
+    row = torch.div(index, width, rounding_mode="floor") * num_rows // height
+    block = row * num_columns + index % width * num_columns // width
+    count = torch.bincount(block, minlength=num_rows * num_columns)
+    gaps = (x - y).square().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    squares = torch.bincount(block, weights=gaps, minlength=num_rows * num_columns)
+    return _rows(((squares / count).sqrt() / size).tolist(), num_columns)
+
+
+def _rows(values: Sequence[float], width: int) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(values[start : start + width]) for start in range(0, len(values), width))
+
+
+def _sample(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of a shard's elements, and the row-major indices they have in the logical tensor."""
+    rows, columns = region.linear()
+    stride = -(-region.numel // _MOST_ELEMENTS)
+    while stride > 1 and math.gcd(stride, columns.numel()) > 1:
+        stride += 1  # else some columns are never looked at
+    at = torch.arange(0, region.numel, stride)
+    return at, rows[at // columns.numel()] + columns[at % columns.numel()]

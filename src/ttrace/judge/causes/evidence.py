@@ -1,0 +1,97 @@
+"""This module holds what is known of a wrong tensor when its cause is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from ttrace.judge.tensors.factor import factor_to_come
+from ttrace.judge.tensors.logical import Logical, measured
+from ttrace.judge.verdict import Comparison, Verdict
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
+from ttrace.trace.reader import Trace
+from ttrace.values.stats import Stats
+
+NEAR = 2.0
+"""An explanation leaves an error of at most so many tolerances,"""
+FAR = 0.1
+"""and at most this part of the error that it explains."""
+_MOST = 1 << 24
+"""Larger tensors are not put together to look for patterns in them."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A wrong comparison with both sides' shards at hand."""
+
+    comparison: Comparison
+    reference: Logical
+    candidate: Logical
+    mesh: Mesh
+    sizes: Mapping[str, int]
+    factor: float
+    """What the candidate's reduction still applies."""
+    reference_trace: Trace
+    candidate_trace: Trace
+
+    @classmethod
+    def of(cls, comparison: Comparison, reference: Trace, candidate: Trace) -> Evidence | None:
+        """Everything at hand about a comparison; None where one side's layout is not known."""
+        a = Logical.found(reference, comparison.id)
+        b = Logical.found(candidate, comparison.id, a.shape if a else None)
+        if a is None or b is None:
+            return None
+        factor = factor_to_come(comparison.id, reference, candidate)
+        sizes = {**candidate.sizes, MICROBATCH_AXIS: _num_microbatches(comparison.id, candidate)}
+        return cls(comparison, a, b, candidate.mesh, sizes, factor, reference, candidate)
+
+    @property
+    def tolerance(self) -> float:
+        return self.comparison.tolerance.value if self.comparison.tolerance else 0.0
+
+    @property
+    def replica_tolerance(self) -> float:
+        return self.comparison.replica_tolerance
+
+    @property
+    def stats(self) -> Stats:
+        return self.comparison.stats
+
+    def error_of(self, candidate: Logical, factor: float = 1.0) -> float:
+        return measured(self.reference, candidate, factor=self.factor * factor)[0].error
+
+    def is_explained(self, rest: float) -> bool:
+        """Whether so little is left of a conflict that the explanation holds."""
+        return rest <= min(NEAR * self.tolerance, FAR * self.comparison.replica_error)
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Both logical tensors in float64, the factor applied; None if they are large, or not both finite."""
+        is_fit = self.comparison.verdict is Verdict.FAIL and self.stats.finite_a and self.stats.finite_b
+        if not is_fit or not 4 <= self.stats.count <= _MOST or self.stats.aa == 0.0:
+            return None
+        return self.reference.tensor().to(torch.float64), self.candidate.tensor().to(torch.float64) * self.factor
+
+    def is_explained_error(self, rest: float) -> bool:
+        """The same for an error."""
+        return rest <= min(NEAR * self.tolerance, FAR * self.stats.error)
+
+    def wrong_pieces(self) -> Logical:
+        """The candidate with only those pieces that are wrong by themselves."""
+        wrong = {part.ranks for part in self.comparison.parts if part.error > self.tolerance}
+        pieces = tuple(piece for piece in self.candidate.pieces if piece.ranks in wrong)
+        return replace(self.candidate, pieces=pieces or self.candidate.pieces)
+
+
+def _num_microbatches(tensor_id: TensorId, candidate: Trace) -> int:
+    """How many microbatches a rank runs in a step, where what they make is summed; else what was stated."""
+    stated = candidate.manifest.num_microbatches
+    is_summed = tensor_id.kind.is_backward or tensor_id.kind.is_of_param or tensor_id.kind is Kind.LOSS
+    if stated > 1 or not is_summed:
+        return stated
+    first = candidate.ranks[0].records
+    return max(len({r.id.microbatch for r in first if r.id.step == tensor_id.step} - {None}), 1)

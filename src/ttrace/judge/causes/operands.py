@@ -1,0 +1,181 @@
+"""This module recognises what was made from the wrong parts, or not to the end: rows of a table, the input of a weight,
+microbatches, the backward of a softmax.
+
+Like the tests of judge/causes/reductions.py, each is a function from the evidence to a cause or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+
+from ttrace.judge.causes.evidence import Evidence
+from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis
+from ttrace.judge.verdict import Cause
+from ttrace.tensors.ids import Kind, TensorId, of_any_layer
+
+_MOST = 1 << 22
+"""Rows are held against all rows of a table: so many pairs at most."""
+_MOST_MICROBATCHES = 16
+_NEARLY = 0.01
+"""How near a count must be to a whole number."""
+
+Tensors = Mapping[int | None, torch.Tensor]
+"""By microbatch."""
+
+
+def lookup(e: Evidence) -> Cause | None:
+    """Rows of the module's own table, but others than the reference's: ids that were rebased, masked or cut wrongly."""
+    name = f"{e.comparison.id.name}.weight"
+    table = Logical.found(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
+    pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and table is not None else None
+    if table is None or pair is None or table.shape[1:] != tuple(pair[0].shape[-1:]):
+        return None
+    rows = table.tensor().to(torch.float64)
+    ours, theirs = (t.flatten(0, -2) for t in pair)
+    if len(ours) * len(rows) > _MOST:
+        return None
+    own, (found, source) = torch.cdist(ours, rows).min(1).values, torch.cdist(theirs, rows).min(1)
+    rest = max(float(d.norm() / ours.norm()) for d in (own, found))
+    if not e.is_explained_error(rest):
+        return None
+    is_wrong = (theirs - ours).norm(dim=1) > e.tolerance * ours.norm(dim=1)
+    kept = source[is_wrong].unique().tolist()
+    which = f"row{'s' * (len(kept) > 1)} {enumerate_few(kept)}"
+    return Cause(
+        "wrong lookup",
+        f"{int(is_wrong.sum())} of {len(ours)} rows are other rows of {name} than the reference's: {which}",
+        evidence=(f"as rows of {name} they have an error of {rest:.1e}",),
+    )
+
+
+def stale_input(e: Evidence) -> Cause | None:
+    """The gradient that the weight would have with another input: what was kept for the backward was overwritten."""
+    own = e.comparison.id
+    pair = e.tensors if own.kind in (Kind.PARAM_GRAD, Kind.MAIN_GRAD) and own.microbatch is None else None
+    if pair is None or pair[0].ndim != 2:
+        return None
+    module = own.name.rpartition(".")[0]
+    incoming, inputs = _recorded(e, module, Kind.GRAD_OUTPUT), _recorded(e, module, Kind.INPUT)
+    right = _product(incoming, inputs)
+    if right is None or not e.is_explained_error(_error(pair[0], right)):
+        return None  # no product of these two
+    for words, other in _others(e, module, inputs):
+        made = _product(incoming, other)
+        rest = 1.0 if made is None else _error(pair[1], made)
+        if e.is_explained_error(rest):
+            return Cause(
+                "stale input",
+                f"the gradient is made from {words}, not from its own: what was kept for the backward was overwritten",
+                evidence=(f"made from that, the error is {rest:.1e}",),
+            )
+    return None
+
+
+def microbatches(e: Evidence) -> Cause | None:
+    """The sum of what microbatches add, some of them too often or never; known where each was recorded."""
+    own = e.comparison.id
+    pair = e.tensors if own.kind is Kind.PARAM_GRAD and own.microbatch is None else None
+    shares = _recorded(e, own.name, Kind.PARAM_GRAD, finals=False) if pair is not None else {}
+    if pair is None or not 2 <= len(shares) <= _MOST_MICROBATCHES:
+        return None
+    parts = torch.stack([share.flatten() for share in shares.values()], 1)
+    found = torch.linalg.lstsq(parts, pair[1].flatten()[:, None]).solution
+    rest = _error(pair[1], (parts @ found).view_as(pair[1]))
+    solved = found.flatten().tolist()
+    whole = [round(count) for count in solved]
+    if not e.is_explained_error(rest) or any(abs(a - b) > _NEARLY for a, b in zip(solved, whole, strict=True)):
+        return None
+    by_count: dict[int, list[int]] = {}
+    for microbatch, count in zip(shares, whole, strict=True):
+        if count != 1 and microbatch is not None:
+            by_count.setdefault(count, []).append(microbatch)
+    if not by_count:
+        return None
+    wrong = [_name_count(e, count, those, set(shares)) for count, those in by_count.items()]
+    return Cause(
+        "microbatches",
+        f"microbatches are not summed once each: {', '.join(wrong)}",
+        evidence=(f"summed so, the error is {rest:.1e}",),
+    )
+
+
+def _name_count(e: Evidence, count: int, microbatches: list[int], everything: set[int | None]) -> str:
+    """How often some microbatches count, with the ranks that ran them if those ran no others."""
+    ran, others = (_ranks_of(e, those) for those in (set(microbatches), everything - set(microbatches)))
+    is_plural = len(microbatches) > 1
+    which = f"microbatch{'es' * is_plural} {enumerate_few(microbatches)}"
+    if ran and others and not ran & others:
+        which += f" ({'those' if is_plural else 'that'} of {name_by_axis(ran, ran | others, e.mesh)[0]})"
+    return f"{which} count{'s' * (not is_plural)} {count} times"
+
+
+def _ranks_of(e: Evidence, microbatches: Collection[int | None]) -> set[int]:
+    step, shards = e.comparison.id.step, e.candidate_trace.shards
+    ids = (t for t in shards if t.step == step and t.microbatch in microbatches and t.kind is Kind.OUTPUT)
+    return {shard.coord.rank for tensor_id in ids for shard in shards[tensor_id]}
+
+
+def backward_left_out(e: Evidence) -> Cause | None:
+    """What the backward of a softmax of the module's output would have made the reference's gradient of."""
+    own = e.comparison.id
+    output = Logical.found(e.reference_trace, own.at(Kind.OUTPUT)) if own.kind is Kind.GRAD_OUTPUT else None
+    pair = e.tensors if output is not None and output.shape == e.reference.shape else None
+    if output is None or pair is None:
+        return None
+    ours, theirs = pair
+    p = output.tensor().to(torch.float64).softmax(-1)
+    passed_on = {
+        "log-softmax": theirs - p * theirs.sum(-1, keepdim=True),
+        "softmax": p * (theirs - (p * theirs).sum(-1, keepdim=True)),
+    }
+    for name, gradient in passed_on.items():
+        rest = _error(ours, gradient)
+        if e.is_explained_error(rest):
+            return Cause(
+                "backward left out",
+                f"the gradient is the one before the backward of a {name} along the last dim, which was left out",
+                evidence=(f"after it, the error is {rest:.1e}",),
+            )
+    return None
+
+
+def _others(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Tensors]]:
+    """Inputs that may have been taken for these: of one microbatch for all, or of the same module in another layer."""
+    for microbatch, x in inputs.items() if len(inputs) > 1 else ():
+        yield f"the input of microbatch {microbatch}", dict.fromkeys(inputs, x)
+    pattern = of_any_layer(module)
+    for name in dict.fromkeys(t.name for t in e.reference_trace.shards if t.kind is Kind.INPUT):
+        if name != module and of_any_layer(name) == pattern:
+            yield f"the input of {name}", _recorded(e, name, Kind.INPUT)
+
+
+def _recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> Tensors:
+    """The reference's tensors at a module that is called once a microbatch and takes and gives one; else nothing."""
+    step = e.comparison.id.step
+    ids = [t for t in e.reference_trace.shards if t.name == module and t.kind is kind and t.step == step]
+    ids = [t for t in ids if finals or t.microbatch is not None]
+    if len({t.microbatch for t in ids}) != len(ids):
+        return {}
+    found = {t.microbatch: Logical.found(e.reference_trace, t) for t in ids}
+    return {mb: logical.tensor().to(torch.float64) for mb, logical in found.items() if logical is not None}
+
+
+def _product(incoming: Tensors, inputs: Tensors) -> torch.Tensor | None:
+    """The gradient of a linear layer's weight."""
+    if not incoming or incoming.keys() != inputs.keys():
+        return None
+    total: torch.Tensor | None = None
+    for microbatch, g in incoming.items():
+        x = inputs[microbatch]
+        if g.ndim < 2 or g.shape[:-1] != x.shape[:-1]:
+            return None
+        part = g.flatten(0, -2).T @ x.flatten(0, -2)
+        total = part if total is None else total + part
+    return total
+
+
+def _error(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / a.norm().clamp_min(1e-300)) if a.shape == b.shape else 1.0

@@ -1,0 +1,128 @@
+"""This module recognises what went wrong in an update: left out, done twice, or not alike in all copies.
+
+Like the tests of judge/causes/reductions.py, each is a function from the evidence to a cause or None.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
+from ttrace.judge.causes.optimizer_settings import name_different_settings
+from ttrace.judge.tensors.logical import Logical, Piece, measured
+from ttrace.judge.verdict import Cause, Verdict
+from ttrace.tensors.ids import Kind
+from ttrace.trace.reader import Shard, Trace
+
+
+def not_updated(e: Evidence) -> Cause | None:
+    """The parameter is as it was: everywhere, or on some ranks while others updated it rightly."""
+    if e.comparison.id.kind is not Kind.UPDATE or e.stats.aa == 0.0:
+        return None
+    if e.comparison.verdict is Verdict.FAIL and e.stats.bb == 0.0:
+        return Cause("not updated", "the optimizer left this parameter as it was")
+    shards = [(piece, shard) for piece in e.candidate.pieces for shard in piece.summands[0]]
+    stale = [shard for _, shard in shards if not bool(shard.stored().any())]
+    rest = [pair for pair in shards if pair[1] not in stale]
+    if not stale or not rest or e.candidate.pending:
+        return None
+    error = max(e.error_of(_alone(e.candidate, piece, shard)) for piece, shard in rest)
+    if error > e.tolerance:
+        return None
+    ranks = sorted({shard.coord.rank for shard in stale})
+    return Cause(
+        "not updated",
+        f"rank {', '.join(map(str, ranks))} left this parameter as it was: the update never arrived there",
+        evidence=(f"the update of all other ranks is the reference's to {error:.1e}",),
+    )
+
+
+def other_settings(e: Evidence) -> Cause | None:
+    """The candidate's optimizer has other settings for this parameter."""
+    if e.comparison.id.kind is not Kind.UPDATE:
+        return None
+    name = e.comparison.id.name
+    words = name_different_settings(e.reference_trace, e.candidate_trace, name)
+    return Cause("optimizer settings", f"the optimizer's settings differ for {name}: {words}") if words else None
+
+
+def updated_twice(e: Evidence) -> Cause | None:
+    """The update is twice the reference's, or that of two of its steps."""
+    if e.comparison.id.kind is not Kind.UPDATE or e.comparison.verdict is not Verdict.FAIL or e.stats.aa == 0.0:
+        return None
+    s = e.stats
+    rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
+    if math.isclose(s.scale, 2.0, rel_tol=0.01) and rest <= min(NEAR * e.tolerance * 2, FAR):
+        return Cause(
+            "updated twice",
+            f"the update is {s.scale:.4g} x the reference's, whose gradient is the same: updated twice",
+            evidence=(f"without that factor the error is {rest:.1e}",),
+        )
+    error = _error_of_two_steps(e)
+    if error <= min(NEAR * e.tolerance, FAR * s.error):
+        return Cause(
+            "updated twice",
+            "the update is that of two steps of the reference: updated twice",
+            evidence=(f"against the reference after the next step the error is {error:.1e}",),
+        )
+    return None
+
+
+def _error_of_two_steps(e: Evidence) -> float:
+    """How far the candidate after this step is from the reference after the next, relative to the update."""
+    after = e.comparison.id.at(Kind.PARAM_AFTER)
+    ours = Logical.found(e.reference_trace, replace(after, step=after.step + 1))
+    theirs = Logical.found(e.candidate_trace, after)
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return math.inf
+    return math.sqrt(measured(ours, theirs)[0].dd / e.stats.aa)
+
+
+def other_count(e: Evidence) -> Cause | None:
+    """The optimizer counts other steps than the reference's: its bias correction is that of another step."""
+    if e.comparison.id.kind is not Kind.UPDATE:
+        return None
+    count = e.comparison.id.at(Kind.OPTIM, slot="step")
+    ours, theirs = (Logical.found(trace, count) for trace in (e.reference_trace, e.candidate_trace))
+    if ours is None or theirs is None or bool((ours.tensor() == theirs.tensor()).all()):
+        return None
+    steps = [f"{float(found.tensor().flatten()[0]):g}" for found in (theirs, ours)]
+    return Cause("step count", f"the optimizer believes that this is step {steps[0]}, and the reference's {steps[1]}")
+
+
+def tied_copies(e: Evidence) -> Cause | None:
+    """Replicas differ that are copies of one tied weight under several names."""
+    name = e.comparison.id.name
+    others = [alias for alias, first in e.reference_trace.aliases.items() if first == name]
+    if e.comparison.verdict is not Verdict.CONFLICT or not e.comparison.id.kind.is_of_param:
+        return None
+    copies: dict[str, list[Shard]] = {}
+    for piece in e.candidate.pieces:
+        for shard in piece.summands[0]:
+            copies.setdefault(_called_there(shard, [name, *others], e.candidate_trace), []).append(shard)
+    if len(copies) < 2 or "" in copies:
+        return None
+    named = " and ".join(f"{copy} (rank {_ranks(shards)})" for copy, shards in copies.items())
+    return Cause(
+        "tied copies",
+        f"tied copies of one weight diverged: {named}",
+        evidence=(f"replicas differ by {e.comparison.replica_error:.1e}",),
+    )
+
+
+def _called_there(shard: Shard, names: list[str], candidate: Trace) -> str:
+    """Under which of a tied weight's names a rank has it; empty where it has it under several."""
+    modules = next(r.manifest.modules for r in candidate.ranks if r.manifest.rank == shard.coord.rank)
+    found = [name for name in names if name.rpartition(".")[0] in modules]
+    if not found:
+        return "a copy in another module"
+    return found[0] if len(found) == 1 else ""
+
+
+def _ranks(shards: list[Shard]) -> str:
+    return ", ".join(str(rank) for rank in sorted({shard.coord.rank for shard in shards}))
+
+
+def _alone(candidate: Logical, piece: Piece, shard: Shard) -> Logical:
+    return replace(candidate, pieces=(Piece(piece.region, ((shard,),)),))

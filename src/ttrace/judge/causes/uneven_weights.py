@@ -1,0 +1,73 @@
+"""The cause that rows of a tensor do not count alike, as in a mean of means."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+
+from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
+from ttrace.judge.causes.index_names import name_holders, name_indices
+from ttrace.judge.verdict import Cause
+
+_MEAN = ", as in a mean of means over parts of different sizes"
+_MOST_NAMED = 4
+
+Run = tuple[torch.Tensor, float]
+"""Indices that have one weight, and that weight."""
+
+
+def uneven_weights(e: Evidence) -> Cause | None:
+    """Runs of indices of one dim are the reference times a number each, and none is 1: they count unevenly.
+
+    Rows that are zero on both sides, as those of masked tokens, have no weight.
+    """
+    pair = e.tensors
+    if pair is None:
+        return None
+    for dim, size in enumerate(pair[0].shape):
+        a, b = (t.movedim(dim, 0).reshape(size, -1) for t in pair)
+        live = (a.any(1) | b.any(1)).nonzero().flatten()
+        num_live = len(live)
+        if num_live < 3 or a.shape[1] < 4:
+            continue  # a factor for a few numbers proves nothing
+        weights = (a * b).sum(1) / a.square().sum(1).clamp_min(1e-300)
+        rest = float((weights[:, None] * a - b).norm() / (weights[:, None] * a).norm().clamp_min(1e-300))
+        runs = _runs(live, weights[live], NEAR * e.tolerance)
+        is_uneven = 2 <= len(runs) <= num_live // 2 and all(abs(weight - 1) > NEAR * e.tolerance for _, weight in runs)
+        if is_uneven and e.is_explained_error(rest):
+            ending = _MEAN if _is_mean_of_means(pair[0].movedim(dim, 0), runs, e.tolerance) else ""
+            return Cause(
+                "uneven weights",
+                f"indices of dim {dim} do not count alike: {_name_runs(e, dim, runs)}{ending}",
+                evidence=(f"weighted so, the error is {rest:.1e}",),
+            )
+    return None
+
+
+def _runs(indices: torch.Tensor, weights: torch.Tensor, tolerance: float) -> list[Run]:
+    borders = ((weights.diff().abs() > tolerance).nonzero().flatten() + 1).tolist()
+    spans = itertools.pairwise([0, *borders, len(weights)])
+    return [(indices[start:stop], float(weights[start:stop].mean())) for start, stop in spans]
+
+
+def _is_mean_of_means(rows: torch.Tensor, runs: list[Run], tolerance: float) -> bool:
+    """Whether all runs have the same share in the whole, and these are the whole: tokens that are zero do not count."""
+    tokens = rows.flatten(1, -2).any(-1).sum(1) if rows.ndim > 2 else rows.any(1).to(torch.int64)
+    total = int(tokens.sum())
+    shares = [int(tokens[run].sum()) * weight for run, weight in runs]
+    is_same = max(shares) - min(shares) <= NEAR * tolerance * total
+    return is_same and math.isclose(sum(shares), total, rel_tol=FAR)
+
+
+def _name_runs(e: Evidence, dim: int, runs: list[Run]) -> str:
+    """Each run by the ranks that hold it, if every run has its own; else by its indices."""
+    holders = [name_holders(e, dim, run) for run, _ in runs]
+    if all(holders) and len(set(holders)) == len(holders):
+        names = [f"those of {who}" for who in holders]
+    else:
+        names = [name_indices(e, dim, run) for run, _ in runs]
+    words = [f"{name} count {weight:.4g} x" for name, (_, weight) in zip(names, runs, strict=True)]
+    more = f" and {len(words) - _MOST_NAMED} further runs" if len(words) > _MOST_NAMED else ""
+    return f"{', '.join(words[:_MOST_NAMED])}{more}"

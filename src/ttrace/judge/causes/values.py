@@ -1,0 +1,334 @@
+"""This module recognises wrong tensors by what their values are: another tensor's, the right ones in the wrong place,
+some rows only, or too few bits.
+
+Like the tests of judge/causes/reductions.py, each is a function from the evidence to a cause or None.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
+from ttrace.judge.causes.index_names import name_indices
+from ttrace.judge.tensors.factor import factor_to_come
+from ttrace.judge.tensors.logical import Logical, Piece, measured
+from ttrace.judge.tolerance.estimate import unit
+from ttrace.judge.verdict import Cause, Verdict
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, is_inside, of_any_layer
+from ttrace.tensors.ranges import Ranges
+
+_MOST_ROWS = 4096
+"""Every row is held against every other to see whether it moved: for more, that takes gigabytes."""
+
+
+def other_tensors(e: Evidence) -> Cause | None:
+    """The values of another microbatch, step or layer."""
+    if e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
+        return None
+    wrong = e.wrong_pieces()
+    if not any(bool(piece.tensor().any()) for piece in wrong.pieces):
+        return None  # zeros are anybody's
+    for other_id, words in _relatives(e):
+        other = Logical.found(e.reference_trace, other_id)
+        if other is None or other.shape != e.reference.shape:
+            continue
+        error = measured(other, wrong, factor=e.factor)[0].error
+        if error <= min(NEAR * e.tolerance, FAR * e.stats.error):
+            return Cause(
+                "another's values",
+                f"the candidate holds the reference's values of {words}",
+                evidence=(f"against {other_id} the error is {error:.1e}",),
+            )
+    return None
+
+
+def _relatives(e: Evidence) -> Iterator[tuple[TensorId, str]]:
+    """The ids whose values may have been taken for this one's, nearest first."""
+    own = e.comparison.id
+    for other in e.reference_trace.shards:
+        if other.kind is not own.kind or other == own or other.site.slot != own.site.slot:
+            continue
+        if other.site == own.site:
+            if other.step == own.step and other.call == own.call:
+                yield other, f"microbatch {other.microbatch}"
+            elif other.microbatch == own.microbatch and other.call == own.call:
+                yield other, f"step {other.step}"
+            elif other.step == own.step and other.microbatch == own.microbatch:
+                yield other, f"call {other.call}"
+        elif _is_neighbour(other.site, own.site) and (other.step, other.microbatch) == (own.step, own.microbatch):
+            yield other, f"{other.name}"
+
+
+def other_message(e: Evidence) -> Cause | None:
+    """What another layer gave, where an input or an incoming gradient should be: a message meant for elsewhere."""
+    own = e.comparison.id
+    if own.kind not in (Kind.INPUT, Kind.GRAD_OUTPUT) or e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
+        return None
+    for other_id in e.reference_trace.shards:
+        is_sent = other_id.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) and other_id.step == own.step
+        if not is_sent or not _is_neighbour(other_id.site, own.site):
+            continue
+        other = Logical.found(e.reference_trace, other_id)
+        if other is None or other.shape != e.reference.shape:
+            continue
+        factor = factor_to_come(other_id, e.reference_trace, e.candidate_trace)
+        error = measured(other, e.wrong_pieces(), factor=factor)[0].error
+        if error <= min(NEAR * e.tolerance, FAR * e.stats.error):
+            return Cause(
+                "another's values",
+                f"what arrived is {other_id} of the reference: a message that was meant for another layer",
+                evidence=(f"against it the error is {error:.1e}",),
+            )
+    return None
+
+
+def _is_neighbour(a: Site, b: Site) -> bool:
+    """Whether two names differ in their numbers only: the same module of another layer, or another expert.
+
+    A parameter may have been loaded into another of the same block: then one part of their names differs.
+    """
+    ours, theirs = a.name.split("."), b.name.split(".")
+    num_different = sum(x != y for x, y in zip(ours, theirs, strict=False)) if len(ours) == len(theirs) else len(ours)
+    is_sibling = a.kind is Kind.PARAM and num_different == 1
+    return is_sibling or of_any_layer(a.name) == of_any_layer(b.name)
+
+
+def moved(e: Evidence) -> Cause | None:
+    """The right values in the wrong order along one dim: shifted, swapped, or repeated; some may be lost to zeros."""
+    pair = e.tensors
+    if pair is None:
+        return None
+    ours, theirs = pair
+    for dim, size in enumerate(ours.shape):
+        if not 2 <= size <= _MOST_ROWS:
+            continue
+        source = _matched(ours.movedim(dim, 0), theirs.movedim(dim, 0))
+        empty = (~theirs.movedim(dim, 0).reshape(size, -1).any(1)).nonzero().flatten()
+        found = ours.index_select(dim, source).index_fill(dim, empty, 0.0)
+        rest = _relative(found, theirs)
+        away = (source != torch.arange(size)).nonzero().flatten()
+        if len(away) and e.is_explained_error(rest) and not _is_chance(e, source, away):
+            lost = f"; zeros at {name_indices(e, dim, empty)}" if len(empty) else ""
+            return Cause(
+                "moved",
+                f"the right values in the wrong place along dim {dim}: {_movement(e, dim, source, away)}{lost}",
+                evidence=(f"put back, the error is {rest:.1e}",),
+            )
+    return None
+
+
+def _matched(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """For every row of the candidate, the row of the reference that is most like it."""
+    a, b = ours.reshape(len(ours), -1), theirs.reshape(len(theirs), -1)
+    if a.shape[1] > 64:
+        directions = torch.randn(a.shape[1], 64, dtype=a.dtype, generator=torch.Generator().manual_seed(0))
+        a, b = a @ directions, b @ directions
+    nearest = torch.cdist(b, a)
+    own = nearest.diagonal()[:, None]
+    # Where another row is no better than the own one, it stays: equal rows are no movement.
+    better = torch.where(nearest < own * FAR, nearest, math.inf)
+    best = better.min(1)
+    return torch.where(best.values.isinf(), torch.arange(len(a)), best.indices)
+
+
+def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
+    """Whether any tensor would be matched as well: with short rows and a loose tolerance, something is always near.
+
+    Each run of neighbours that moved together is one choice among all rows, and makes all their numbers match.
+    """
+    size, width = len(source), e.stats.count // len(source)
+    shifts = (source - torch.arange(size))[away]
+    num_choices = 1 + int((shifts.diff() != 0).sum())
+    radius = min(NEAR * e.tolerance, FAR * e.stats.error)
+    return num_choices * math.log(size) + len(away) * width * math.log(max(radius, 1e-300)) > math.log(1e-3)
+
+
+def _movement(e: Evidence, dim: int, source: torch.Tensor, away: torch.Tensor) -> str:
+    size = len(source)
+    shifts = set(((torch.arange(size) - source) % size).tolist())
+    if len(shifts) == 1:
+        by = shifts.pop()
+        return f"shifted by {by - size if by > size // 2 else by}"
+    held, taken = name_indices(e, dim, away), name_indices(e, dim, source[away])
+    return f"indices {held} hold those of {taken}"
+
+
+def transposed(e: Evidence) -> Cause | None:
+    """The right bytes read in the wrong order: a transposed tensor taken for a contiguous one, or the other way."""
+    pair = e.tensors
+    if pair is None:
+        return None
+    ours, theirs = pair
+    for i, j in itertools.combinations(range(ours.ndim), 2):
+        swapped = ours.transpose(i, j)
+        reread = swapped.reshape(ours.shape)
+        back = ours.reshape(swapped.shape).transpose(i, j)
+        for other in (reread, back):
+            rest = _relative(other, theirs)
+            if other.shape == theirs.shape and e.is_explained_error(rest):
+                return Cause(
+                    "transposed",
+                    f"the right values with dims {i} and {j} read in the wrong order: transposed or not contiguous",
+                    evidence=(f"read the other way, the error is {rest:.1e}",),
+                )
+    return None
+
+
+def some_rows(e: Evidence) -> Cause | None:
+    """A few indices of one dim are wrong, and all others right."""
+    pair = e.tensors
+    if pair is None:
+        return None
+    ours, theirs = pair
+    for dim, size in enumerate(ours.shape):
+        if size < 3:
+            continue
+        a, d = (t.movedim(dim, 0).reshape(size, -1).square().sum(1) for t in (ours, theirs - ours))
+        # A row that is small beside the others has the others' rounding errors.
+        is_wrong = d > (NEAR * e.tolerance) ** 2 * a.clamp_min(float(a.mean()))
+        wrong = is_wrong.nonzero().flatten()
+        rest = math.sqrt(float(d[~is_wrong].sum()) / max(float(a.sum()), 1e-300))
+        is_rest_right = rest <= min(e.tolerance, FAR * e.stats.error)
+        if 0 < len(wrong) <= size // 3 and is_rest_right and not _is_whole_shards(e, dim, wrong):
+            return Cause(
+                "some rows",
+                f"only {_count(len(wrong), size, dim)} wrong: {name_indices(e, dim, wrong)}{_edge(e, dim, wrong)}",
+                evidence=(f"without {'it' if len(wrong) == 1 else 'them'} the error is {rest:.1e}",),
+            )
+    return None
+
+
+def _is_whole_shards(e: Evidence, dim: int, wrong: torch.Tensor) -> bool:
+    """Whether these are all that some ranks hold: then the ranks are the story."""
+    held = {piece.region.dims[dim] for piece in e.candidate.pieces if piece.region.flat is None}
+    found = set(wrong.tolist())
+    inside = [set(ranges_of) for ranges in held if (ranges_of := _indices(ranges)) and set(ranges_of) <= found]
+    return len(held) > 1 and set().union(*inside) == found
+
+
+def _indices(ranges: Ranges) -> list[int]:
+    return [index for start, stop in ranges for index in range(start, stop)]
+
+
+def _count(wrong: int, size: int, dim: int) -> str:
+    return f"{wrong} of {size} indices of dim {dim} {'is' if wrong == 1 else 'are'}"
+
+
+def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
+    """Whether the wrong indices are the first or last of every shard."""
+    held = {piece.region.dims[dim] for piece in e.candidate.pieces if piece.region.flat is None}
+    if len(held) < 2:
+        return ""
+    found = set(wrong.tolist())
+    for word, edge in (("first", {ranges[0][0] for ranges in held}), ("last", {ranges[-1][1] - 1 for ranges in held})):
+        if found and found <= edge:
+            return f", the {word} of {'each shard' if found == edge else 'a shard'}"
+    return ""
+
+
+def bias(e: Evidence) -> Cause | None:
+    """One row too much or too little, the same everywhere: a bias."""
+    pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and len(e.reference.shape) > 1 else None
+    if pair is None:
+        return None
+    surplus = (pair[1] - pair[0]).flatten(0, -2)
+    row = surplus.mean(0)
+    rest = float((surplus - row).norm() / pair[0].norm())
+    if len(surplus) < 2 or not e.is_explained_error(rest):
+        return None
+    return Cause(
+        "bias",
+        f"the candidate is the reference plus one row, the same everywhere{_multiple(e, row)}",
+        evidence=(f"without that row the error is {rest:.1e}",),
+    )
+
+
+def _multiple(e: Evidence, row: torch.Tensor) -> str:
+    """How many times the module's own bias the row is, if it is."""
+    name = f"{e.comparison.id.name}.bias"
+    own = Logical.found(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
+    if own is None or own.shape != tuple(row.shape):
+        return ""
+    values = own.tensor().to(torch.float64)
+    count = round(float(values @ row / (values @ values).clamp_min(1e-300)))
+    if count == 0 or _relative(count * values, row) > FAR:
+        return ""
+    often = "once" if count == 1 else f"{count} times"
+    return f": {name}, added {often} too often" if count > 0 else f": {name}, left out"
+
+
+def weaker_dtype(e: Evidence) -> Cause | None:
+    """Values that fit a weaker dtype than the reference's, off by what that dtype rounds away."""
+    ours = e.reference.dtype
+    pair = e.tensors if e.comparison.id.kind is not Kind.UPDATE and ours.is_floating_point else None
+    if pair is None:
+        return None
+    for weak in (torch.bfloat16, torch.float16):
+        is_weak = e.candidate.dtype == weak or _fits(pair[1] / e.factor, weak)
+        # What fits in the reference too was not rounded.
+        if unit(weak) <= unit(ours) or not is_weak or _fits(pair[0], weak) or e.stats.error > 16 * unit(weak):
+            continue
+        name = str(weak).removeprefix("torch.")
+        return Cause(
+            "weaker dtype",
+            f"the candidate {'holds' if e.comparison.id.kind is Kind.PARAM else 'computes in'} {name} where the "
+            f"reference has {str(ours).removeprefix('torch.')}",
+            evidence=(f"every value fits {name}, and the error is {e.stats.error / unit(weak):.1g} of its roundings",),
+        )
+    return None
+
+
+def _fits(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(values.to(torch.float32), values.to(dtype).to(torch.float32))
+
+
+def partial_sum(e: Evidence) -> Cause | None:
+    """Each wrong part is one rank's summand of a pending sum: what should have been summed was passed on."""
+    if e.comparison.verdict is not Verdict.FAIL or not e.stats.finite_b or e.candidate.pending:
+        return None
+    wrong = e.wrong_pieces()
+    for inner_id, shards in e.candidate_trace.shards.items():
+        if not shards[0].record.pending or not _is_just_before(inner_id, e.comparison.id):
+            continue
+        inner = Logical.found(e.candidate_trace, inner_id)
+        if inner is None or inner.shape != e.reference.shape:
+            continue
+        errors = [_least(inner, replace(wrong, pieces=(piece,))) for piece in wrong.pieces]
+        if errors and e.is_explained_error(max(errors)):
+            axes = inner.pending
+            return Cause(
+                "partial sum",
+                f"a partial sum was passed on: each part is one rank's summand of {inner_id.site}, never summed over "
+                f"{', '.join(axes)}",
+                axes[0] if len(axes) == 1 else None,
+                (f"against that summand the error is {max(errors):.1e}",),
+            )
+    return None
+
+
+def _is_just_before(inner: TensorId, own: TensorId) -> bool:
+    """Whether a tensor may be what this one was made from by a sum: inside the same module, going the same way."""
+    if (inner.step, inner.microbatch) != (own.step, own.microbatch) or inner == own:
+        return False
+    around = own.name if own.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) else own.name.rpartition(".")[0] or ROOT
+    is_same_way = inner.kind.is_backward == own.kind.is_backward and inner.kind.is_of_param == own.kind.is_of_param
+    return is_same_way and is_inside(inner.name, around)
+
+
+def _least(inner: Logical, part: Logical) -> float:
+    """The error of a part against the summand that it is most like."""
+    count = min(len(piece.summands) for piece in inner.pieces)
+    alone = (
+        replace(inner, pending=(), pieces=tuple(Piece(p.region, (p.summands[i],)) for p in inner.pieces))
+        for i in range(count)
+    )
+    return min(measured(summand, part)[0].error for summand in alone)
+
+
+def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / a.norm().clamp_min(1e-300)) if a.shape == b.shape else math.inf

@@ -1,0 +1,1 @@
+"""Comparison of one tensor of the candidate with the reference's."""

@@ -1,0 +1,284 @@
+"""This module judges one id: do the candidate's shards make up the reference's tensor, and how far off are they."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ttrace.judge.comparison.decisions import decided
+from ttrace.judge.comparison.own_rows import judge_own_rows
+from ttrace.judge.tensors.factor import factor_to_come
+from ttrace.judge.tensors.logical import Logical, compared, measured
+from ttrace.judge.tolerance.estimate import is_zero, replica_tolerance
+from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.noise_dominated import NONE_LOST
+from ttrace.judge.tolerance.scale import mis_scaled
+from ttrace.judge.verdict import (
+    COMPILED,
+    LOST,
+    NO_LAYOUT,
+    NO_TWIN,
+    NOT_FINITE,
+    OWN_MICROBATCHES,
+    PASSED_BY,
+    STREAMED,
+    TOGETHER,
+    UNDECIDED,
+    UNPROVEN,
+    UNSTABLE,
+    UNTRACED,
+    ZERO,
+    Comparison,
+    Part,
+    Tolerance,
+    Verdict,
+)
+from ttrace.layouts.placed import DISPATCHED
+from ttrace.tensors.ids import Kind, TensorId, scores_slot
+from ttrace.trace.reader import Shard, Trace
+from ttrace.values.stats import Stats
+
+
+@dataclass(frozen=True)
+class Comparer:
+    """The reference, what rounding explains in it, and the candidate."""
+
+    reference: Trace
+    twins: Twins
+    candidate: Trace
+
+    @property
+    def identity(self) -> str:
+        """Differs as soon as a comparison may."""
+        return f"{self.twins.identity} {self.reference.identity} {self.candidate.identity}"
+
+    def comparisons(self, ids: Sequence[TensorId]) -> list[Comparison]:
+        """Each id by itself; what reading it took is given back."""
+        found = []
+        for tensor_id in ids:
+            found.append(self.comparison(tensor_id))
+            for trace in (self.reference, self.candidate):
+                trace.release(tensor_id)
+        return found
+
+    def comparison(self, tensor_id: TensorId) -> Comparison:
+        if tensor_id.kind.is_recompute:
+            return self._recomputed(tensor_id)
+        ours = self.reference.shards.get(tensor_id)
+        theirs = self.candidate.shards.get(tensor_id)
+        if ours and not theirs and not tensor_id.kind.is_of_param and self.candidate.is_opaque(tensor_id.name):
+            return Comparison(tensor_id, Verdict.UNJUDGED, COMPILED)
+        if ours and not theirs and tensor_id.kind in self.candidate.untraced:
+            return Comparison(tensor_id, Verdict.UNJUDGED, UNTRACED)
+        if theirs and not ours and tensor_id.kind in self.reference.untraced:
+            return Comparison(tensor_id, Verdict.UNJUDGED, STREAMED)
+        if theirs and self.reference.is_passed(tensor_id):
+            return Comparison(tensor_id, Verdict.UNJUDGED, PASSED_BY)
+        if ours and not theirs and self._is_contribution_of_none(tensor_id):
+            return Comparison(tensor_id, Verdict.UNJUDGED, TOGETHER)
+        if not ours or not theirs:
+            side = "candidate" if ours else "reference"
+            return Comparison(tensor_id, Verdict.MISSING, f"the {side} has no such tensor")
+        a = Logical.found(self.reference, tensor_id)
+        if a is None:
+            return Comparison(tensor_id, Verdict.UNJUDGED, "the reference's layout is not known")
+        if tensor_id not in self.twins.tolerances:
+            return Comparison(tensor_id, Verdict.UNJUDGED, NO_TWIN)
+        b = Logical.found(self.candidate, tensor_id, a.shape)
+        if b is None:
+            return Comparison(tensor_id, Verdict.UNJUDGED, _no_layout(theirs, a))
+        misfit = self._misfit(tensor_id, a, b)
+        if misfit is not None:
+            return Comparison(tensor_id, *misfit, layout=b.layout, by=b.by)
+        return self._judged(tensor_id, a, b)
+
+    def _misfit(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, str] | None:
+        """Why the candidate's shards do not make up the reference's tensor, decided without looking at data."""
+        for side, logical, trace in (("reference", a, self.reference), ("candidate", b, self.candidate)):
+            flaw = _flaw(logical, _num_summands(tensor_id, logical, trace))
+            if flaw is not None:
+                return flaw[0], f"in the {side} {flaw[1]}"
+        if a.shape != b.shape:
+            return Verdict.UNJUDGED, f"the candidate's shape {b.shape} is not the reference's {a.shape}"
+        absent = self._absent(tensor_id, b)
+        if absent:
+            return Verdict.MISSING, f"rank {absent[0]} owns the module but has no such tensor"
+        return None
+
+    def _recomputed(self, tensor_id: TensorId) -> Comparison:
+        """A recomputation against the candidate's own first forward, rank by rank."""
+        first_id = tensor_id.first
+        first = {(s.coord.rank, s.record.microbatch): s for s in self.candidate.shards.get(first_id, ())}
+        tolerance = self.twins.tolerances.get(first_id)
+        total, parts = Stats(), []
+        for again in self.candidate.shards[tensor_id]:
+            before = first.get((again.coord.rank, again.record.microbatch))
+            if before is None or tolerance is None or before.record.shape != again.record.shape:
+                return Comparison(tensor_id, Verdict.MISSING, "there is no first forward to hold this against")
+            found = compared(before.stored(), again.stored())
+            parts.append(Part((again.coord.rank,), found.error))
+            total = total + found
+        verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
+        return Comparison(tensor_id, verdict, "", total, tolerance, tuple(parts), by="the first forward")
+
+    def _decided(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, str]:
+        """A choice that differs: innocent where rounding may have turned the scores."""
+        reasons = tensor_id.at(Kind.DECISION, slot=scores_slot(tensor_id.site.slot))
+        scores = Logical.found(self.reference, reasons)
+        if scores is not None and reasons not in self.twins.tolerances:
+            return Verdict.UNJUDGED, NO_TWIN
+        if scores is None:  # these are scores themselves
+            return Verdict.FAIL, ""
+        return decided(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)
+
+    def _is_contribution_of_none(self, tensor_id: TensorId) -> bool:
+        """Whether this is what a microbatch adds to a gradient of which the candidate only has the sum of all."""
+        if tensor_id.kind is not Kind.PARAM_GRAD or tensor_id.microbatch is None:
+            return False
+        final = replace(tensor_id, microbatch=None)
+        return final in self.candidate.shards and tensor_id.name not in self._contributed
+
+    @cached_property
+    def _contributed(self) -> frozenset[str]:
+        """The parameters of which the candidate has any microbatch's gradient."""
+        ids = self.candidate.shards
+        return frozenset(t.name for t in ids if t.kind is Kind.PARAM_GRAD and t.microbatch is not None)
+
+    def _absent(self, tensor_id: TensorId, b: Logical) -> list[int]:
+        """Ranks that own the module and ran this microbatch, but recorded nothing here."""
+        is_kept_anywhere = tensor_id.kind is Kind.OPTIM or any(p.region.flat is not None for p in b.pieces)
+        if tensor_id.name in self.candidate.divided or is_kept_anywhere:
+            return []  # only the ends of a pipeline see what enters; a sharded optimizer has its runs where it likes
+        present = {rank for piece in b.pieces for rank in piece.ranks}
+        expected = self.candidate.owners(tensor_id.name)
+        if tensor_id.microbatch is not None:
+            expected = expected & self._ran[tensor_id.step, tensor_id.microbatch]
+        return sorted(expected - present)
+
+    @cached_property
+    def _ran(self) -> dict[tuple[int, int], frozenset[int]]:
+        """The ranks that recorded anything of a step's microbatch."""
+        found: dict[tuple[int, int], set[int]] = {}
+        for tensor_id, shards in self.candidate.shards.items():
+            if tensor_id.microbatch is not None:
+                ranks = found.setdefault((tensor_id.step, tensor_id.microbatch), set())
+                # Tokens are dispatched to experts on ranks that do not run their microbatch.
+                ranks.update(shard.coord.rank for shard in shards if shard.record.by != DISPATCHED)
+        return {key: frozenset(ranks) for key, ranks in found.items()}
+
+    def _is_of_some_microbatches(self, tensor_id: TensorId, b: Logical) -> bool:
+        """Whether this is a buffer that forward passes change, on ranks that did not run all that the reference ran.
+
+        With data of its own, each rank's batch norm has its own running mean, and the reference has seen all data.
+        """
+        if not tensor_id.kind.is_of_buffer or tensor_id.name not in self.reference.forward_buffers:
+            return False
+        last = tensor_id.step - (tensor_id.kind is Kind.BUFFER)
+        ran = {(t.step, t.microbatch) for t in self.reference.shards if t.step <= last and t.microbatch is not None}
+        ranks = {rank for piece in b.pieces for rank in piece.ranks}
+        return any(not ranks <= self._ran.get((step, microbatch), frozenset()) for step, microbatch in ran)
+
+    def _judged(self, tensor_id: TensorId, a: Logical, b: Logical) -> Comparison:
+        tolerance, lost = self.twins.tolerances[tensor_id], NONE_LOST
+        factor = factor_to_come(tensor_id, self.reference, self.candidate)
+        total, parts = measured(a, b, factor=factor)
+        if tolerance.error(total) > tolerance.value / self.twins.margin:  # to find them takes all gradients
+            lost = self.twins.lost(tensor_id)
+            total, parts = measured(a, b, factor=factor, lost=lost) if lost else (total, parts)
+        replica_error, allowed = self._worst_replicas(tensor_id, b, tolerance)
+        verdict, reason = _verdict(tensor_id, total, (replica_error, allowed), tolerance)
+        if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
+            verdict, reason = self._decided(tensor_id, a, b)
+        if verdict.is_wrong and self._is_of_some_microbatches(tensor_id, b):
+            return Comparison(tensor_id, Verdict.UNJUDGED, OWN_MICROBATCHES, layout=b.layout, by=b.by)
+        if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
+            verdict, reason = Verdict.UNJUDGED, LOST if tolerance.is_proven_zero else UNDECIDED
+        comparison = Comparison(
+            tensor_id,
+            verdict,
+            reason,
+            total,
+            tolerance,
+            tuple(Part(piece.ranks, tolerance.error(part)) for piece, part in parts),
+            replica_error,
+            allowed,
+            b.layout,
+            b.by,
+            num_different=self._count_different(a, b) if verdict.is_wrong and _is_of_integers(a) else None,
+        )
+        return mis_scaled(judge_own_rows(comparison, a, b, self.candidate))
+
+    def _worst_replicas(self, tensor_id: TensorId, b: Logical, tolerance: Tolerance) -> tuple[float, float]:
+        """How far apart replicas are, and how far they may be: of those that are too far apart, if any are."""
+        found = []
+        for x, y, is_reduced in self._replica_pairs(b):
+            allowed = replica_tolerance(tensor_id, tolerance, x.record.dtype, is_reduced=is_reduced)
+            found.append((tolerance.error(compared(x.stored(), y.stored())), allowed))
+        return max(found, key=lambda pair: (pair[0] > pair[1], pair[0]), default=(0.0, tolerance.value))
+
+    def _replica_pairs(self, b: Logical) -> Iterator[tuple[Shard, Shard, bool]]:
+        mesh, reduced = self.candidate.mesh, self.candidate.reduced
+        return (pair for piece in b.pieces for pair in piece.replica_pairs(mesh, reduced))
+
+    def _count_different(self, a: Logical, b: Logical) -> int:
+        """How many elements differ from the reference or, where none does, between replicas."""
+        pairs = ((x.tensor(), y.tensor()) for x, y, _ in self._replica_pairs(b))
+        return int((a.tensor() != b.tensor()).sum()) or sum(int((x != y).sum()) for x, y in pairs)
+
+
+def _num_summands(tensor_id: TensorId, logical: Logical, trace: Trace) -> int:
+    """How many summands a pending sum has: a tied weight is on some stages of a pipeline only."""
+    if not tensor_id.kind.is_of_param:
+        return math.prod(trace.sizes.get(axis, 1) for axis in logical.pending)
+    owners = (trace.mesh.coord(rank) for rank in trace.owners(tensor_id.name))
+    return len({tuple(coord.get(axis, 0) for axis in logical.pending) for coord in owners})
+
+
+def _flaw(logical: Logical, num_summands: int) -> tuple[Verdict, str] | None:
+    """Why shards make up no tensor at all."""
+    if len(shapes := logical.shapes()) > 1:
+        return Verdict.UNJUDGED, f"the ranks speak of different shapes: {', '.join(map(str, sorted(shapes)))}"
+    cover = logical.coverage()
+    if cover.num_gap:
+        return Verdict.GAP, f"nobody holds {cover.num_gap} elements, the first at {cover.first_gap}"
+    if cover.num_overlap:
+        return Verdict.UNJUDGED, f"different shards hold the same {cover.num_overlap} elements"
+    if any(len(piece.summands) != num_summands for piece in logical.pieces):
+        return Verdict.GAP, f"a summand over {', '.join(logical.pending)} is missing"
+    return None
+
+
+def _verdict(
+    tensor_id: TensorId, total: Stats, replicas: tuple[float, float], tolerance: Tolerance
+) -> tuple[Verdict, str]:
+    """`replicas` is how far apart they are, and how far they may be."""
+    if _is_erratic(total, tolerance):
+        return Verdict.UNJUDGED, NOT_FINITE
+    if not total.finite_b:
+        return Verdict.FAIL, "the candidate is not finite"
+    if is_zero((tolerance.twin_error,)):
+        # Gradients may well be zero but for rounding; activations like that come from an unstable reference.
+        is_forward = not (tensor_id.kind.is_backward or tensor_id.kind.is_of_param)
+        return Verdict.UNJUDGED, UNSTABLE if is_forward else ZERO if tolerance.is_proven_zero else UNPROVEN
+    is_off = tolerance.error(total) > tolerance.value
+    # Of replicas that are wrong alike but for a little, being wrong is the story.
+    if replicas[0] > (max(replicas[1], tolerance.value) if is_off else replicas[1]):
+        return Verdict.CONFLICT, f"replicas differ by {replicas[0]:.1e}"
+    return (Verdict.FAIL if is_off else Verdict.PASS), ""
+
+
+def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
+    """Whether the reference is not finite, but for infinities that its twins have in the same place."""
+    is_nonzero = total.aa > 0.0 or total.inf_a > 0
+    return total.nan_a > 0 or (math.isinf(tolerance.twin_error) and is_nonzero)
+
+
+def _is_of_integers(logical: Logical) -> bool:
+    return not logical.dtype.is_floating_point and not logical.num_buckets
+
+
+def _no_layout(shards: list[Shard], a: Logical) -> str:
+    held = sorted({shard.record.shape for shard in shards})
+    return f"{NO_LAYOUT}: the ranks hold {', '.join(map(str, held))} of {a.shape}; add a rule for this site"

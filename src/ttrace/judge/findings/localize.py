@@ -1,0 +1,285 @@
+"""This module says where something starts to be wrong.
+
+Order is the reference's order of appearance, backward included. An origin is a wrong site whose module got right inputs
+(in backward: a right incoming gradient). The innermost module wins; a module that is wrong while everything inside it
+follows from wrong inputs is wrong in its own code. Every origin is a finding of its own, and the first wrong tensor is
+always in one of them.
+
+In an isolated run what enters a module is replaced, so that a module's own tensors speak for it alone. What arrived
+there is compared all the same: if it is wrong while the modules it came from are right, the code of the module around
+them is at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ttrace.judge.causes.reductions import VAGUE, cause
+from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
+from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
+from ttrace.trace.reader import Trace
+
+_MADE_FROM = (Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT)
+_NEEDS: dict[Kind, tuple[Kind, ...]] = {
+    Kind.OUTPUT: (Kind.INPUT, Kind.PARAM),
+    Kind.DECISION: (Kind.INPUT, Kind.PARAM),
+    Kind.LOSS: (Kind.OUTPUT, Kind.PARAM),
+    Kind.GRAD_OUTPUT: (Kind.LOSS, Kind.OUTPUT),
+    Kind.GRAD_INPUT: (Kind.GRAD_OUTPUT, *_MADE_FROM, Kind.LOSS),
+    Kind.RECOMPUTE_OUTPUT: (Kind.RECOMPUTE_INPUT,),
+    Kind.PARAM_GRAD: (Kind.GRAD_OUTPUT, *_MADE_FROM, Kind.LOSS, Kind.MAIN_GRAD),
+    Kind.MAIN_GRAD: (Kind.GRAD_OUTPUT, *_MADE_FROM, Kind.LOSS),
+    Kind.BUFFER_AFTER: (Kind.INPUT, Kind.PARAM, Kind.BUFFER, Kind.DECISION),
+}
+"""What must be right at the same module for a wrong site to be an origin."""
+
+_FORWARD, _BACKWARD, _UPDATE = range(3)
+_MADE_INSIDE = frozenset(
+    {Kind.OUTPUT, Kind.RECOMPUTE_OUTPUT, Kind.GRAD_INPUT, Kind.MAIN_GRAD, Kind.PARAM_GRAD, Kind.BUFFER_AFTER}
+)
+"""What modules inside a module may have spoilt."""
+
+
+def findings(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
+    """One finding for every origin, first divergence first."""
+    wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and c.id.kind is not Kind.CALL}
+    if not wrong:
+        return ()
+    sites = _WrongSites(
+        list(wrong), _called(comparisons), _replaced(reference), _missing(comparisons), _integers(wrong, reference)
+    )
+    order = list(wrong)
+    return tuple(
+        Finding(
+            wrong[start],
+            sites.maker_of(start),
+            _source(sites.maker_of(start), candidate),
+            _cause(wrong[start], sites.maker_of(start), comparisons, reference, candidate),
+            num_after=len(order) - order.index(start) - 1,
+        )
+        for start in sites.origins()
+    )
+
+
+def _called(comparisons: Sequence[Comparison]) -> frozenset[str]:
+    """The modules that ran: a module whose parameters its parent uses by itself never does."""
+    return frozenset(c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT))
+
+
+def _missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
+    """What the candidate does not have."""
+    return frozenset(c.id for c in comparisons if c.verdict is Verdict.MISSING)
+
+
+def _integers(ids: Iterable[TensorId], reference: Trace) -> frozenset[TensorId]:
+    return frozenset(
+        t for t in ids if t in reference.shards and not reference.shards[t][0].record.dtype.is_floating_point
+    )
+
+
+def _cause(
+    start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
+) -> Cause:
+    """What the values tell or, where they tell nothing, what became of the modules inside this one."""
+    found = cause(start, reference, candidate)
+    if found.name not in VAGUE:
+        return found
+    skipped = _skipped(module, comparisons, candidate) if found.name == UNEXPLAINED else None
+    if start.id.kind is Kind.LOSS:
+        return skipped or _gradient_of(start, comparisons, reference, candidate) or found
+    return skipped or _handed_over(start, module, comparisons, reference, candidate) or found
+
+
+def _gradient_of(
+    loss: Comparison, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
+) -> Cause | None:
+    """What a loss's gradient tells of it: it has many values, where the loss is one number."""
+    where = (loss.id.step, loss.id.microbatch, loss.id.name, Kind.GRAD_OUTPUT)
+    for c in comparisons:
+        if c.verdict.is_wrong and (c.id.step, c.id.microbatch, c.id.name, c.id.kind) == where:
+            found = cause(c, reference, candidate)
+            return None if found.name in VAGUE else replace(found, sentence=f"so says its gradient: {found.sentence}")
+    return None
+
+
+def _handed_over(
+    start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
+) -> Cause | None:
+    """What the values tell of the first wrong tensor that enters a module inside: this module's code made it.
+
+    Where a module inside is missing, that is the story, and who is fed what follows from it.
+    """
+    kind = {Kind.OUTPUT: Kind.INPUT, Kind.GRAD_INPUT: Kind.GRAD_OUTPUT}.get(start.id.kind)
+    absent = (c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING)
+    if any(is_inside(name, module) for name in absent):
+        return None
+    for c in comparisons:
+        is_then = (c.id.step, c.id.microbatch) == (start.id.step, start.id.microbatch)
+        is_wrong = c.id.kind is kind and c.verdict.is_wrong and is_then
+        if is_wrong and c.id.name != module and is_inside(c.id.name, module):
+            found = cause(c, reference, candidate)
+            words = f"what enters {c.id.name} is wrong ({c.id.kind}): {found.sentence}"
+            return None if found.name in VAGUE else replace(found, sentence=words)
+    return None
+
+
+def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:
+    """Modules inside this one that the candidate has, but that ran in the reference only."""
+    ran = {c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is not Verdict.MISSING}
+    absent = [c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING]
+    idle = [name for name in dict.fromkeys(absent) if name not in ran and candidate.owners(name)]
+    inside = [name for name in idle if name != module and is_inside(name, module)]
+    outermost = [name for name in inside if not any(name != other and is_inside(name, other) for other in inside)]
+    if not outermost:
+        return None
+    named = ", ".join(outermost[:4]) + (f" and {len(outermost) - 4} more" if len(outermost) > 4 else "")
+    return Cause("skipped", f"the candidate never runs {named}")
+
+
+def _replaced(reference: Trace) -> frozenset[TensorId]:
+    """What isolation replaced on its way into a module."""
+    enters = (Kind.INPUT, Kind.GRAD_OUTPUT)
+    return frozenset(t for t, shards in reference.shards.items() if t.kind in enters and shards[0].record.values)
+
+
+class _WrongSites:
+    """Which tensors are wrong at which module."""
+
+    def __init__(
+        self,
+        wrong: list[TensorId],
+        called: frozenset[str],
+        replaced: frozenset[TensorId],
+        missing: frozenset[TensorId],
+        integers: frozenset[TensorId],
+    ) -> None:
+        self._wrong_ids = wrong
+        self._wrong = frozenset(wrong)
+        self._called = called
+        self._replaced = replaced
+        self._missing = missing
+        self._integers = integers
+        self._first_step = min(t.step for t in wrong)
+        self._at: dict[tuple[str, Kind], list[TensorId]] = {}
+        for t in wrong:
+            if t not in replaced:
+                self._at.setdefault((self.module_of(t), t.kind), []).append(t)
+
+    def module_of(self, t: TensorId) -> str:
+        """The module an id speaks of: for parameters, buffers, and what was replaced, the innermost that ran."""
+        if not t.kind.is_of_param and not t.kind.is_of_buffer and t not in self._replaced:
+            return t.name
+        return self._around(t.name)
+
+    def maker_of(self, t: TensorId) -> str:
+        """The module whose code made a tensor: integers that enter a module are made by the one around it."""
+        is_handed_over = t.kind is Kind.INPUT and t in self._integers and t.name != ROOT
+        return self._around(t.name) if is_handed_over else self.module_of(t)
+
+    def _around(self, name: str) -> str:
+        """The innermost module around that ran."""
+        module = name.rpartition(".")[0]
+        while module and module not in self._called:
+            module = module.rpartition(".")[0]
+        return module or ROOT
+
+    def origins(self) -> list[TensorId]:
+        """The first wrong site of every module that is wrong by itself; never none."""
+        starts = [t for t in self._wrong_ids if t.step == self._first_step and self._starts_at(t)]
+        modules = {(self.module_of(t), _phase(t)) for t in starts}
+        found: dict[tuple[str, int], TensorId] = {}
+        for t in starts:
+            if not self._has_inner(t, modules):
+                # Other slots, calls and microbatches of the same module are the same story.
+                found.setdefault((self.module_of(t), _phase(t)), self._telling(t))
+        first = min((t for t in self._wrong_ids if t.step == self._first_step), key=_phase)
+        is_told = first in found.values() or any(self._explains(t, first) for t in found.values())
+        return list(found.values()) if is_told else [first, *found.values()]
+
+    def _telling(self, t: TensorId) -> TensorId:
+        """Of a parameter after a step and its update, both wrong, the update says more.
+
+        So do integers that a module's own code handed to a module inside, before anything else there was wrong.
+        """
+        update = t.at(Kind.UPDATE)
+        if t.kind is Kind.PARAM_AFTER and update in self._wrong:
+            return update
+        if t.kind is not Kind.OUTPUT:
+            return t
+        around = (other for other in self._wrong_ids if other.step == t.step and is_inside(other.name, t.name))
+        first = next((other for other in around if _phase(other) == _FORWARD), t)
+        return first if first.kind is Kind.INPUT and first in self._integers else t
+
+    def _starts_at(self, t: TensorId) -> bool:
+        """Whether everything this site is made from is right."""
+        if t in self._replaced:
+            return not any(self._is_made_inside(other, t) for other in self._wrong_ids)
+        if any(self._is_wrong(kind, t) for kind in _NEEDS.get(t.kind, ())):
+            return False
+        if t.kind in (Kind.INPUT, Kind.GRAD_OUTPUT):
+            # Any other module's are made by its neighbours, or by its parent's own code.
+            return self.module_of(t) == ROOT
+        if t.kind in (Kind.GRAD_NORM, Kind.CLIP):
+            # Made from every gradient, wherever it is.
+            made_from = (Kind.PARAM_GRAD, Kind.MAIN_GRAD, *([Kind.GRAD_NORM] if t.kind is Kind.CLIP else []))
+            return not any(other.kind in made_from and other.step == t.step for other in self._wrong_ids)
+        if _phase(t) == _UPDATE:
+            if any(other.kind in (Kind.GRAD_NORM, Kind.CLIP) and other.step == t.step for other in self._wrong_ids):
+                return False  # a wrong norm clips every gradient wrongly
+            if t.at(Kind.PARAM_GRAD, slot="") in self._missing:
+                return False  # without a gradient there is nothing to step with
+            before = (t.at(kind, slot="") for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD))
+            return not any(other in self._at.get((self.module_of(t), other.kind), ()) for other in before)
+        return True
+
+    def _is_wrong(self, kind: Kind, t: TensorId) -> bool:
+        """Whether this kind is wrong at the id's module, in the same step, microbatch and call where it has one."""
+        return any(
+            other.step == t.step
+            and (t.microbatch is None or other.microbatch in (None, t.microbatch))
+            and (t.kind.is_of_param or t.kind.is_of_buffer or other.call == t.call)
+            for other in self._at.get((self.module_of(t), kind), ())
+        )
+
+    def _is_made_inside(self, other: TensorId, t: TensorId) -> bool:
+        """Whether what arrived at t was made from this tensor of a module in the module around it."""
+        made_from = (Kind.OUTPUT,) if t.kind is Kind.INPUT else (Kind.OUTPUT, Kind.LOSS, Kind.GRAD_INPUT)
+        is_then = other.step == t.step and other.microbatch in (None, t.microbatch)
+        return other.kind in made_from and is_then and is_inside(other.name, self.module_of(t))
+
+    def _explains(self, origin: TensorId, t: TensorId) -> bool:
+        """Whether a wrong tensor inside an origin's module, going the same way, is part of the same story."""
+        is_same_way = origin.kind is not Kind.LOSS and _phase(origin) == _phase(t)
+        return is_same_way and is_inside(self.module_of(t), self.module_of(origin))
+
+    def _has_inner(self, t: TensorId, modules: set[tuple[str, int]]) -> bool:
+        """Whether a module inside this one is wrong by itself in the same direction.
+
+        In isolation also in the direction before: what an inner forward spoils arrives nowhere, but its backward does.
+        """
+        module = self.module_of(t)
+        phases = range(_phase(t) + 1) if self._replaced else (_phase(t),)
+        return t.kind in _MADE_INSIDE and any(
+            inner != module and is_inside(inner, module) and phase in phases for inner, phase in modules
+        )
+
+
+def _phase(t: TensorId) -> int:
+    if t.kind in (Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
+        return _UPDATE
+    # A module's own loss is known when its gradient comes.
+    is_auxiliary = t.kind is Kind.LOSS and t.name != ROOT
+    return _BACKWARD if t.kind.is_backward or is_auxiliary else _FORWARD
+
+
+def _source(module: str, candidate: Trace) -> str:
+    """Where the module is written: for torch's own layers the module around them."""
+    while True:
+        for rank in candidate.ranks:
+            info = rank.manifest.modules.get(module)
+            if info is not None and info.source and not info.type.startswith("torch."):
+                return info.source
+        if module == ROOT:
+            return ""
+        module = module.rpartition(".")[0] or ROOT

@@ -1,0 +1,1 @@
+"""Notes of a check: facts that explain a verdict but do not change it."""

@@ -1,0 +1,198 @@
+"""This module asks what a check would have revealed: known faults are put into a candidate's tensors, in memory.
+
+A tensor that passes protects nothing if it would pass with a shard of it lost. Each fault goes the same way as the
+real thing, through layouts, replicas and tolerance, so what is said to be seen was seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ttrace.judge.comparison.compare import Comparer
+from ttrace.judge.engine import Progress
+from ttrace.judge.notes.blind_spots import without_power
+from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.verdict import Comparison, Exit, Judgement, Verdict
+from ttrace.tensors.ids import TensorId
+from ttrace.trace.reader import Shard, Trace
+
+
+@dataclass(frozen=True)
+class Altered(Shard):
+    """A shard with other values."""
+
+    values: torch.Tensor
+
+    def stored(self) -> torch.Tensor:
+        return self.values
+
+
+Injection = Callable[[TensorId, list[Shard], Trace], list[Shard] | None]
+"""The shards of an id with a fault in them; None where there is no such fault."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """What one tensor would have revealed."""
+
+    comparison: Comparison
+    seen: Mapping[str, bool]
+    """By fault: whether it was seen; without those that this tensor cannot have."""
+
+    @property
+    def is_judged(self) -> bool:
+        return self.comparison.verdict is Verdict.PASS
+
+    @property
+    def error(self) -> float | None:
+        """Any change of at least this size, relative to the tensor, is revealed; None where nothing is."""
+        tolerance, stats = self.comparison.tolerance, self.comparison.stats
+        if not self.is_judged or tolerance is None:
+            return None
+        error = tolerance.value + self.comparison.error
+        if tolerance.size:  # of its siblings
+            return error * tolerance.size * math.sqrt(stats.count) / stats.norm if stats.norm else math.inf
+        return error
+
+    @property
+    def scale(self) -> float | None:
+        """The smallest factor above 1 that is revealed: by the error, or sooner by the scale itself."""
+        tolerance = self.comparison.tolerance
+        if self.error is None or tolerance is None:
+            return None
+        return 1 + min(self.error, tolerance.scale + self.comparison.scale_error)
+
+    @property
+    def protects(self) -> bool:
+        """Whether anything at all would be seen: a lost shard at the least."""
+        if self.error is None:
+            return False
+        return self.seen.get(LOST_SHARD, self.error < 1.0)
+
+    @property
+    def reason(self) -> str:
+        """Why it protects nothing."""
+        if not self.is_judged:
+            return self.comparison.reason
+        return "its tolerance is so wide that a lost shard passes"
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """What a clean run's check is worth."""
+
+    powers: tuple[Power, ...]
+    unprotected: Mapping[str, str]
+    """Parameters over which there is no power, and why."""
+
+    @property
+    def exit(self) -> Exit:
+        return Exit.UNJUDGED if self.unprotected else Exit.PASSED
+
+
+def selftest(rounding: Twins, candidate: Trace, judgement: Judgement, *, progress: Progress | None = None) -> SelfTest:
+    """Put every fault into every tensor that passed, one after the other."""
+    shards = dict(candidate.shards)
+    altered = copy.copy(candidate)
+    altered.__dict__["shards"] = shards
+    comparer = Comparer(rounding.reference, rounding, altered)
+    powers = []
+    for done, comparison in enumerate(judgement.comparisons, start=1):
+        seen = {}
+        if comparison.verdict is Verdict.PASS:
+            original = candidate.shards[comparison.id]
+            for name, wrong in injected(comparison.id, candidate):
+                shards[comparison.id] = wrong
+                seen[name] = comparer.comparison(comparison.id).verdict.is_wrong
+            shards[comparison.id] = original
+        powers.append(Power(comparison, seen))
+        if progress is not None:
+            progress(done, len(judgement.comparisons))
+    blind = frozenset(power.comparison.id for power in powers if not power.protects)
+    return SelfTest(tuple(powers), without_power(judgement.comparisons, candidate, blind))
+
+
+def injected(tensor_id: TensorId, candidate: Trace) -> Iterator[tuple[str, list[Shard]]]:
+    """Every fault that this tensor can have, with the shards that then are there."""
+    shards = candidate.shards[tensor_id]
+    for name, injection in INJECTIONS.items():
+        wrong = injection(tensor_id, shards, candidate)
+        if wrong is not None and any(
+            not torch.equal(a.tensor(), b.tensor()) for a, b in zip(shards, wrong, strict=True)
+        ):
+            yield name, wrong
+
+
+def _scaled(factor: float) -> Injection:
+    def injection(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard] | None:
+        if not shards[0].record.dtype.is_floating_point:
+            return None
+        # Not rounded back: in a weak dtype a small factor would vanish, or double.
+        return [_with(shard, shard.tensor().to(torch.float64) * factor) for shard in shards]
+
+    return injection
+
+
+def _lost_shard(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard]:
+    """What the last rank holds is zero."""
+    last = shards[-1].coord.rank
+    return [_with(s, torch.zeros_like(s.tensor())) if s.coord.rank == last else s for s in shards]
+
+
+def _swapped(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
+    """Two ranks' chunks exchanged; where there are no two, the two halves of each shard."""
+    logical = Logical.found(candidate, tensor_id)
+    pieces = logical.pieces if logical else ()
+    if len(pieces) > 1 and pieces[0].region.local_shape == pieces[1].region.local_shape:
+        values = {pieces[i].region: pieces[1 - i].summands[0][0].tensor() for i in (0, 1)}
+        return [_with(s, values[s.record.region]) if s.record.region in values else s for s in shards]
+    dim = max(range(len(shards[0].record.shape)), key=lambda i: shards[0].record.shape[i], default=None)
+    if dim is None:
+        return None
+    return [_with(shard, shard.tensor().roll(shard.record.shape[dim] // 2, dim)) for shard in shards]
+
+
+def _zeroed_row(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard] | None:
+    """The first shard, and its replicas, without a row of middling size."""
+    first = shards[0].tensor()
+    if first.ndim == 0 or first.numel() == 0:
+        return None
+    sizes = first.to(torch.float64).reshape(len(first), -1).norm(dim=1)
+    used = sizes.nonzero().flatten()
+    if not len(used):
+        return None
+    row = used[sizes[used].argsort()[len(used) // 2]]
+    region = shards[0].record.region
+    return [_with(s, s.tensor().index_fill(0, row, 0)) if s.record.region == region else s for s in shards]
+
+
+def _neighbour(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
+    """The values of the next microbatch, or of the one before."""
+    for step in (1, -1):
+        if tensor_id.microbatch is None or tensor_id.microbatch + step < 0:
+            continue
+        others = candidate.shards.get(replace(tensor_id, microbatch=tensor_id.microbatch + step), [])
+        if [s.record.shape for s in others] == [s.record.shape for s in shards]:
+            return [_with(shard, other.tensor()) for shard, other in zip(shards, others, strict=True)]
+    return None
+
+
+def _with(shard: Shard, values: torch.Tensor) -> Shard:
+    return Altered(shard.record, shard.coord, shard.rank, values)
+
+
+LOST_SHARD = "one rank's part lost"
+INJECTIONS: Mapping[str, Injection] = {
+    "scaled by 1.01": _scaled(1.01),
+    "scaled by 1.001": _scaled(1.001),
+    LOST_SHARD: _lost_shard,
+    "chunks swapped": _swapped,
+    "a row zeroed": _zeroed_row,
+    "another microbatch": _neighbour,
+}

@@ -1,0 +1,1 @@
+"""Logical tensors and their shards, as a comparison reads them."""

@@ -1,0 +1,108 @@
+"""This module looks closely at one id: rank by rank, and at the elements that differ most."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ttrace.errors import TTraceError
+from ttrace.judge.tensors.factor import factor_to_come
+from ttrace.judge.tensors.logical import Logical, Piece, measured
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.region import Region, Shape
+from ttrace.trace.reader import Trace
+from ttrace.values.stats import Stats
+
+NUM_ELEMENTS = 5
+
+
+@dataclass(frozen=True)
+class RankDifference:
+    """One shard against the reference's same region. A summand alone is expected to differ."""
+
+    where: str
+    region: str
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of the logical tensor, as both sides have it."""
+
+    index: Shape
+    reference: float
+    candidate: float
+    where: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All there is to say about one id."""
+
+    id: TensorId
+    shape: Shape
+    layout: str
+    by: str
+    pending: tuple[str, ...]
+    factor: float
+    """What the candidate's reduction still applies; all numbers here are after it."""
+    total: Stats
+    ranks: tuple[RankDifference, ...]
+    elements: tuple[Element, ...]
+
+
+def difference(reference: Trace, candidate: Trace, tensor_id: TensorId) -> Difference:
+    """Compare one id shard by shard."""
+    for side, trace in (("reference", reference), ("candidate", candidate)):
+        if tensor_id not in trace.shards:
+            raise TTraceError(
+                f"{tensor_id}: the {side} recorded no such tensor. `ttrace show {trace.folder}` lists all."
+            )
+    a = Logical.found(reference, tensor_id)
+    b = Logical.found(candidate, tensor_id, a.shape if a else None)
+    if a is None or b is None or a.shape != b.shape:
+        raise TTraceError(f"{tensor_id}: the two sides cannot be laid over each other. Add a rule for this site.")
+    factor = factor_to_come(tensor_id, reference, candidate)
+    elements = [element for piece in b.pieces for element in _worst(a, b, piece, factor)]
+    most = heapq.nlargest(NUM_ELEMENTS, elements, key=_gap)
+    total, _ = measured(a, b, factor=factor)
+    ranks = tuple(_by_rank(a, b, factor))
+    return Difference(tensor_id, a.shape, b.layout, b.by, b.pending, factor, total, ranks, tuple(most))
+
+
+def _by_rank(a: Logical, b: Logical, factor: float) -> Iterator[RankDifference]:
+    for piece in b.pieces:
+        for shard in (shard for replicas in piece.summands for shard in replicas):
+            alone = replace(b, pieces=(Piece(piece.region, ((shard,),)),), pending=())
+            yield RankDifference(str(shard.coord), str(piece.region), measured(a, alone, factor=factor)[0])
+
+
+def _worst(a: Logical, b: Logical, piece: Piece, factor: float) -> Iterator[Element]:
+    """The elements of one region that differ most: of every replica, but of summands only their sum."""
+    if b.pending:
+        yield from _elements(
+            a, piece.region, piece.tensor().to(torch.float64) * factor, f"summed over {', '.join(b.pending)}"
+        )
+        return
+    for shard in piece.summands[0]:
+        yield from _elements(a, piece.region, shard.tensor().to(torch.float64) * factor, str(shard.coord))
+
+
+def _elements(a: Logical, region: Region, tensor: torch.Tensor, where: str) -> Iterator[Element]:
+    for other in a.pieces:
+        theirs = other.tensor()
+        for part_a, part_b in other.region.overlaps(region):
+            x, y = part_a.of(theirs).to(torch.float64), part_b.of(tensor)
+            gaps = torch.nan_to_num((x - y).abs().reshape(-1), nan=torch.inf)
+            for at in gaps.topk(min(NUM_ELEMENTS, gaps.numel())).indices.tolist():
+                index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), x.shape))
+                yield Element(part_a.global_index(index), float(x[index]), float(y[index]), where)
+
+
+def _gap(element: Element) -> float:
+    gap = abs(element.reference - element.candidate)
+    return math.inf if math.isnan(gap) else gap

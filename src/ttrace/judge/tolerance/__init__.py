@@ -1,0 +1,1 @@
+"""Tolerances: the error that rounding explains, estimated from the twins."""

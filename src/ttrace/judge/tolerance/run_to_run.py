@@ -1,0 +1,112 @@
+"""This module measures how far a candidate differs from itself, and adds that to what rounding explains.
+
+Kernels with atomics sum in another order every time. Twins are runs of their own, so the reference's noise is in their
+errors already; the candidate's shows only in a second run of it. Noise that is no larger than what rounding explains,
+times the margin, is taken for rounding too. More than that is a race, or random numbers, and excuses nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ttrace.judge.tensors.logical import Logical, measured
+from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.noise_dominated import Masks
+from ttrace.judge.verdict import Tolerance
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.region import Region
+from ttrace.trace.reader import Trace
+from ttrace.values.stats import Stats
+
+
+def is_repeated(candidate: Trace, again: Trace) -> bool:
+    """Whether both runs recorded the same, bit for bit."""
+    if candidate.shards.keys() != again.shards.keys():
+        return False
+    pairs = ((candidate.shards[tensor_id], again.shards[tensor_id]) for tensor_id in candidate.shards)
+    return all(
+        len(first) == len(second)
+        and all(torch.equal(a.stored(), b.stored()) for a, b in zip(first, second, strict=True))
+        for first, second in pairs
+    )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Two runs of one candidate, by id: how far the second is from the first."""
+
+    stats: dict[TensorId, Stats]
+
+    @classmethod
+    def between(cls, candidate: Trace, again: Trace, rounding: Twins) -> Noise:
+        return cls(dict(_differences(candidate, again, rounding)))
+
+    def added(self, rounding: Twins) -> Twins:
+        """What rounding and this noise explain together."""
+        found = copy.copy(rounding)
+        found.tolerances = {t: self._widened(t, tolerance, rounding) for t, tolerance in rounding.tolerances.items()}
+        return found
+
+    def notes(self, rounding: Twins) -> list[str]:
+        """What two runs of the candidate say of each other, in words."""
+        tolerances = rounding.tolerances
+        moved = [t for t, stats in self.stats.items() if tolerances[t].error(stats) > 0.0]
+        wild = [t for t in moved if not self._is_small(t, tolerances[t], rounding)]
+        if not moved:
+            return []
+        notes = [
+            f"the candidate is not deterministic: {len(moved)} of {len(self.stats)} tensors differ between two runs of "
+            f"it, {moved[0]} first; that was added to the tolerances of {len(moved) - len(wild)}"
+        ]
+        if wild:
+            first = tolerances[wild[0]]
+            notes.append(
+                f"two runs of the candidate differ by more than rounding explains, first at {wild[0]}: by "
+                f"{first.error(self.stats[wild[0]]):.1e}, where the tolerance is {first.value:.1e}. A race, or random "
+                "numbers of its own?"
+            )
+        return notes
+
+    def _widened(self, tensor_id: TensorId, tolerance: Tolerance, rounding: Twins) -> Tolerance:
+        stats = self.stats.get(tensor_id)
+        if stats is None or not self._is_small(tensor_id, tolerance, rounding):
+            return tolerance
+        off = abs(stats.scale - 1.0) if stats.aa else 0.0
+        return replace(
+            tolerance,
+            is_repeated=tolerance.is_repeated and stats.dd == 0.0,
+            value=tolerance.value + rounding.margin * tolerance.error(stats),
+            scale=tolerance.scale + rounding.scale_margin * off,
+        )
+
+    def _is_small(self, tensor_id: TensorId, tolerance: Tolerance, rounding: Twins) -> bool:
+        return tolerance.error(self.stats[tensor_id]) <= rounding.margin * tolerance.value
+
+
+def _differences(candidate: Trace, again: Trace, rounding: Twins) -> Iterator[tuple[TensorId, Stats]]:
+    """Of every id that both runs and the reference have."""
+    for tensor_id in rounding.tolerances:
+        reference = Logical.found(rounding.reference, tensor_id)
+        shape = reference.shape if reference is not None else None
+        first, second = (Logical.found(trace, tensor_id, shape) for trace in (candidate, again))
+        if first is not None and second is not None and first.shape == second.shape:
+            lost = _laid_out(rounding.lost(tensor_id), first)
+            yield tensor_id, measured(first, second, lost=lost)[0]
+
+
+def _laid_out(lost: Masks, logical: Logical) -> Masks:
+    """The reference's lost elements in the candidate's regions."""
+    if not lost:
+        return {}
+    masks: dict[Region, torch.Tensor] = {}
+    for piece in logical.pieces:
+        mask = torch.zeros(piece.region.local_shape, dtype=torch.bool)
+        for region, elements in lost.items():
+            for here, there in piece.region.overlaps(region):
+                here.assign(mask, there.of(elements))
+        masks[piece.region] = mask
+    return masks

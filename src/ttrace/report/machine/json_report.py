@@ -1,0 +1,152 @@
+"""This module writes a judgement as JSON, for programs.
+
+docs/reference/report.schema.json is made from its types, which tests/report/machine/test_schema.py holds it to.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict  # pydantic reads the standard library's only from Python 3.12 on
+
+from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
+
+SCHEMA = 1
+_CLOSED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+@with_config(_CLOSED)
+class FindingReport(TypedDict):
+    """Where something starts to be wrong."""
+
+    id: str
+    """step/microbatch/name/kind of the first wrong tensor."""
+    module: str
+    kind: str
+    source: str
+    """File and line of the module's class; empty if it is not known."""
+    cause: str
+    """One of a closed set of names, see docs/reference/commands.md."""
+    sentence: str
+    axis: str | None
+    evidence: list[str]
+    error: float | None
+    tolerance: float | None
+    num_after: int
+    """How many wrong tensors follow."""
+    alone: bool | None
+    """Whether the module is wrong by itself, on generated inputs; null if the isolated run did not judge its tensor."""
+    inside: str
+    """The first wrong call of a torch function in the module's own code; empty if it is not known."""
+
+
+@with_config(_CLOSED)
+class TensorReport(TypedDict):
+    """One logical tensor, measured."""
+
+    id: str
+    verdict: Verdict
+    reason: str
+    error: float | None
+    scale: float | None
+    tolerance: float | None
+    twin_error: float | None
+    replica_error: float | None
+    layout: str
+    by: str
+    """Who decided the layout."""
+
+
+@with_config(_CLOSED)
+class Report(TypedDict):
+    """A judgement; numbers that JSON cannot hold are null."""
+
+    schema: int
+    exit: int
+    """0: every tensor agrees; 1: there are findings; 2: something could not be judged."""
+    counts: dict[str, int]
+    """How many tensors got each verdict."""
+    findings: list[FindingReport]
+    """The first one first; those after it mostly follow from it."""
+    problems: list[str]
+    """What keeps the whole from being judged."""
+    notes: list[str]
+    next: str
+    """What to type next."""
+    tensors: list[TensorReport]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a report."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **TypeAdapter(Report).json_schema(mode="serialization"),
+    }
+
+
+def as_json(judgement: Judgement, next_command: str) -> Report:
+    """The whole judgement; numbers that JSON cannot hold become null."""
+    return {
+        "schema": SCHEMA,
+        "exit": int(judgement.exit),
+        "counts": {verdict.value: judgement.count(verdict) for verdict in Verdict},
+        "findings": [_finding(finding) for finding in judgement.findings],
+        "problems": list(judgement.problems),
+        "notes": list(judgement.notes),
+        "next": next_command,
+        "tensors": [_comparison(comparison) for comparison in judgement.comparisons],
+    }
+
+
+def failure(message: str) -> Report:
+    """The same form for a command that could not judge anything."""
+    return {
+        "schema": SCHEMA,
+        "exit": int(Exit.UNJUDGED),
+        "counts": {},
+        "findings": [],
+        "problems": [message],
+        "notes": [],
+        "next": "",
+        "tensors": [],
+    }
+
+
+def _finding(finding: Finding) -> FindingReport:
+    return {
+        "id": str(finding.comparison.id),
+        "module": finding.module,
+        "kind": finding.comparison.id.kind.value,
+        "source": finding.source,
+        "cause": finding.cause.name,
+        "sentence": finding.cause.sentence,
+        "axis": finding.cause.axis,
+        "evidence": list(finding.cause.evidence),
+        "error": _number(finding.comparison.error),
+        "tolerance": _number(finding.comparison.tolerance.value if finding.comparison.tolerance else math.nan),
+        "num_after": finding.num_after,
+        "alone": finding.alone,
+        "inside": finding.inside,
+    }
+
+
+def _comparison(comparison: Comparison) -> TensorReport:
+    tolerance = comparison.tolerance
+    return {
+        "id": str(comparison.id),
+        "verdict": comparison.verdict,
+        "reason": comparison.reason,
+        "error": _number(comparison.error),
+        "scale": _number(comparison.stats.scale),
+        "tolerance": _number(tolerance.value) if tolerance else None,
+        "twin_error": _number(tolerance.twin_error) if tolerance else None,
+        "replica_error": _number(comparison.replica_error),
+        "layout": comparison.layout,
+        "by": comparison.by,
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,75 @@
+"""This module shows one id's difference: by rank, and the elements that differ most."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ttrace.judge.tensors.difference import Difference
+
+
+def as_json(difference: Difference) -> dict[str, Any]:
+    return {
+        "id": str(difference.id),
+        "shape": difference.shape,
+        "layout": difference.layout,
+        "by": difference.by,
+        "pending": list(difference.pending),
+        "factor": difference.factor,
+        "error": _number(difference.total.error),
+        "scale": _number(difference.total.scale),
+        "ranks": [
+            {
+                "where": rank.where,
+                "region": rank.region,
+                "error": _number(rank.stats.error),
+                "scale": _number(rank.stats.scale),
+            }
+            for rank in difference.ranks
+        ],
+        "elements": [
+            {
+                "index": element.index,
+                "reference": _number(element.reference),
+                "candidate": _number(element.candidate),
+                "where": element.where,
+            }
+            for element in difference.elements
+        ],
+    }
+
+
+def show(console: Console, difference: Difference, folder: str) -> None:
+    """Print the difference as two small tables."""
+    console.print(_head(difference), soft_wrap=True)
+    ranks = Table("where", "holds", "error", "scale", box=None, header_style="dim", pad_edge=False)
+    for rank in difference.ranks:
+        ranks.add_row(rank.where, Text(rank.region), f"{rank.stats.error:.2e}", f"{rank.stats.scale:.6g}")
+    worst = Table("element", "reference", "candidate", "where", box=None, header_style="dim", pad_edge=False)
+    for element in difference.elements:
+        worst.add_row(str(element.index), f"{element.reference:.6g}", f"{element.candidate:.6g}", element.where)
+    console.print("", ranks, "", worst, sep="\n")
+    command = f"ttrace show {shlex.quote(folder)} {shlex.quote(str(difference.id))}"
+    console.print(Text(f"next: {command}"), soft_wrap=True)
+
+
+def _head(difference: Difference) -> Text:
+    total = difference.total
+    what = f"summed over {', '.join(difference.pending)}, " if difference.pending else ""
+    if difference.factor != 1.0:
+        what += f"after the factor {difference.factor:g} still to come, "
+    return Text.assemble(
+        (str(difference.id), "bold"),
+        f"  shape {list(difference.shape)}\n",
+        f'layout "{difference.layout}", {difference.by}\n',
+        f"{what}error {total.error:.2e}, candidate = {total.scale:.6g} x reference along it",
+    )
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,160 @@
+"""This module shows what a trace holds: every id in a line, or every shard of one id."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ttrace.errors import TTraceError
+from ttrace.judge.tensors.logical import Logical
+from ttrace.tensors.ids import TensorId
+from ttrace.trace.format import DTYPE_NAMES
+from ttrace.trace.reader import Shard, Trace
+from ttrace.trace.storage.store import Place
+
+Row = dict[str, Any]
+
+
+def summary(folder: Place) -> Row:
+    """A trace in numbers."""
+    trace = Trace(folder)
+    return {
+        "folder": str(folder),
+        "role": trace.manifest.role,
+        "mesh": trace.manifest.mesh,
+        "ranks": len(trace.ranks),
+        "tensors": len(trace.shards),
+        "problems": list(trace.problems()),
+    }
+
+
+def rows(folder: Path, pattern: str) -> list[Row]:
+    """A row per id that matches; a row per shard if only one does. A run shows both of its sides.
+
+    In a run, a layout that nobody stated is inferred as a check infers it: from the shapes that the reference has.
+    """
+    found: list[tuple[str, list[Shard]]] = []
+    sides = _sides(folder)
+    matches = _choose_matching([str(key) for _, trace in sides for key in trace.shards], pattern)
+    for side, trace in sides:
+        chosen = [key for key in trace.shards if str(key) in matches]
+        found += [(side, _infer_layout(trace, key, sides[0][1])) for key in chosen]
+    if not found:
+        raise TTraceError(f"{folder} has no tensor {pattern!r}. `ttrace show {folder}` lists all.")
+    if len({shards[0].id for _, shards in found}) == 1:
+        return [_shard_row(side, shard) for side, shards in found for shard in shards]
+    return [_id_row(side, shards) for side, shards in found]
+
+
+def show(console: Console, folder: Path, found: list[Row]) -> None:
+    """Print rows as a table, and how to go on."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    one = len({row["id"] for row in found}) == 1
+    columns = [name for name in found[0] if name != "id"] if one else list(found[0])
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in found:
+        # Text, because a name or a rule may look like markup.
+        table.add_row(*(Text(_cell(row[name])) for name in columns))
+    if one:
+        console.print(Text(found[0]["id"], "bold"), soft_wrap=True)
+    console.print(table)
+    console.print(Text(f"next: {_next(folder, found, one=one)}"), soft_wrap=True)
+
+
+def _next(folder: Path, found: list[Row], *, one: bool) -> str:
+    where, last = shlex.quote(str(folder)), shlex.quote(found[-1]["id"])
+    if not one:
+        return f"ttrace show {where} {last}"
+    is_run = len({row["side"] for row in found}) > 1
+    return f"ttrace diff {where} {last}" if is_run else f"ttrace show {where}"
+
+
+def _choose_matching(ids: Sequence[str], pattern: str) -> set[str]:
+    """The ids that a pattern means: the very one, else those that match it as a glob, else those that contain it."""
+    if pattern in ids:
+        return {pattern}
+    matching = {text for text in ids if fnmatch.fnmatchcase(text, pattern)}
+    return matching or {text for text in ids if pattern in text or fnmatch.fnmatchcase(text, f"*{pattern}*")}
+
+
+def _infer_layout(trace: Trace, tensor_id: TensorId, reference: Trace) -> list[Shard]:
+    """The shards of an id, each with the layout by which a check reads it."""
+    shards = trace.shards[tensor_id]
+    if trace is reference or all(shard.record.region is not None for shard in shards):
+        return shards
+    whole = Logical.found(reference, tensor_id)
+    logical = Logical.found(trace, tensor_id, whole.shape) if whole is not None else None
+    if logical is None:
+        return shards
+    known = [shard for piece in logical.pieces for replicas in piece.summands for shard in replicas]
+    return sorted(known, key=lambda shard: (shard.coord.rank, shard.record.microbatch))
+
+
+def _sides(folder: Path) -> list[tuple[str, Trace]]:
+    sides = [side for side in ("reference", "candidate") if (folder / side).is_dir()]
+    if sides:
+        return [(side, Trace(folder / side)) for side in sides]
+    trace = Trace(folder)
+    return [(trace.manifest.role, trace)]
+
+
+def _id_row(side: str, shards: list[Shard]) -> Row:
+    record = shards[0].record
+    return {
+        "id": str(record.id),
+        "side": side,
+        "shape": record.region.shape if record.region else record.shape,
+        "dtype": DTYPE_NAMES[record.dtype],
+        "shards": len(shards),
+        "layout": record.layout,
+        "by": record.by or "nobody",
+    }
+
+
+def _shard_row(side: str, shard: Shard) -> Row:
+    record = shard.record
+    norm = float(shard.stored().flatten().double().norm())  # torch has no norm of more than 64 dims
+    return {
+        "id": str(record.id),
+        "side": side,
+        "where": str(shard.coord),
+        "shape": record.shape,
+        "region": str(record.region) if record.region else "unknown",
+        "pending": list(record.pending),
+        "layout": record.layout,
+        "by": record.by or "nobody",
+        "norm": norm if math.isfinite(norm) else None,
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "not finite"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (tuple, list)):
+        return json.dumps(value)
+    return str(value)
+
+
+def named_id(traces: Sequence[Trace], text: str) -> TensorId:
+    """The id that somebody meant: in full, or the first that ends like this, without a step and microbatch."""
+    ids = {str(tensor_id): tensor_id for trace in traces for tensor_id in trace.shards}
+    meant = next((known for known in ids if known == text or known.endswith(f"/{text}")), None)
+    if meant is not None:
+        return ids[meant]
+    site = text.rpartition("/")[0]
+    near = difflib.get_close_matches(text, ids, n=3) or [known for known in ids if site and site in known][:3]
+    hint = f"Did you mean {', '.join(near)}?" if near else f"`ttrace show {traces[0].folder}` lists all."
+    raise TTraceError(f"{text!r} is no tensor of this run. {hint}")

@@ -1,0 +1,84 @@
+"""This module tells what a check is worth: by kind for people, tensor by tensor for programs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ttrace.judge.selftest import INJECTIONS, Power, SelfTest
+from ttrace.tensors.ids import Kind
+
+_MOST_SHOWN = 5
+_SHORT = ("x 1.01", "x 1.001", "lost", "swapped", "row", "other mb")
+"""The faults, in the order of INJECTIONS, in few letters: the table should fit a terminal."""
+
+
+def as_json(found: SelfTest) -> dict[str, Any]:
+    return {
+        "exit": int(found.exit),
+        "without_power": dict(found.unprotected),
+        "tensors": [_tensor(power) for power in found.powers],
+    }
+
+
+def show(console: Console, found: SelfTest) -> None:
+    """Print a table by kind, with the smallest error that is seen in the middle and in the worst, then what is not."""
+    console.print(_table(found.powers))
+    blind: dict[str, list[str]] = {}
+    for power in found.powers:
+        if not power.protects:
+            blind.setdefault(power.reason, []).append(str(power.comparison.id))
+    for reason, ids in blind.items():
+        more = f" and {len(ids) - 2} more" if len(ids) > 2 else ""
+        console.print(Text(f"protects nothing: {', '.join(ids[:2])}{more}: {reason}", "dim"), soft_wrap=True)
+    for name, words in list(found.unprotected.items())[:_MOST_SHOWN]:
+        console.print(Text.assemble(("? ", "bold yellow"), f"no power over {name}: {words}"), soft_wrap=True)
+    if len(found.unprotected) > _MOST_SHOWN:
+        console.print(Text(f"... and {len(found.unprotected) - _MOST_SHOWN} further parameters", "dim"))
+    if not found.unprotected:
+        console.print(Text("✓ the check has power over every parameter", "bold green"))
+
+
+def _table(powers: Sequence[Power]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in ("kind", "tensors", "judged", "error", "worst", *_SHORT):
+        table.add_column(name, justify="left" if name == "kind" else "right", overflow="fold")
+    for kind in Kind:
+        mine = [power for power in powers if power.comparison.id.kind is kind]
+        if mine:
+            table.add_row(kind.value, *_cells(mine))
+    return table
+
+
+def _cells(powers: Sequence[Power]) -> list[str]:
+    errors = [power.error for power in powers if power.error is not None]
+    seen = [Counter(power.seen[name] for power in powers if name in power.seen) for name in INJECTIONS]
+    return [
+        str(len(powers)),
+        str(len(errors)),
+        f"{statistics.median(errors):.1e}" if errors else "-",
+        f"{max(errors):.1e}" if errors else "-",
+        *(f"{counts[True]}/{counts.total()}" if counts else "-" for counts in seen),
+    ]
+
+
+def _tensor(power: Power) -> dict[str, Any]:
+    return {
+        "id": str(power.comparison.id),
+        "protects": power.protects,
+        "reason": "" if power.protects else power.reason,
+        "error": _number(power.error),
+        "scale": _number(power.scale),
+        "seen": dict(power.seen),
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,143 @@
+"""This module tells a judgement in a terminal: the first divergence first, the next command last."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
+from ttrace.report.facts import BUT_PROBLEMS, PASSED, alike, facts, has_only_problems, headline
+from ttrace.report.terminal.branches import branches
+from ttrace.report.terminal.strip import WRONG, strip
+
+_MOST_SHOWN = 5
+_INDENT = 12
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Lines that belong together."""
+
+    parts: Sequence[RenderableType]
+    urgency: int = 0
+    """0 is always shown; else the smallest first, as long as there is room."""
+
+
+def show(console: Console, judgement: Judgement, next_command: str, report: Path | None = None) -> None:
+    """Print the judgement, and where the HTML report is: of less urgent things only what fits a terminal's screen."""
+    last = [Text.assemble(("report: ", "dim"), str(report))] if report is not None else []
+    notes = [_Block([Text(f"note: {note}", "dim")], urgency=2) for note in judgement.notes]
+    blocks = [
+        *_findings(judgement, console.width),
+        _Block(_unjudged(judgement)),
+        _Block([Text(f"✓ {PASSED}", "bold green")] if judgement.exit is Exit.PASSED else []),
+        _Block(_strip(judgement, console.width), urgency=1),
+        _Block(_tree(console, judgement), urgency=3),
+        _Block([_counts(judgement)]),
+        *notes,
+        _Block([*last, Text.assemble(("next: ", "dim"), (next_command, "bold"))]),
+    ]
+    if console.is_terminal:
+        blocks = _fitting(console, blocks)
+        num_left_out = len(notes) - sum(block in notes for block in blocks)
+        if num_left_out:
+            blocks.insert(-1, _Block([Text(f"... and {num_left_out} more notes in the report", "dim")]))
+    console.print(Group(*(part for block in blocks for part in block.parts)), soft_wrap=True)
+
+
+def text(judgement: Judgement, next_command: str, *, width: int = 100, height: int = 40) -> str:
+    """The same as plain text that fits a screen, for where others print it."""
+    output = StringIO()
+    console = Console(file=output, width=width, height=height, force_terminal=True, color_system=None)
+    show(console, judgement, next_command)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+def _fitting(console: Console, blocks: list[_Block]) -> list[_Block]:
+    """The blocks that leave the first line on the screen, with a line for the prompt and one for what is left out."""
+    heights = [sum(len(console.render_lines(part)) for part in block.parts) for block in blocks]
+    room = console.height - 2
+    kept = set()
+    for at in sorted(range(len(blocks)), key=lambda at: blocks[at].urgency):
+        if blocks[at].urgency == 0 or heights[at] <= room:
+            kept.add(at)
+            room -= heights[at]
+    return [block for at, block in enumerate(blocks) if at in kept]
+
+
+def _findings(judgement: Judgement, width: int) -> list[_Block]:
+    groups = alike(judgement.findings)
+    blocks = []
+    for i, (finding, *others) in enumerate(groups[:_MOST_SHOWN]):
+        blocks.append(_Block([_headline(finding, first=i == 0)]))
+        blocks.append(_Block(_details(finding, others, width), urgency=0 if i == 0 else 4))
+    if len(groups) > _MOST_SHOWN:
+        blocks.append(_Block([Text(f"... and {len(groups) - _MOST_SHOWN} further findings", "dim")]))
+    return blocks
+
+
+def _strip(judgement: Judgement, width: int) -> list[Text]:
+    return [
+        Text.assemble((f"  {label:<{_INDENT - 4}}  ", "dim"), _coloured(marks))
+        for label, marks in strip(judgement.comparisons, max(width - _INDENT, 20))
+    ]
+
+
+def _coloured(marks: str) -> Text:
+    text = Text(marks)
+    text.highlight_regex(f"{WRONG}+", "bold red")
+    return text
+
+
+def _tree(console: Console, judgement: Judgement) -> list[Text]:
+    """In lines of their own: whole, a tree would fill them up with blanks."""
+    found = judgement.findings
+    tree = branches(judgement.comparisons, found[0].comparison) if found else None
+    lines = console.render_lines(tree, pad=False) if tree is not None else []
+    return [Text.assemble("  ", *((part.text, part.style or "") for part in line)) for line in lines]
+
+
+def _headline(finding: Finding, *, first: bool) -> Text:
+    what, rest = headline(finding, first=first)
+    return Text.assemble(("✗ ", "bold red"), (what, "bold red"), f" {rest}")
+
+
+def _details(finding: Finding, others: list[Finding], width: int) -> list[RenderableType]:
+    """What is known of a finding, in lines of this width: no table, which would fill them up with blanks."""
+    lines: list[RenderableType] = []
+    for label, text in facts(finding, others):
+        wrapped = textwrap.wrap(text, max(width - _INDENT, 40), break_long_words=False, break_on_hyphens=False)
+        for i, part in enumerate(wrapped):
+            head = f"  {label if i == 0 else '':<{_INDENT - 4}}  "
+            lines.append(Text.assemble((head, "dim"), (part, "bold" if label == "cause" else "")))
+    return [*lines, Text()]
+
+
+def _unjudged(judgement: Judgement) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    if has_only_problems(judgement):
+        lines.append(Text.assemble(("? ", "bold yellow"), (f"{BUT_PROBLEMS}:", "bold")))
+    lines += [Text.assemble(("? ", "bold yellow"), problem) for problem in judgement.problems[:_MOST_SHOWN]]
+    if len(judgement.problems) > _MOST_SHOWN:
+        lines.append(Text(f"... and {len(judgement.problems) - _MOST_SHOWN} further problems", "dim"))
+    # What a problem tells of many together is not told of each.
+    told = {problem.rpartition(":")[0] for problem in judgement.problems if ":" in problem}
+    spoilt = [comparison for comparison in judgement.comparisons if comparison.spoils and comparison.reason not in told]
+    lines += [
+        Text.assemble(("? ", "bold yellow"), f"{comparison.id} is {comparison.verdict}: {comparison.reason}")
+        for comparison in spoilt[:_MOST_SHOWN]
+    ]
+    if len(spoilt) > _MOST_SHOWN:
+        lines.append(Text(f"... and {len(spoilt) - _MOST_SHOWN} more that could not be judged", "dim"))
+    return lines
+
+
+def _counts(judgement: Judgement) -> Text:
+    words = [f"{count} {verdict}" for verdict in Verdict if (count := judgement.count(verdict))]
+    return Text(f"{len(judgement.comparisons)} tensors: {', '.join(words) or 'none'}")

@@ -1,0 +1,147 @@
+"""This module spells chunks as an archive has them: every tensor as its difference to the reference's, packed.
+
+A chunk is cut into segments: the bytes of a tensor, or what lies between two. Of a tensor, its bits xor those that the
+reference has in the same place are packed, the last byte of every element first, then the one before it: where a run
+differs by rounding alone, most of them are zero.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from ttrace.errors import TraceError
+from ttrace.trace.documents import validated
+from ttrace.trace.format import Record
+from ttrace.trace.storage.store import Place
+from ttrace.trace.storage.tensor_bytes import memory
+from ttrace.values.checksum import checksum_of
+
+INDEX = "archive.json"
+
+Base = Callable[[Record], torch.Tensor | None]
+"""What a record is packed against, of its shape and dtype; None: nothing."""
+
+
+class Segment(NamedTuple):
+    """Some bytes of a chunk, and where they are in the packed file."""
+
+    begin: NonNegativeInt
+    end: NonNegativeInt
+    at: NonNegativeInt
+    num_packed: NonNegativeInt
+    checksum: NonNegativeInt
+    """CRC-32C of the bytes themselves: with another reference than they were packed against, others would come out."""
+    order: NonNegativeInt | None
+    """Of the first record that has these bytes; None if none has."""
+
+
+class Index(BaseModel):
+    """The segments of all chunks of a rank; end to end they are the chunks, byte for byte."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    chunks: tuple[tuple[Segment, ...], ...]
+
+
+class Packed:
+    """The chunks of a rank that was archived."""
+
+    def __init__(self, folder: Place, records: Sequence[Record], base: Base) -> None:
+        self._folder, self._records, self._base = folder, records, base
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self._index.chunks)
+
+    def chunk(self, number: int) -> Iterator[torch.Tensor]:
+        """All segments of a chunk, in order."""
+        return (self._unpacked(number, segment) for segment in self._index.chunks[number])
+
+    def stored(self, record: Record) -> torch.Tensor:
+        """What a record stores."""
+        place = (record.chunk, record.begin, record.end)
+        if place not in self._segments:
+            raise TraceError(f"{record.id}: {self._folder / INDEX} has nothing where its data should be.")
+        segment = self._segments[place]
+        if segment.checksum != record.crc:
+            raise TraceError(f"{record.id}: {self._folder / INDEX} is not the index of this trace. Trace again.")
+        shape, dtype = record.stored
+        return _bits(self._unpacked(record.chunk, segment)).view(dtype).view(shape)
+
+    @cached_property
+    def _index(self) -> Index:
+        where = self._folder / INDEX
+        try:
+            return validated(Index, where.read_bytes().decode(), str(where))
+        except (OSError, UnicodeDecodeError) as error:
+            raise TraceError(f"{where} cannot be read ({error}).") from None
+
+    @cached_property
+    def _segments(self) -> dict[tuple[int, int, int], Segment]:
+        return {
+            (number, segment.begin, segment.end): segment
+            for number, segments in enumerate(self._index.chunks)
+            for segment in segments
+        }
+
+    def _unpacked(self, number: int, segment: Segment) -> torch.Tensor:
+        path = self._folder / packed_file(number)
+        where = f"{path}: bytes {segment.begin} to {segment.end} of the chunk"
+        base, width = None, 1
+        if segment.order is not None and segment.order < len(self._records):
+            record = self._records[segment.order]
+            base, width = self._base(record), record.stored[1].itemsize
+        try:
+            data = _read(path, segment.at, segment.at + segment.num_packed)
+            found = unpack(data, segment.end - segment.begin, width, base)
+        except (OSError, zlib.error, RuntimeError, ValueError, OverflowError, MemoryError) as error:
+            raise TraceError(f"{where} cannot be unpacked ({error}).") from None
+        if checksum_of(found) != segment.checksum:
+            raise TraceError(
+                f"{where} are not what was archived: the trace to which they are a difference was made again, or one "
+                "of the two is damaged. Run again."
+            )
+        return found
+
+
+def packed_file(number: int) -> str:
+    return f"chunk-{number:04d}.packed"
+
+
+def pack(data: torch.Tensor, base: torch.Tensor | None) -> bytes:
+    """A tensor's bits as their difference to those of a base, a tensor like it."""
+    planes = _xor(_bits(data), base).view(-1, data.element_size()).t().flip(0).contiguous()
+    squeeze = zlib.compressobj(1, wbits=-zlib.MAX_WBITS, strategy=zlib.Z_RLE)
+    return squeeze.compress(memory(planes)) + squeeze.flush()
+
+
+def unpack(data: bytearray, num_bytes: int, width: int, base: torch.Tensor | None) -> torch.Tensor:
+    """The bytes again, of elements of this width; the base is the one they were packed with."""
+    planes = bytearray(zlib.decompress(data, wbits=-zlib.MAX_WBITS, bufsize=num_bytes))
+    if len(planes) != num_bytes:
+        raise ValueError(f"there are {len(planes)} of them")
+    return _xor(torch.frombuffer(planes, dtype=torch.uint8).view(width, -1).flip(0).t().reshape(-1), base)
+
+
+def _xor(bits: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
+    return bits if base is None else bits ^ _bits(base)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes, row major."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _read(path: Place, begin: int, end: int) -> bytearray:
+    if not isinstance(path, Path):
+        return path.read(begin, end)
+    with path.open("rb") as file:
+        file.seek(begin)
+        return bytearray(file.read(end - begin))

@@ -1,0 +1,1 @@
+"""Bytes, files and object stores below the trace format."""

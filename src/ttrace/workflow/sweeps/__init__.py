@@ -1,0 +1,1 @@
+"""Sweeps: many parallel configurations judged against shared references."""

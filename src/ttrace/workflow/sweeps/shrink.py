@@ -1,0 +1,156 @@
+"""This module says when a sweep fails: the simplest condition that holds for all failures and for no pass.
+
+A condition is a disjunction of few terms, a term a conjunction of at most one predicate per axis: `tp > 1 and fp8`. Of
+all conditions that separate failures from passes exactly, the one with the fewest terms and then the fewest predicates
+is told. Values that stand first in their axis are the simplest, as in a property tester.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+from ttrace.workflow.sweeps.expression import Value
+
+Axes = Mapping[str, Sequence[Value]]
+Cell = Mapping[str, Value]
+MOST_TERMS, MOST_PREDICATES = 3, 4
+"""What is longer than that is not simple."""
+_SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    "<": operator.lt,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_MOST_CONSIDERED = 60
+"""Terms of which combinations are tried, those that hold for most failures first."""
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """One statement on one axis."""
+
+    text: str
+    axis: str
+    holds: Callable[[Value], bool] = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Term:
+    """Predicates that hold together; without any it always holds."""
+
+    predicates: tuple[Predicate, ...]
+
+    def holds(self, cell: Cell) -> bool:
+        return all(predicate.holds(cell[predicate.axis]) for predicate in self.predicates)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.predicates)) or "always"
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """When it fails, and the smallest cell of each way to fail."""
+
+    terms: tuple[Term, ...]
+    """Empty if no simple condition separates failures from passes."""
+    smallest: tuple[Cell, ...]
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "no simple condition separates the failures from the passes"
+        if self.terms == (Term(()),):
+            return "fails always"
+        if len(self.terms) == 1:
+            return f"fails iff {self.terms[0]}"
+        return f"fails iff {' or '.join(f'({term})' for term in self.terms)}"
+
+
+def shrunk(axes: Axes, failures: Sequence[Cell], passes: Sequence[Cell]) -> Shrunk:
+    """What there is to say of failures, of which there must be some."""
+    assert failures
+    found = _fewest(_terms(axes, failures, passes), len(failures))
+    if not found:
+        return Shrunk((), (smallest(axes, failures),))
+    ways = [[cell for cell in failures if term.holds(cell)] for term in found]
+    return Shrunk(found, tuple(smallest(axes, cells) for cells in ways))
+
+
+def smallest(axes: Axes, cells: Iterable[Cell]) -> Cell:
+    """The cell whose values stand first in their axes, all together."""
+
+    def size(cell: Cell) -> tuple[int, list[int]]:
+        places = [list(values).index(cell[axis]) for axis, values in axes.items()]
+        return sum(places), places
+
+    return min(cells, key=size)
+
+
+def predicates(axis: str, values: Sequence[Value]) -> list[Predicate]:
+    """Everything that can be said of an axis by one predicate, the most natural first; nothing of a single value."""
+    if len(values) < 2:
+        return []
+    if all(isinstance(value, bool) for value in values):
+        return [Predicate(axis, axis, bool), Predicate(f"not {axis}", axis, lambda value: not value)]
+    found = []
+    if all(isinstance(value, (int, float)) for value in values):
+        numbers = sorted(values)
+        found += [_stated(axis, ">", value) for value in numbers[:-1]]
+        found += [_stated(axis, "==", value) for value in numbers[:-1]]
+        found += [_stated(axis, "<", value) for value in numbers[2:]]
+        return found + [_stated(axis, "!=", value) for value in numbers[1:-1]]
+    found += [_stated(axis, "==", value) for value in values]
+    return found + [_stated(axis, "!=", value) for value in values if len(values) > 2]
+
+
+def _stated(axis: str, sign: str, value: Value) -> Predicate:
+    compare = _SIGNS[sign]
+    return Predicate(f"{axis} {sign} {value!r}", axis, lambda held: compare(held, value))
+
+
+def _terms(axes: Axes, failures: Sequence[Cell], passes: Sequence[Cell]) -> dict[Term, int]:
+    """Terms that hold for no pass and cannot lose a predicate, with the failures they hold for, as bits.
+
+    Of terms that hold for the same failures only the first, which is the simplest, is kept. What a
+    predicate says of all cells is a number, and a conjunction of predicates the bitwise and of these.
+    """
+    choices = {axis: predicates(axis, values) for axis, values in axes.items()}
+    fails = {p: _bits(p, failures) for found in choices.values() for p in found}
+    passed = {p: _bits(p, passes) for found in choices.values() for p in found}
+    every, none = (1 << len(failures)) - 1, (1 << len(passes)) - 1
+    kept: dict[Term, int] = {}
+    for size in range(min(len(axes), MOST_PREDICATES) + 1):
+        for chosen in itertools.combinations(choices.values(), size):
+            for together in itertools.product(*chosen):
+                held = reduce(lambda a, p: a & fails[p], together, every)
+                is_clean = not reduce(lambda a, p: a & passed[p], together, none)
+                # A larger term that holds for no more failures than a smaller one adds nothing.
+                if held and is_clean and not any(held | other == other for other in kept.values()):
+                    kept[Term(together)] = held
+    return kept
+
+
+def _bits(predicate: Predicate, cells: Sequence[Cell]) -> int:
+    return sum(1 << i for i, cell in enumerate(cells) if predicate.holds(cell[predicate.axis]))
+
+
+def _fewest(terms: Mapping[Term, int], num_failures: int) -> tuple[Term, ...]:
+    """The fewest terms that hold for all failures together, with the fewest predicates; empty if it takes many."""
+    every = (1 << num_failures) - 1
+    most = sorted(terms, key=lambda term: -terms[term].bit_count())[:_MOST_CONSIDERED]
+    for count in range(1, MOST_TERMS + 1):
+        found = [
+            chosen
+            for chosen in itertools.combinations(most, count)
+            if reduce(lambda held, term: held | terms[term], chosen, 0) == every
+        ]
+        if found:
+            return min(found, key=lambda chosen: sum(len(term.predicates) for term in chosen))
+    return ()

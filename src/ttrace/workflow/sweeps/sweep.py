@@ -1,0 +1,213 @@
+"""This module runs the cells of a sweep, as many at once as ranks allow, against references that they share.
+
+Every distinct reference command is run once, with its twins, into a run's folder of its own. A cell is a run's folder
+too, in which these are links: whatever reads a run reads a cell, and what is kept of a run is kept of a cell.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from ttrace.capture.plan import Plan
+from ttrace.errors import TTraceError
+from ttrace.judge.verdict import Exit, Judgement
+from ttrace.report.sweep import Row, Table
+from ttrace.workflow.flow import Commands, Flow, Tell
+from ttrace.workflow.launch import Launches
+from ttrace.workflow.lock import CELLS, REFERENCES, is_empty
+from ttrace.workflow.run import AS_USUAL, Run, Strictness
+from ttrace.workflow.sweeps.shrink import Shrunk, shrunk
+from ttrace.workflow.sweeps.sweep_file import Configuration, Matrix, spelled
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a cell ended."""
+
+    cell: Configuration
+    run: Run
+    exit: Exit
+    seconds: float
+    judgement: Judgement | None = None
+    problem: str = ""
+    """Why there is no judgement."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """All results, and when the sweep fails."""
+
+    results: tuple[Result, ...]
+    num_references: int
+    shrunk: Shrunk | None
+    """None if nothing failed."""
+
+    @property
+    def exit(self) -> Exit:
+        found = {result.exit for result in self.results}
+        return next((code for code in (Exit.FOUND, Exit.UNJUDGED) if code in found), Exit.PASSED)
+
+    @property
+    def table(self) -> Table:
+        """What there is to tell."""
+        rows = [
+            Row.of(
+                result.judgement,
+                result.problem,
+                name=result.cell.name,
+                values=result.cell.values,
+                exit=result.exit,
+                seconds=result.seconds,
+                folder=str(result.run.folder),
+            )
+            for result in self.results
+        ]
+        smallest = tuple(spelled(dict(cell)) for cell in self.shrunk.smallest) if self.shrunk else ()
+        condition = str(self.shrunk) if self.shrunk else ""
+        return Table(tuple(rows), self.num_references, condition, smallest)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Fills a folder. `settings` holds what is common to all plans."""
+
+    folder: Path
+    matrix: Matrix
+    settings: Plan
+    num_twins: int
+    max_ranks: int
+    timeout: float
+    strictness: Strictness = AS_USUAL
+    repeats: bool = True
+    begin: Tell = lambda _: None
+    end: Callable[[Result], None] = lambda _: None
+    _launches: Launches = field(default_factory=Launches)
+
+    def run(self, *, fresh: bool = False) -> Swept:
+        """Everything; whatever happens, no command is left running."""
+        check_sweep_folder(self.folder)
+        try:
+            references = self._references(fresh=fresh)
+            flows = {cell.folder: self._prepared(cell, references[cell.reference]) for cell in self.matrix.cells}
+            results = {result.cell.folder: result for result in self._results(flows, fresh=fresh)}
+        finally:
+            self._launches.close()
+        ordered = [results[cell.folder] for cell in self.matrix.cells]
+        return Swept(tuple(ordered), len(references), _shrunk(self.matrix, ordered))
+
+    def isolated(self, swept: Swept) -> Swept:
+        """The same, with what isolated runs add to the smallest failing cells."""
+        smallest = [dict(cell) for cell in swept.shrunk.smallest] if swept.shrunk else []
+        results = [self._isolated(result) if result.cell.values in smallest else result for result in swept.results]
+        return replace(swept, results=tuple(results))
+
+    def _isolated(self, result: Result) -> Result:
+        assert result.judgement is not None
+        self.begin(f"{result.cell.name}: isolated")
+        flow = replace(self._flow(result.cell), launches=None)  # those of all cells have been ended
+        return replace(result, judgement=flow.isolated(result.judgement))
+
+    def _references(self, *, fresh: bool) -> dict[tuple[str, ...], Run]:
+        """Every distinct reference with its twins, one after the other."""
+        found: dict[tuple[str, ...], Run] = {}
+        for cell in self.matrix.cells:
+            if cell.reference in found:
+                continue
+            run = found[cell.reference] = Run(self.folder / REFERENCES / str(len(found)))
+            self.begin(f"reference {len(found)}")
+            commands = Commands(cell.reference, cell.reference, self.num_twins, self.timeout)
+            flow = Flow(run, commands, self._settings(run), launches=self._launches)
+            flow.prepare(fresh=fresh)
+            flow.trace_references()
+        return found
+
+    def _prepared(self, cell: Configuration, reference: Run) -> Flow:
+        """With the cell's folder made, and the reference in it."""
+        flow = self._flow(cell)
+        flow.prepare()
+        _link(flow.run, reference)
+        return flow
+
+    def _flow(self, cell: Configuration) -> Flow:
+        run = Run(self.folder / CELLS / cell.folder)
+        commands = Commands(cell.reference, cell.candidate, self.num_twins, self.timeout)
+        return Flow(run, commands, self._settings(run), self.strictness, launches=self._launches)
+
+    def _settings(self, run: Run) -> Plan:
+        return self.settings.model_copy(update={"out": run.folder})
+
+    def _results(self, flows: dict[str, Flow], *, fresh: bool) -> Iterator[Result]:
+        """Start the largest cells first, and whatever fits beside those that run."""
+        waiting = sorted(self.matrix.cells, key=lambda cell: -self._num_ranks(cell))
+        running: dict[Future[Result], int] = {}
+        with ThreadPoolExecutor(len(waiting)) as pool:
+            try:
+                while waiting or running:
+                    while (cell := self._next(waiting, sum(running.values()))) is not None:
+                        waiting.remove(cell)
+                        running[pool.submit(self._result, cell, flows[cell.folder], fresh=fresh)] = self._num_ranks(
+                            cell
+                        )
+                        self.begin(f"{len(waiting)} cells to come, {len(running)} running")
+                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        del running[future]
+                        self.end(future.result())
+                        yield future.result()
+            finally:
+                self._launches.close()  # threads end when what they wait for does
+
+    def _num_ranks(self, cell: Configuration) -> int:
+        """A cell that does not say how many ranks it takes, or takes too many, runs alone."""
+        return min(cell.num_ranks or self.max_ranks, self.max_ranks)
+
+    def _next(self, waiting: list[Configuration], num_busy: int) -> Configuration | None:
+        return next((cell for cell in waiting if num_busy + self._num_ranks(cell) <= self.max_ranks), None)
+
+    def _result(self, cell: Configuration, flow: Flow, *, fresh: bool) -> Result:
+        start = time.monotonic()
+        try:
+            flow.trace_candidate(fresh=fresh)
+            judgement = flow.run.judged(self.strictness, isolated=False)
+            if judgement.findings and self.repeats:
+                judgement = flow.repeated(judgement)
+        except TTraceError as error:
+            return Result(cell, flow.run, Exit.UNJUDGED, time.monotonic() - start, problem=str(error))
+        return Result(cell, flow.run, judgement.exit, time.monotonic() - start, judgement)
+
+
+def check_sweep_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than a sweep."""
+    if not is_empty(folder) and not (folder / REFERENCES).is_dir():
+        raise TTraceError(f"{folder} is not empty and holds no earlier sweep. Choose another --out.")
+
+
+def most_ranks() -> int:
+    """How many ranks run at once if nobody says; cells would all take the same accelerators, so they take turns."""
+    return 1 if torch.accelerator.is_available() else os.cpu_count() or 1
+
+
+def _link(run: Run, reference: Run) -> None:
+    """Make the reference and its twins part of a cell's folder."""
+    for old in (run.reference, *run.twins()):
+        if old.is_symlink():
+            old.unlink()
+        elif old.exists():
+            shutil.rmtree(old)
+    for trace in (reference.reference, *reference.twins()):
+        (run.folder / trace.name).symlink_to(os.path.relpath(trace, run.folder), target_is_directory=True)
+
+
+def _shrunk(matrix: Matrix, results: list[Result]) -> Shrunk | None:
+    failures, passes = (
+        [result.cell.values for result in results if result.exit is code] for code in (Exit.FOUND, Exit.PASSED)
+    )
+    return shrunk(matrix.axes, failures, passes) if failures else None

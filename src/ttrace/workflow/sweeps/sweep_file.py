@@ -1,0 +1,145 @@
+"""This module reads a sweep's file: axes, what follows from them, what to leave out, and the commands of each cell.
+
+reference = "python train.py {fp8}"
+candidate = "torchrun --standalone --nproc-per-node {ranks} train.py --tp {tp} --cp {cp} {fp8}"
+exclude = ["tp * cp > 8"]
+
+[axes]
+tp = [1, 2, 4]
+cp = [1, 2]
+fp8 = "--fp8"  # a text: without it and with it
+
+[derived]
+ranks = "tp * cp"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from ttrace.errors import TTraceError
+from ttrace.workflow.launch import split_command
+from ttrace.workflow.sweeps.expression import Value, evaluated
+from ttrace.workflow.sweeps.shrink import Axes
+
+RANKS = "ranks"
+"""The name under which a sweep says how many ranks a cell takes."""
+_Listed = StrictBool | StrictInt | StrictFloat | StrictStr
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    reference: str
+    candidate: str
+    axes: dict[str, StrictStr | list[_Listed]] = Field(min_length=1)
+    derived: dict[str, str] = {}
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One cell: its values, how many ranks it takes, and its commands."""
+
+    values: dict[str, Value]
+    num_ranks: int | None
+    """None if the sweep does not say."""
+    reference: tuple[str, ...]
+    candidate: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return spelled(self.values)
+
+    @property
+    def folder(self) -> str:
+        """A name that no other cell of the sweep has, also where values differ only in what no folder may be called."""
+        text = "-".join(_word(axis, value) for axis, value in self.values.items())
+        plain = re.sub(r"[^\w.=-]+", "_", text)
+        if plain == text and not any("=" in str(value) for value in self.values.values()):
+            return plain
+        return f"{plain}-{hashlib.sha256(repr(self.values).encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All cells of a sweep, in the order of their axes."""
+
+    axes: Axes
+    cells: tuple[Configuration, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> Matrix:
+        try:
+            file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, RecursionError) as error:
+            raise TTraceError(
+                f"{path} is no sweep: {error}. It needs reference = and candidate = commands and a table [axes], for "
+                "instance tp = [1, 2]."
+            ) from None
+        return _matrix(file)
+
+
+def spelled(values: dict[str, Value]) -> str:
+    """A cell in words: `tp=2 cp=1 fp8`; a flag that is off is not named."""
+    return " ".join(_word(axis, value) for axis, value in values.items() if value is not False) or "without any flag"
+
+
+def _word(axis: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return axis if value else f"no_{axis}"
+    return f"{axis}={value}"
+
+
+def _matrix(file: _File) -> Matrix:
+    axes: dict[str, list[Value]] = {
+        axis: [False, True] if isinstance(values, str) else list(values) for axis, values in file.axes.items()
+    }
+    for axis, values in axes.items():
+        if not axis.isidentifier() or not values or len({_word(axis, value) for value in values}) < len(values):
+            raise TTraceError(f"axis {axis!r} has values {values}. It needs a plain name, and each value once.")
+    both = set(axes) & set(file.derived)
+    if both:
+        raise TTraceError(f"{sorted(both)[0]!r} is an axis and derived. Rename one of them.")
+    cells = [_cell(file, dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+    kept = tuple(cell for cell in cells if cell is not None)
+    if not kept:
+        raise TTraceError("the sweep excludes every cell.")
+    return Matrix(axes, kept)
+
+
+def _cell(file: _File, values: dict[str, Value]) -> Configuration | None:
+    names = dict(values)
+    for name, text in file.derived.items():
+        names[name] = evaluated(text, names)
+    if any(evaluated(text, names) for text in file.exclude):
+        return None
+    flags = {axis: text for axis, text in file.axes.items() if isinstance(text, str)}
+    texts = {name: _text(value, flags.get(name)) for name, value in names.items()}
+    reference, candidate = (split_command(_filled(command, texts)) for command in (file.reference, file.candidate))
+    ranks = names.get(RANKS)
+    if ranks is not None and (not isinstance(ranks, int) or ranks < 1):
+        raise TTraceError(f"{spelled(values)} takes {ranks!r} ranks. `ranks` must be a number above zero.")
+    return Configuration(values, ranks, reference, candidate)
+
+
+def _text(value: Value, flag: str | None) -> str:
+    if flag is not None:
+        return flag if value else ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _filled(template: str, texts: dict[str, str]) -> str:
+    def of(match: re.Match[str]) -> str:
+        if match[1] not in texts:
+            raise TTraceError(f"{template!r} names {match[0]}, but there are only {', '.join(texts)}.")
+        return texts[match[1]]
+
+    return re.sub(r"\{([A-Za-z_]\w*)\}", of, template)

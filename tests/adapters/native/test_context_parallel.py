@@ -1,0 +1,87 @@
+"""context_parallel says itself how it deals out a sequence, also to those who imported it by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import _context_parallel_shard, _PerDocumentHeadTailLoadBalancer
+
+from ttrace.adapters.native.context_parallel import cut_of
+from ttrace.capture.observe.torch_patches import overheard
+from ttrace.errors import LayoutError
+from ttrace.layouts.layout import Cut
+from ttrace.layouts.splits import Split
+from zoo.harness.context import load_balance
+from zoo.harness.ranks import on_ranks
+
+
+class Ear:
+    """Keeps what it hears of cuts."""
+
+    def __init__(self) -> None:
+        self.heard: list[Cut | str] = []
+
+    def hears_backward(self, tensors: tuple[torch.Tensor, ...]) -> None: ...
+
+    def hears_gradients(self) -> None: ...
+
+    def hears_norm(self, norm: torch.Tensor) -> None: ...
+
+    def hears_clip(self, factor: torch.Tensor) -> None: ...
+
+    def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None: ...
+
+    def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
+        try:
+            self.heard.append(cut_of(mesh, size, held))
+        except LayoutError as error:
+            self.heard.append(str(error))
+
+
+def cuts_heard() -> dict[str, Any]:
+    """On every rank: what is heard of each way to deal out a sequence."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    samples = torch.arange(32).view(2, 16)
+    documents = _PerDocumentHeadTailLoadBalancer([[16], [8, 8]], 2, "cpu")
+    found: dict[str, Any] = {}
+
+    def shard_by_documents() -> None:
+        _context_parallel_shard(mesh, [samples.clone()], [1], documents)
+
+    def run(*, balanced: bool = True, tokens: int = 16) -> None:
+        with load_balance(balanced), context_parallel(mesh, buffers=[torch.arange(tokens)], buffer_seq_dims=[0]):
+            pass
+
+    for name, case in {
+        "zigzag": run,
+        "plain": lambda: run(balanced=False),
+        "not divisible": lambda: run(tokens=10),
+        "documents": shard_by_documents,
+    }.items():
+        ear = Ear()
+        with overheard(ear):
+            case()
+        found[name] = ear.heard
+    return found
+
+
+@pytest.fixture(scope="module")
+def heard() -> list[dict[str, Any]]:
+    return on_ranks(2, cuts_heard)
+
+
+@pytest.mark.parametrize(
+    ("case", "split"), [("zigzag", Split("zigzag")), ("plain", Split()), ("not divisible", Split())]
+)
+def test_axis_and_order_are_heard_on_every_rank(heard: list[dict[str, Any]], case: str, split: Split) -> None:
+    assert [rank[case] for rank in heard] == [[Cut("cp", split)]] * 2
+
+
+def test_an_order_that_differs_between_samples_is_no_split(heard: list[dict[str, Any]]) -> None:
+    (message,) = heard[0]["documents"]
+    assert "in an order that is no known split" in message
+    assert "@ttrace.split" in message

@@ -1,0 +1,114 @@
+"""FSDP2 says over which ranks it reduces and by what it divides, also where a script has set that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+
+from ttrace.adapters.native.adapter import Native
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
+from ttrace.judge.verdict import Exit, Judgement
+from ttrace.layouts.rules import Rules
+from ttrace.trace.reader import Trace
+from zoo.harness.ranks import on_ranks
+from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged
+
+RANKS = 2
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+
+def train(plan: Plan, model: nn.Module, num_microbatches: int, *, divisor: float) -> None:
+    """Each rank has microbatches of its own; `divisor` is what the script itself divides its losses by."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    adapter = Native([model]) if plan.role == "candidate" else SimulatedRank()
+    session = Session(plan, model, optimizer, adapter, Rules())
+    with session.step():
+        for _ in range(num_microbatches):
+            x, y = session.batch((torch.randn(4, 8), torch.randn(4, 8)))
+            (F.mse_loss(model(x), y) / divisor).backward()
+        optimizer.step()
+    session.close()
+
+
+def sharded() -> nn.Module:
+    model = build()
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def summed() -> nn.Module:
+    """The script divides by the number of ranks itself, as one does that counts tokens."""
+    model = sharded()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            module.set_gradient_divide_factor(1.0)
+    return model
+
+
+def on_two_meshes() -> nn.Module:
+    """Weights and biases are reduced over the same ranks, each by a mesh of its own."""
+    model = build()
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
+    other = DeviceMesh.from_group(dist.new_group(list(range(RANKS))), "cpu", mesh_dim_names=("edp",))
+    info = FSDPMeshInfo(other, shard_mesh_dim=0)
+
+    def placement(parameter: nn.Parameter) -> ShardPlacementResult | None:
+        return ShardPlacementResult(None, info) if parameter.ndim == 1 else None
+
+    fully_shard(model, mesh=mesh, shard_placement_fn=placement)
+    return model
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], float, float]] = {
+    "averaged": (sharded, 1.0, 1 / RANKS),
+    "summed": (summed, float(RANKS), 1.0),
+    "two meshes": (on_two_meshes, 1.0, 1 / RANKS),
+}
+"""How a model is made, what the script divides its losses by, and what the reduction applies."""
+
+
+def run_cases(folder: Path) -> dict[str, tuple[Judgement, float]]:
+    if dist.get_rank() == 0:
+        plan = Plan(out=folder / "reference", stop=False)
+        train(plan, build(), RANKS, divisor=float(RANKS))
+        for twin in range(1, NUM_TWINS + 1):
+            update = {"out": folder / f"twin-{twin}", "role": "twin", "twin": twin, "reference": plan.out}
+            train(plan.model_copy(update=update), build(), RANKS, divisor=float(RANKS))
+    dist.barrier()
+    found = {}
+    for name, (make, divisor, _) in CASES.items():
+        out = folder / name.replace(" ", "_")
+        plan = Plan(out=out, role="candidate", reference=folder / "reference", stop=False)
+        train(plan, make(), 1, divisor=divisor)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            found[name] = judged(folder, out), Trace(out).grad_factor
+    return found
+
+
+@pytest.mark.slow
+def test_what_fsdp_divides_by_is_read(tmp_path: Path) -> None:
+    found: dict[str, tuple[Judgement, float]] = on_ranks(RANKS, run_cases, tmp_path)[0]
+    for name, (_, _, factor) in CASES.items():
+        judgement, stated = found[name]
+        trouble = [(str(c.id), c.verdict, c.reason) for c in judgement.comparisons if c.spoils or c.verdict.is_wrong]
+        assert stated == factor, name
+        assert judgement.exit is Exit.PASSED, (name, judgement.problems, trouble[:5])

@@ -1,0 +1,109 @@
+"""DTensors say their own layout: regions, pending sums, axis names; all without a process group."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from ttrace.adapters.native import layouts as adapter
+from ttrace.errors import LayoutError
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.mesh import Mesh
+from ttrace.tensors.region import Region, Shape
+
+
+def device_mesh(shape: Shape, rank: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
+    ranks = torch.arange(math.prod(shape)).view(shape)
+    return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
+
+
+def held(size: int, rank: int, *placements: Placement, shape: Shape = (2,)) -> list[int]:
+    region = adapter.placements_region((size,), device_mesh(shape, rank), placements)
+    return rg.indices(region.dims[0]).tolist()
+
+
+def test_strided_shards_are_exact() -> None:
+    """A packed gate-up projection over two ranks: each holds half of the gate, then half of the up."""
+    strided = _StridedShard(0, split_factor=2)
+    assert held(8, 0, strided) == [0, 1, 4, 5]
+    assert held(8, 1, strided) == [2, 3, 6, 7]
+
+
+def test_strided_shards_under_sharding_are_exact() -> None:
+    """FSDP over a tensor-parallel weight: the outer mesh axis cuts what the inner one left."""
+    placements = (_StridedShard(0, split_factor=2), Shard(0))
+    assert [held(8, rank, *placements, shape=(2, 2)) for rank in range(4)] == [[0, 1], [4, 5], [2, 3], [6, 7]]
+
+
+def test_uneven_shards_end_short_or_empty() -> None:
+    assert [held(5, rank, Shard(0), shape=(4,)) for rank in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_replicated_and_pending_dims_are_whole() -> None:
+    assert held(5, 1, Replicate()) == list(range(5))
+    assert held(5, 1, Partial()) == list(range(5))
+
+
+def test_ranks_do_not_share_a_cache_entry() -> None:
+    """Meshes of different ranks are equal; only the coordinate tells them apart."""
+    assert device_mesh((2,), 0) == device_mesh((2,), 1)
+    assert held(6, 0, Shard(0)) != held(6, 1, Shard(0))
+
+
+def test_each_dim_sees_only_its_own_placements() -> None:
+    mesh = device_mesh((2, 2), 3)
+    region = adapter.placements_region((4, 6, 5), mesh, (Shard(2), Shard(0)))
+    assert region == Region((4, 6, 5), (((2, 4),), ((0, 6),), ((3, 5),)))
+
+
+def test_a_dtensor_is_placed_by_its_own_word() -> None:
+    mesh = device_mesh((2, 2), 1, ("dp", "tp"))
+    local = torch.zeros(4, 3)
+    tensor = DTensor.from_local(
+        local, mesh, [Partial(), Shard(1)], run_check=False, shape=torch.Size((4, 6)), stride=(6, 1)
+    )
+    placed = adapter.placed(tensor)
+    assert placed.region == Region((4, 6), (((0, 4),), ((3, 6),)))
+    assert placed.pending == ("dp",)
+    assert (placed.layout, placed.by) == ("d0 d1/tp +dp", "DTensor")
+    assert adapter.local_values(tensor).data_ptr() == local.data_ptr()
+
+
+def test_strided_shards_are_marked_in_the_text() -> None:
+    mesh = device_mesh((2, 2), 0, ("dp", "tp"))
+    text = adapter.layout_text(2, mesh, (_StridedShard(0, split_factor=2), Shard(0)))
+    assert text == "d0/dp:strided(2)/tp d1"
+
+
+def test_only_sums_are_pending() -> None:
+    mesh = device_mesh((2,), 0, ("tp",))
+    assert adapter.pending_axes(mesh, (Partial(),)) == ("tp",)
+    assert adapter.pending_axes(mesh, (Shard(0),)) == ()
+    message = "placement P(max) over tp: only pending sums can be added up from shards."
+    with pytest.raises(LayoutError, match=re.escape(message)):
+        adapter.pending_axes(mesh, (Partial("max"),))
+
+
+def test_axes_have_the_authors_names_or_numbers() -> None:
+    assert adapter.axis_names(device_mesh((2, 2), 0, ("dp", "tp"))) == ("dp", "tp")
+    assert adapter.axis_names(device_mesh((2, 2), 0)) == ("axis0", "axis1")
+
+
+def test_a_device_mesh_of_all_ranks_is_our_mesh() -> None:
+    theirs = device_mesh((2, 3), 4, ("dp", "tp"))
+    ours = adapter.mesh_of(theirs)
+    assert ours == Mesh.of(dp=2, tp=3)
+    assert list(ours.coord(4).values()) == list(theirs.get_coordinate() or ())
+
+
+def test_a_device_mesh_of_some_ranks_is_refused_with_what_to_do() -> None:
+    part = DeviceMesh("cpu", torch.tensor([4, 5]), mesh_dim_names=("tp",), _init_backend=False, _rank=4)
+    with pytest.raises(LayoutError, match=re.escape("holds ranks [4, 5]")) as error:
+        adapter.mesh_of(part)
+    assert "Give attach(mesh=...) the mesh of all ranks." in str(error.value)

@@ -1,0 +1,168 @@
+"""Hooks see every tensor, and change nothing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ttrace.capture.observe.hooks import Call, Hooks
+from ttrace.capture.resolve.names import Names
+from ttrace.tensors.ids import ROOT, Kind
+from zoo.harness.gpt import LENGTH, VOCAB, Gpt
+
+
+class Seen:
+    """A watcher that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[tuple[str, int, Kind, str], torch.Tensor] = {}
+        self.order: list[tuple[str, Kind]] = []
+        self._numbers: dict[str, int] = {}
+
+    def enters(self, name: str, *, again: bool) -> Call | None:
+        if again:
+            return None
+        number = self._numbers.get(name, 0)
+        self._numbers[name] = number + 1
+        return Call(name, 0, 0, number)
+
+    def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        self.tensors[call.name, call.number, kind, slot] = tensor.detach().clone()
+        self.order.append((call.name, kind))
+        return None
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> list[torch.Tensor]:
+    torch.manual_seed(7)
+    losses = []
+    for _ in range(steps):
+        ids, labels = torch.randint(VOCAB, (2, LENGTH)), torch.randint(VOCAB, (2, LENGTH))
+        loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+        loss.backward()
+        losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_recording_is_bitwise_neutral(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    bare = Gpt().to(dtype)
+    watched = copy.deepcopy(bare)
+    seen = Seen()
+    Hooks(Names([watched]).modules(), seen)
+    losses = [trained(model, torch.optim.AdamW(model.parameters(), lr=1e-2)) for model in (bare, watched)]
+    assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
+    for (name, a), b in zip(bare.named_parameters(), watched.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert len(seen.tensors) > 100
+
+
+def test_grad_input_is_the_modules_own_share() -> None:
+    """A tensor hook on the input would see what the residual connection adds, too."""
+    torch.manual_seed(0)
+    model = Gpt(num_layers=1)
+    seen = Seen()
+    expected: dict[str, torch.Tensor] = {}
+    Hooks(Names([model]).modules(), seen)
+    for name, module in model.named_modules():
+        if name not in ("", "words", "places", "layers"):
+            module.register_full_backward_hook(
+                lambda m, grad_in, grad_out, name=name: expected.__setitem__(name, grad_in[0].clone())  # noqa: ARG005
+            )
+    logits = model(torch.randint(VOCAB, (2, LENGTH))).flatten(0, 1)
+    F.cross_entropy(logits, torch.zeros(2 * LENGTH, dtype=torch.long)).backward()
+    assert len(expected) == 11
+    for name, gradient in expected.items():
+        torch.testing.assert_close(seen.tensors[name, 0, Kind.GRAD_INPUT, ""], gradient, rtol=1e-5, atol=1e-9)
+
+
+class Shapes(nn.Module):
+    """Structured inputs and outputs, keyword arguments, in-place use, a call inside a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Structured()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.inner({"h": x}, scale=torch.tensor(2.0))
+        again = self.inner({"h": out["pair"][0]}, scale=torch.tensor(3.0))
+        total: torch.Tensor = again["pair"][1].mul_(2.0).sum()
+        return total
+
+
+class Structured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, data: dict[str, torch.Tensor], *, scale: torch.Tensor) -> dict[str, Any]:
+        y = self.fc(data["h"]) * scale
+        return {"pair": (y, y + 1.0), "note": "text"}
+
+
+def test_structured_values_have_slots_and_calls_have_numbers() -> None:
+    model, seen = Shapes(), Seen()
+    Hooks(Names([model]).modules(), seen)
+    model(torch.randn(3, 4, requires_grad=True)).backward()
+    keys = set(seen.tensors)
+    for number in (0, 1):
+        assert {("inner", number, Kind.INPUT, "0.h"), ("inner", number, Kind.INPUT, "scale")} <= keys
+        assert {("inner", number, Kind.OUTPUT, "pair.0"), ("inner", number, Kind.OUTPUT, "pair.1")} <= keys
+        assert ("inner", number, Kind.GRAD_INPUT, "0.h") in keys
+    assert (ROOT, 0, Kind.GRAD_INPUT, "") in keys
+    assert torch.equal(seen.tensors["inner", 1, Kind.GRAD_OUTPUT, "pair.1"], torch.full((3, 4), 2.0))
+
+
+class Twofold(nn.Module):
+    """Has an output beside the one that is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.fc(x) + x.square(), x.norm()
+
+
+@pytest.mark.parametrize("only_inputs", [False, True])
+def test_an_unused_output_is_not_waited_for(only_inputs: bool) -> None:
+    model, seen = Twofold(), Seen()
+    Hooks(Names([model]).modules(), seen)
+    x = torch.randn(3, 4, requires_grad=True)
+    # Zero-bubble pipelines ask for some gradients only.
+    model(x)[0].sum().backward(inputs=[x] if only_inputs else None)
+    assert x.grad is not None
+    torch.testing.assert_close(seen.tensors[ROOT, 0, Kind.GRAD_INPUT, ""], x.grad)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_is_not_a_second_forward(reentrant: bool) -> None:
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = checkpoint(self.fc, x, use_reentrant=reentrant)
+            return out
+
+    model, seen = Recomputed(), Seen()
+    Hooks(Names([model]).modules(), seen)
+    model(torch.randn(2, 4, requires_grad=True)).sum().backward()
+    assert {number for name, number, _, _ in seen.tensors if name == "fc"} == {0}
+
+
+def test_removed_hooks_are_gone() -> None:
+    model, seen = nn.Linear(2, 2), Seen()
+    hooks = Hooks(Names([model]).modules(), seen)
+    hooks.remove()
+    model(torch.randn(1, 2))
+    assert not seen.tensors

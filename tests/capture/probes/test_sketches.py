@@ -1,0 +1,135 @@
+"""A sketch in place of a tensor: the same verdicts from far fewer bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.support.traces import TraceBuilder, drawn
+from ttrace.capture.plan import Plan
+from ttrace.errors import SketchError
+from ttrace.judge.tensors.logical import Logical, measured
+from ttrace.judge.verdict import Exit, Judgement
+from ttrace.tensors.ids import Kind, TensorId
+from ttrace.trace.reader import Trace
+from zoo.harness.gpt import RULES, Gpt
+from zoo.harness.ranks import on_ranks
+from zoo.harness.runs import Change, gpt_case, judged, trace_reference
+
+SKETCH = {"record": "sketch", "num_buckets": 256}
+
+
+def doubled(model: nn.Module, rank: int) -> None:
+    """On one of two ranks a layer's output is twice what it should be."""
+    if rank == 1:
+        model.get_submodule("layers.1.mlp.fc1").register_forward_hook(lambda _module, _args, output: 2 * output)
+
+
+def unscaled(model: nn.Module, rank: int) -> None:  # noqa: ARG001
+    """One weight's gradient is 5% too large."""
+    model.get_parameter("layers.2.mlp.fc1.weight").register_hook(lambda gradient: 1.05 * gradient)
+
+
+CASES: dict[str, tuple[torch.dtype, Change | None]] = {
+    "clean": (torch.float32, None),
+    "clean bf16": (torch.bfloat16, None),
+    "doubled": (torch.float32, doubled),
+    "gradient": (torch.float32, unscaled),
+}
+
+
+def run_cases(folder: Path) -> list[dict[str, Judgement | None]]:
+    found: list[dict[str, Judgement | None]] = []
+    for name, (dtype, change) in CASES.items():
+        by_way: dict[str, Judgement | None] = {}
+        for way, settings in (("full", {}), ("sketch", SKETCH)):
+            out = folder / f"{name}-{way}"
+            by_way[way] = gpt_case(out, dtype, 0, change, num_steps=2, **settings)
+            dist.barrier()
+        found.append(by_way)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Judgement]]:
+    folder = tmp_path_factory.mktemp("sketches")
+    results = on_ranks(2, run_cases, folder, timeout=240)[0]
+    return dict(zip(CASES, results, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_sketches_say_what_full_traces_say(found: dict[str, dict[str, Judgement]], name: str) -> None:
+    full, sketch = found[name]["full"], found[name]["sketch"]
+    assert full.exit is sketch.exit is (Exit.PASSED if name.startswith("clean") else Exit.FOUND)
+    verdicts = [
+        {comparison.id: comparison.verdict for comparison in judgement.comparisons} for judgement in (full, sketch)
+    ]
+    assert verdicts[0].keys() == verdicts[1].keys()
+    if full.findings:
+        first = [judgement.findings[0] for judgement in (full, sketch)]
+        assert first[0].module == first[1].module
+        assert first[0].comparison.id == first[1].comparison.id
+
+
+def reference(folder: Path, **settings: Any) -> Trace:
+    torch.manual_seed(0)
+    trace_reference(folder, lambda: Gpt(), RULES, **settings)
+    return Trace(folder / "reference")
+
+
+def test_what_is_recorded_in_full_and_what_is_not(tmp_path: Path) -> None:
+    full, few = reference(tmp_path / "full"), reference(tmp_path / "few", **SKETCH, full=("layers.1.mlp.*",))
+    assert full.shards.keys() == few.shards.keys()
+    for tensor_id, (shard, *_) in few.shards.items():
+        (whole, *_) = full.shards[tensor_id]
+        if shard.record.sketch is None:
+            assert torch.equal(shard.tensor(), whole.tensor())
+            is_small = whole.record.num_bytes <= 256 * 8
+            assert is_small or tensor_id.name.startswith("layers.1.mlp") or tensor_id.kind is Kind.INPUT
+        else:
+            assert tensor_id.kind not in (Kind.BATCH, Kind.DECISION)
+            assert shard.stored().shape == (256,)
+            assert float(shard.stored().norm()) == pytest.approx(float(whole.tensor().double().norm()), rel=0.25)
+            with pytest.raises(SketchError, match="--full"):
+                shard.tensor()
+    assert any(shard.record.sketch for shards in few.shards.values() for shard in shards)
+    # A full trace is held against a sketch as well as two sketches are.
+    assert judged(tmp_path / "few", tmp_path / "full" / "reference").exit is Exit.PASSED
+    assert judged(tmp_path / "full", tmp_path / "few" / "reference").exit is Exit.PASSED
+
+
+def test_updates_follow_from_sketches(tmp_path: Path) -> None:
+    full, few = reference(tmp_path / "full"), reference(tmp_path / "few", **SKETCH)
+    updates = [tensor_id for tensor_id in full.shards if tensor_id.kind is Kind.UPDATE]
+    assert updates
+    for tensor_id in updates:
+        a, b = Logical.found(full, tensor_id), Logical.found(few, tensor_id)
+        assert a is not None
+        assert b is not None
+        assert measured(a, b)[0].error < 1e-7
+
+
+def test_sketches_of_shards_and_summands_add_up(tmp_path: Path) -> None:
+    full = drawn(64, 48, seed=1)
+    for layout in ("a b/tp", "a/tp b", "a b +tp", "a b"):
+        cut = TraceBuilder(tmp_path / layout.replace("/", "_"), "tp=2")
+        cut.spread("0/0/x/output", full, layout)
+        logical = Logical.found(cut.close(), TensorId.parse("0/0/x/output"))
+        assert logical is not None
+        whole = TraceBuilder(tmp_path / f"whole-{layout.replace('/', '_')}")
+        whole.spread("0/0/x/output", full, "...")
+        other = Logical.found(whole.close(), TensorId.parse("0/0/x/output"))
+        assert other is not None
+        assert torch.allclose(logical.sketched(128), other.sketched(128), atol=1e-5)
+
+
+def test_a_plan_says_what_may_be_a_sketch() -> None:
+    plan = Plan(out=Path("x"), record="sketch", full=("head/*",))
+    sites = {text: TensorId.parse(text).site for text in ("0/0/head/output", "0/0/a/output", "0/0/a/decision.0")}
+    assert [plan.sketches(site) for site in sites.values()] == [False, True, False]

@@ -1,0 +1,220 @@
+"""What a step left is read at its end: everything that changes parameters counts, whoever does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm  # by name, as scripts do
+
+from ttrace.adapters.native.adapter import Native
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import Session
+from ttrace.judge.check import check
+from ttrace.judge.verdict import Exit, Judgement, Verdict
+from ttrace.layouts.rules import Rules
+from ttrace.tensors.ids import Kind
+from ttrace.trace.reader import Trace
+
+Update = Callable[[nn.Module, Any], None]
+
+
+def step(_: nn.Module, optimizer: Any) -> None:
+    optimizer.step()
+
+
+def adam(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), **{"lr": 0.01, **settings})
+
+
+def traced(plan: Plan, update: Update, making: Callable[[nn.Module], Any]) -> Trace:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+    optimizer = making(model)
+    session = Session(plan, model, optimizer, Native([model]), Rules())
+    with session.step():
+        x, y = session.batch((torch.randn(16, 4), torch.randn(16, 4)))
+        nn.functional.mse_loss(model(x), y).backward()
+        update(model, optimizer)
+    return Trace(plan.out)
+
+
+def judged(
+    folder: Path,
+    update: Update,
+    making: Callable[[nn.Module], Any] = adam,
+    *,
+    reference: Update = step,
+    reference_optimizer: Callable[[nn.Module], Any] = adam,
+) -> Judgement:
+    """A candidate that updates in another way than the reference does."""
+    plan = Plan(out=folder / "reference", stop=False)
+    known = plan.model_copy(update={"reference": plan.out})
+    trusted = traced(plan, reference, reference_optimizer)
+    twins = []
+    for number in (1, 2, 3):
+        as_twin = {"out": folder / f"twin-{number}", "role": "twin", "twin": number}
+        twins.append(traced(known.model_copy(update=as_twin), reference, reference_optimizer))
+    as_candidate = {"out": folder / "candidate", "role": "candidate"}
+    return check(trusted, twins, traced(known.model_copy(update=as_candidate), update, making))
+
+
+def test_a_second_step_is_seen(tmp_path: Path) -> None:
+    def twice(_: nn.Module, optimizer: Any) -> None:
+        optimizer.step()
+        optimizer.step()
+
+    found = judged(tmp_path, twice)
+    assert found.findings[0].comparison.id.kind in (Kind.UPDATE, Kind.OPTIM)
+    assert "twice" in found.findings[0].cause.sentence or "step 2" in found.findings[0].cause.sentence
+
+
+def test_a_change_after_the_step_is_seen(tmp_path: Path) -> None:
+    def changed(model: nn.Module, optimizer: Any) -> None:
+        optimizer.step()
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.5)
+
+    [finding] = judged(tmp_path, changed).findings
+    assert str(finding.comparison.id) == "0/-/0.weight/update"
+
+
+def test_what_arrives_after_the_step_is_part_of_it(tmp_path: Path) -> None:
+    """As in a hand-written sharded optimizer: updated in a copy, brought back when the step is over."""
+
+    def brought(model: nn.Module, optimizer: Any) -> None:
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer.step()
+        after = [parameter.detach().clone() for parameter in model.parameters()]
+        with torch.no_grad():
+            for values in (before, after):
+                for parameter, value in zip(model.parameters(), values, strict=True):
+                    parameter.copy_(value)
+
+    assert judged(tmp_path, brought).exit is Exit.PASSED
+
+
+def several(model: nn.Module, lr: float = 0.01) -> list[torch.optim.Optimizer]:
+    first, last = (list(model[at].parameters()) for at in (0, 2))  # type: ignore[index]  # it is a Sequential
+    return [torch.optim.AdamW(first, lr=0.01), torch.optim.AdamW(last, lr=lr)]
+
+
+def step_each(_: nn.Module, optimizers: list[Any]) -> None:
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def test_several_optimizers_come_as_a_list(tmp_path: Path) -> None:
+    found = judged(tmp_path, step_each, several)
+    assert found.exit is Exit.PASSED
+    assert {"exp_avg", "exp_avg_sq", "step"} <= {c.id.site.slot for c in found.comparisons if c.id.kind is Kind.OPTIM}
+
+
+def test_other_settings_are_the_cause_of_other_updates(tmp_path: Path) -> None:
+    found = judged(tmp_path, step_each, lambda model: several(model, lr=0.02))
+    assert found.findings[0].comparison.id.name == "2.weight"
+    words = "the optimizer's settings differ for 2.weight: lr 0.02 instead of 0.01"
+    assert found.findings[0].cause.sentence == words
+
+
+def decayed(model: nn.Module, *exempt: str) -> torch.optim.Optimizer:
+    """Weight decay for all parameters but some."""
+    parameters = dict(model.named_parameters())
+    groups = [
+        {"params": [p for name, p in parameters.items() if name not in exempt], "weight_decay": 0.5},
+        {"params": [parameters[name] for name in exempt], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def test_a_parameter_in_the_wrong_group_is_named(tmp_path: Path) -> None:
+    """Both sides have the same groups; only their members differ."""
+    found = judged(
+        tmp_path,
+        step,
+        lambda model: decayed(model, "0.bias"),
+        reference_optimizer=lambda model: decayed(model, "2.bias"),
+    )
+    causes = {f.comparison.id.name: f.cause.sentence for f in found.findings}
+    assert causes["0.bias"].endswith("0.bias: weight_decay 0 instead of 0.5")
+    assert causes["2.bias"].endswith("2.bias: weight_decay 0.5 instead of 0")
+
+
+def test_settings_of_another_parameter_are_no_cause(tmp_path: Path) -> None:
+    def changed(model: nn.Module, optimizer: Any) -> None:
+        optimizer.step()
+        with torch.no_grad():
+            model[0].weight.mul_(1.5)  # type: ignore[index]
+
+    found = judged(
+        tmp_path,
+        changed,
+        lambda model: decayed(model, "2.bias"),
+        reference_optimizer=lambda model: decayed(model),
+    )
+    causes = {f.comparison.id.name: f.cause.name for f in found.findings}
+    assert causes["0.weight"] != "optimizer settings"
+
+
+def test_settings_of_the_whole_are_named(tmp_path: Path) -> None:
+    found = judged(tmp_path, step, lambda model: adam(model, lr=0.02, eps=1e-4))
+    assert found.findings[0].cause.sentence.endswith("lr 0.02 instead of 0.01, eps 0.0001 instead of 1e-08")
+
+
+def clip(model: nn.Module, optimizer: Any) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def clip_by_hand(model: nn.Module, optimizer: Any) -> None:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.stack([g.norm() for g in gradients]).norm()
+    for gradient in gradients:
+        gradient.mul_(0.1 / (norm + 1e-6))
+    optimizer.step()
+
+
+def test_a_clip_by_hand_on_one_side_is_asked_for_and_not_accused(tmp_path: Path) -> None:
+    for number, (ours, theirs, who) in enumerate(
+        ((clip, clip_by_hand, "candidate"), (clip_by_hand, clip, "reference"))
+    ):
+        found = judged(tmp_path / str(number), theirs, reference=ours)
+        assert found.exit is Exit.UNJUDGED
+        assert any(f"the {who} clips by hand, where nobody sees it" in problem for problem in found.problems)
+
+
+def test_a_wrong_clip_by_hand_is_accused(tmp_path: Path) -> None:
+    def wrong(model: nn.Module, optimizer: Any) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+        optimizer.step()
+
+    assert judged(tmp_path, wrong, reference=clip).exit is Exit.FOUND
+
+
+def clip_in_two(model: nn.Module, optimizer: Any, *, first: int = 0) -> None:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None][first:]
+    norms = torch.stack([get_total_norm([gradient]) for gradient in gradients])  # as the parts of several stages
+    clip_grads_with_norm_(model.parameters(), max_norm=0.1, total_norm=norms.norm(), foreach=True)
+    optimizer.step()
+
+
+def test_a_clip_by_a_norm_that_the_script_took_is_seen(tmp_path: Path) -> None:
+    found = judged(tmp_path, clip_in_two, reference=clip)
+    assert found.exit is Exit.PASSED
+    passed = {c.id.kind for c in found.comparisons if c.verdict is Verdict.PASS}
+    assert passed >= {Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_GRAD}
+
+
+def test_a_wrong_norm_to_clip_by_is_found(tmp_path: Path) -> None:
+    found = judged(tmp_path, lambda *both: clip_in_two(*both, first=1), reference=clip_in_two)
+    assert found.exit is Exit.FOUND
+    assert found.findings[0].comparison.id.kind is Kind.GRAD_NORM
+
+
+def test_one_rank_is_told(tmp_path: Path) -> None:
+    assert any("was torchrun forgotten" in note for note in judged(tmp_path, step).notes)

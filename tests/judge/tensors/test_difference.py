@@ -1,0 +1,112 @@
+"""One id, looked at closely."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.traces import Case, drawn
+from ttrace.errors import TTraceError
+from ttrace.judge.tensors.difference import NUM_ELEMENTS, Difference, difference
+from ttrace.layouts.layout import Layout
+from ttrace.tensors.ids import TensorId
+
+ID = "0/0/fc/output"
+FULL = drawn(8, 12)
+
+
+def looked_at(case: Case, name: str = ID) -> Difference:
+    return difference(case.reference.close(), case.candidate.close(), TensorId.parse(name))
+
+
+def with_errors(*at: tuple[int, ...]) -> torch.Tensor:
+    wrong = FULL.clone()
+    for size, index in enumerate(reversed(at), start=1):
+        wrong[index] += 10 * size
+    return wrong
+
+
+def test_every_rank_is_measured_against_its_own_region(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both(ID, FULL, "a/tp b", lambda x: torch.cat([x[:4], 3 * x[4:]]))
+    found = looked_at(case)
+    assert [rank.where for rank in found.ranks] == ["rank 0 (tp0)", "rank 1 (tp1)"]
+    assert [rank.region for rank in found.ranks] == ["[0:4, 0:12]", "[4:8, 0:12]"]
+    assert [rank.stats.error for rank in found.ranks] == pytest.approx([0.0, 2.0])
+    assert (found.shape, found.layout) == ((8, 12), "a/tp b")
+
+
+@pytest.mark.parametrize("layout", ["a/tp b", "a/tp:zigzag b", "a b/tp:fused(3)", "a b/tp:striped"])
+def test_the_worst_elements_have_global_indices(tmp_path: Path, layout: str) -> None:
+    case = Case(tmp_path)
+    at = [(7, 11), (0, 5), (3, 0)]
+    case.both(ID, FULL, layout, lambda _: with_errors(*at))
+    found = looked_at(case)
+    assert len(found.elements) == NUM_ELEMENTS
+    assert [element.index for element in found.elements[:3]] == at
+    for element in found.elements[:3]:
+        holder = next(r for r in range(2) if str(case.candidate.mesh.coord(r)) == element.where)
+        region = Layout.parse(layout).region((8, 12), {"tp": 2}, {"tp": holder})
+        numbers = torch.arange(96).reshape(8, 12)
+        assert int(numbers[element.index]) in region.take(numbers).flatten().tolist()
+        assert element.reference == pytest.approx(float(FULL[element.index]))
+    assert found.elements[0].candidate - found.elements[0].reference == pytest.approx(30, rel=1e-5)
+
+
+def test_elements_of_a_pending_sum_are_those_of_the_sum(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both(ID, FULL, "a b +tp", lambda _: with_errors((2, 2)))
+    found = looked_at(case)
+    assert found.pending == ("tp",)
+    assert (found.elements[0].index, found.elements[0].where) == ((2, 2), "summed over tp")
+    assert found.elements[0].candidate == pytest.approx(float(FULL[2, 2]) + 10, rel=1e-5)
+    assert len(found.ranks) == 2
+
+
+def test_gradients_are_seen_after_the_factor_still_to_come(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2", grad_factor=0.5)
+    name = "0/0/fc/grad_output"
+    case.both(name, FULL, "a/dp b", lambda x: 2 * x)
+    found = looked_at(case, name)
+    assert found.factor == 0.5
+    assert found.total.error == 0.0
+    assert all(rank.stats.error == 0.0 for rank in found.ranks)
+    assert all(element.reference == element.candidate for element in found.elements)
+
+
+def test_an_element_that_is_not_a_number_is_the_worst(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    wrong = with_errors((0, 0))
+    wrong[5, 5] = torch.nan
+    case.both(ID, FULL, "a/tp b", lambda _: wrong)
+    found = looked_at(case)
+    assert found.elements[0].index == (5, 5)
+    assert math.isnan(found.elements[0].candidate)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.5), torch.tensor(3), torch.tensor(True)], ids=str)
+def test_a_single_number_can_be_looked_at(tmp_path: Path, value: torch.Tensor) -> None:
+    case = Case(tmp_path)
+    case.both("0/0/./loss", value)
+    (first, _) = looked_at(case, "0/0/./loss").elements
+    assert (first.index, first.reference, first.candidate) == ((), float(value), float(value))
+
+
+@pytest.mark.parametrize("side", ["reference", "candidate"])
+def test_an_unknown_id_says_on_which_side_and_where_to_look(tmp_path: Path, side: str) -> None:
+    case = Case(tmp_path)
+    (case.candidate if side == "reference" else case.reference).spread(ID, FULL)
+    with pytest.raises(TTraceError, match=rf"the {side} recorded no such tensor\. `ttrace show .*{side}` lists all"):
+        looked_at(case)
+
+
+def test_what_cannot_be_laid_over_each_other_asks_for_a_rule(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trusted(ID, FULL)
+    for rank in range(2):
+        case.candidate.record(rank, ID, FULL[:3])
+    with pytest.raises(TTraceError, match="Add a rule"):
+        looked_at(case)

@@ -1,0 +1,143 @@
+"""Elements whose update rounding alone decides are left out, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench._models import CUTS, Model, bed
+from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
+from ttrace.judge.check import checked
+from ttrace.judge.tolerance.noise_dominated import lost_elements
+from ttrace.judge.verdict import LOST, UNDECIDED, Comparison, Exit, Verdict
+from ttrace.tensors.ids import TensorId
+
+GRAD, AFTER = "0/-/fc.weight/param_grad", "0/-/fc.weight/param_after"
+LR, NOISE = 1e-2, 1e-4
+SMALL, LARGE = (2, 3), (5, 1)
+
+
+def gradient() -> torch.Tensor:
+    """Well away from zero, but for one element that is near it."""
+    full = drawn(8, 12)
+    full = full.sign() * (full.abs() + 0.5)
+    full[SMALL] = 1e-6
+    return full
+
+
+def after(signs: torch.Tensor) -> torch.Tensor:
+    """A weight after one step of an optimizer that only looks at signs."""
+    return drawn(8, 12, seed=1) - LR * signs.sign()
+
+
+def flipped(full: torch.Tensor, at: tuple[int, int]) -> torch.Tensor:
+    full = full.clone()
+    full[at] *= -1
+    return full
+
+
+def updated(case: Case, at: tuple[int, int]) -> Comparison:
+    """The candidate's sign differs in one element of the gradient."""
+    case.right("0/0/fc/output")
+    case.both(GRAD, gradient(), "a b/tp", noise=NOISE)
+    case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(flipped(gradient(), at)), noise=0.0)
+    return verdict_of(case.judged(), AFTER)
+
+
+def test_a_flip_of_an_element_with_a_gradient_near_zero_does_not_fail(tmp_path: Path) -> None:
+    assert updated(Case(tmp_path), SMALL).verdict is Verdict.PASS
+
+
+def test_a_flip_of_an_element_with_a_large_gradient_fails(tmp_path: Path) -> None:
+    assert updated(Case(tmp_path), LARGE).verdict is Verdict.FAIL
+
+
+def test_lost_elements_are_lost_in_the_next_steps_parameters_too(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    assert updated(case, SMALL).verdict is Verdict.PASS
+    after_flip = after(flipped(gradient(), SMALL))
+    case.both("1/-/fc.weight/param", after(gradient()), "a b/tp", lambda _: after_flip, noise=0.0)
+    assert verdict_of(case.judged(), "1/-/fc.weight/param").verdict is Verdict.PASS
+
+
+def test_parameters_before_the_first_step_lose_nothing(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both("0/-/fc.weight/param", after(gradient()), "a b/tp", lambda x: flipped(x, SMALL), noise=0.0)
+    case.both(GRAD, gradient(), "a b/tp", noise=NOISE)
+    assert verdict_of(case.judged(), "0/-/fc.weight/param").verdict is Verdict.FAIL
+
+
+def test_gradients_that_are_exactly_zero_everywhere_lose_nothing(tmp_path: Path) -> None:
+    """Rows of an embedding whose token did not occur: their update is known."""
+    case = Case(tmp_path)
+    unused = gradient()
+    unused[4:] = 0.0
+    case.both(GRAD, unused, "a b/tp", noise=NOISE)
+    case.both(AFTER, after(unused), "a b/tp", lambda x: torch.cat([x[:4], 2 * x[4:]]), noise=0.0)
+    assert verdict_of(case.judged(), AFTER).verdict is Verdict.FAIL
+
+
+def test_zeros_that_only_the_reference_has_are_lost(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    lucky = gradient()
+    lucky[SMALL] = 0.0
+    case.reference.spread(GRAD, lucky)
+    case.twin.spread(GRAD, gradient())
+    trace = case.reference.close()
+    masks = lost_elements(trace, [case.twin.close()], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3})
+    assert masks == {}  # the parameter itself was not recorded
+    case.reference.spread(AFTER, after(lucky))
+    masks = lost_elements(
+        case.reference.close(), [case.twin.close()], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3}
+    )
+    (mask,) = masks.values()
+    assert mask.nonzero().tolist() == [list(SMALL)]
+
+
+def test_gradients_may_be_sharded_in_another_way_than_the_parameter(tmp_path: Path) -> None:
+    trusted = TraceBuilder(tmp_path / "reference", "dp=2", "reference")
+    trusted.spread(GRAD, gradient(), "a/dp b")
+    trusted.spread(AFTER, after(gradient()), "a b")
+    masks = lost_elements(trusted.close(), [], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3})
+    (mask,) = masks.values()
+    assert mask.nonzero().tolist() == [list(SMALL)]
+
+
+def test_an_update_that_rounding_decides_altogether_is_not_called_right(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/fc/input", "0/0/fc/output", "0/0/fc/grad_output")
+    case.both(GRAD, 1e-9 * gradient(), "a b/tp", lambda x: -x, noise=2.0)
+    case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
+    judgement = case.judged()
+    comparison = verdict_of(judgement, AFTER)
+    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, LOST)
+    assert judgement.exit is Exit.PASSED
+
+
+def test_an_update_is_not_excused_by_a_gradient_that_is_not_proven_zero(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/fc/input", "0/0/fc/output", "0/0/fc/grad_output")
+    case.both(GRAD, gradient(), "a b/tp", lambda x: -x, noise=2.0)
+    case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
+    judgement = case.judged()
+    assert verdict_of(judgement, AFTER).reason == UNDECIDED
+    assert judgement.exit is Exit.UNJUDGED
+
+
+@pytest.mark.parametrize("at", [SMALL, LARGE])
+def test_replicas_must_agree_in_lost_elements_too(tmp_path: Path, at: tuple[int, int]) -> None:
+    case = Case(tmp_path)
+    case.both(GRAD, gradient(), noise=NOISE)
+    case.trusted(AFTER, after(gradient()), noise=0.0)
+    for rank in range(2):
+        case.candidate.record(rank, AFTER, after(flipped(gradient(), at) if rank else gradient()), "a b")
+    assert verdict_of(case.judged(), AFTER).verdict is Verdict.CONFLICT
+
+
+def test_an_element_whose_gradient_is_as_small_as_adams_epsilon_is_no_fault() -> None:
+    """There an update goes with its gradient: one element was the whole error of a weight, 1.25 x its tolerance."""
+    with bed(Model("gpt", "fp32", 3)) as found:
+        judgement = checked(found.twins, found.candidate(CUTS["tp=2"]))
+    assert judgement.exit is Exit.PASSED

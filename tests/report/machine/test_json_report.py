@@ -1,0 +1,82 @@
+"""What a program reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.traces import Case, drawn
+from ttrace.judge.tensors.difference import difference
+from ttrace.judge.verdict import Verdict
+from ttrace.report.machine import json_report
+from ttrace.report.terminal import difference as difference_report
+from ttrace.tensors.ids import TensorId
+
+
+def through_json(value: Any) -> Any:
+    """Written and read back as strict JSON: no NaN, no Infinity."""
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Any:
+    case = Case(tmp_path, notes=("a note",))
+    case.right("0/0/a/output")
+    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
+    case.trusted("0/0/gone/output", drawn(4, 8))
+    return through_json(json_report.as_json(case.judged(), "ttrace show runs/a"))
+
+
+def test_the_report_has_everything_a_program_needs(report: Any) -> None:
+    assert set(report) == {"schema", "exit", "counts", "findings", "problems", "notes", "next", "tensors"}
+    assert (report["schema"], report["exit"], report["next"]) == (1, 1, "ttrace show runs/a")
+    assert report["counts"] == {"PASS": 1, "FAIL": 1, "CONFLICT": 0, "GAP": 0, "MISSING": 1, "UNJUDGED": 0}
+    assert set(report["counts"]) == {str(verdict) for verdict in Verdict}
+    assert report["notes"] == ["a note"]
+    assert [tensor["verdict"] for tensor in report["tensors"]] == ["PASS", "FAIL", "MISSING"]
+
+
+def test_a_finding_names_module_kind_source_cause_and_axis(report: Any) -> None:
+    (finding,) = report["findings"]
+    assert finding["id"] == "0/0/fc/output"
+    assert (finding["module"], finding["kind"], finding["source"]) == ("fc", "output", "model.py:1")
+    assert (finding["cause"], finding["axis"]) == ("double reduction", "tp")
+    assert finding["error"] == 1.0
+    assert 0 < finding["tolerance"] < 1e-4
+    assert finding["num_after"] == 0
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_numbers_that_json_cannot_hold_are_null(tmp_path: Path, bad: float) -> None:
+    case = Case(tmp_path)
+    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: torch.full_like(x, bad))
+    report = through_json(json_report.as_json(case.judged(), ""))
+    assert report["findings"][0]["error"] is None
+    assert report["tensors"][0]["error"] is None
+
+
+def test_a_zero_reference_has_no_scale(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.both("0/0/fc/output", torch.zeros(4, 8), "a b/tp")
+    report = through_json(json_report.as_json(case.judged(), ""))
+    assert (report["tensors"][0]["scale"], report["tensors"][0]["error"]) == (None, 0.0)
+
+
+def test_an_empty_judgement_is_valid_too(tmp_path: Path) -> None:
+    report = through_json(json_report.as_json(Case(tmp_path).judged(), "x"))
+    assert (report["exit"], report["findings"], report["tensors"]) == (2, [], [])
+
+
+@pytest.mark.parametrize("bad", [1.0, torch.nan, torch.inf])
+def test_a_difference_is_valid_json(tmp_path: Path, bad: float) -> None:
+    case = Case(tmp_path)
+    case.both("0/0/fc/output", drawn(4, 8), "a/tp b", lambda x: x.index_fill(0, torch.tensor([3]), bad))
+    traces = case.reference.close(), case.candidate.close()
+    report = through_json(difference_report.as_json(difference(*traces, TensorId.parse("0/0/fc/output"))))
+    assert [rank["where"] for rank in report["ranks"]] == ["rank 0 (tp0)", "rank 1 (tp1)"]
+    assert report["elements"][0]["index"][0] == 3
+    assert (report["shape"], report["factor"]) == ([4, 8], 1.0)

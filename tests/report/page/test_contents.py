@@ -1,0 +1,148 @@
+"""What stands on the HTML report, before any browser sees it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.samples import large
+from tests.support.traces import Case, drawn
+from ttrace.judge.verdict import Judgement
+from ttrace.report.page import columns
+from ttrace.report.page.contents import About, page
+from ttrace.report.page.depth import Depth
+from ttrace.report.page.document import document
+from ttrace.report.page.timing import stages
+from ttrace.trace.format import Sketched
+
+
+def unpacked(packed: dict[str, str]) -> list[Any]:
+    values = array(packed["as"], base64.b64decode(packed["data"]))
+    return list(values)
+
+
+@pytest.mark.parametrize(("values", "kind"), [([0, -128, 127], "b"), ([128], "h"), ([-(1 << 15) - 1], "i"), ([], "b")])
+def test_whole_numbers_take_as_few_bytes_as_they_need(values: list[int], kind: str) -> None:
+    packed = columns.integers(values)
+    assert (packed["as"], unpacked(packed)) == (kind, values)
+
+
+def test_numbers_that_do_not_fit_are_infinite_and_others_stay() -> None:
+    *numbers, none = unpacked(columns.floats([0.5, 1e300, -math.inf, math.nan]))
+    assert numbers == [0.5, math.inf, -math.inf]
+    assert math.isnan(none)
+
+
+def test_texts_are_kept_once() -> None:
+    packed = columns.words(["a", "b", "a"])
+    assert packed["words"] == ["a", "b"]
+    assert unpacked(packed) == [0, 1, 0]
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Judgement:
+    case = Case(tmp_path, parameters={"fc.weight": True})
+    case.right("0/0/a/input", "0/0/a/output")
+    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
+    case.both("0/0/fc/grad_output", drawn(4, 8), "a b/tp")
+    case.both("0/0/a/grad_input", drawn(4, 8), "a b/tp")
+    case.both("0/-/fc.weight/param_grad", drawn(4, 8), "a b/tp")
+    case.trusted("0/0/gone/output", drawn(4, 8))
+    return case.judged()
+
+
+def test_forward_backward_and_parameters_share_one_depth(found: Judgement) -> None:
+    depth = Depth.of(found.comparisons)
+    at = {str(c.id): depth.names[place] for c, place in zip(found.comparisons, depth.places, strict=True)}
+    assert depth.names == ("a", "a", "fc", "gone")
+    assert at["0/0/fc/grad_output"] == at["0/-/fc.weight/param_grad"] == "fc"
+    places = dict(zip(at, depth.places, strict=True))
+    assert places["0/0/a/grad_input"] == places["0/0/a/input"] < places["0/0/a/output"]
+
+
+def test_the_page_says_what_the_judgement_says(found: Judgement, tmp_path: Path) -> None:
+    made = page(found, About.of(tmp_path, "ttrace diff x"))
+    assert made["head"] | {"rest": ""} == {
+        "exit": 1, "symbol": "✗", "mesh": "tp=2", "ranks": 2, "what": "fc/output", "rest": "",
+    }  # fmt: skip
+    assert made["counts"]["FAIL"] == 1
+    assert made["precision"] == {"epsilon": 2.0**-23, "name": "float32"}
+    assert dict(made["findings"][0]["facts"])["cause"].startswith("the candidate is 2 x the reference")
+    assert made["maps"][0]["id"] == "0/0/fc/output"
+    assert made["coverage"]["reasons"][0]["reason"] == "the candidate has no such tensor"
+    assert made["power"]["blind"][0][0] == "fc.weight"
+    assert len(unpacked(made["tensors"]["error"])) == made["count"] == len(found.comparisons)
+    json.dumps(made, allow_nan=False)
+
+
+def test_replicas_that_differ_are_told_by_axis(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2 tp=2")
+    full = drawn(4, 8)
+    case.trusted("0/0/fc/output", full)
+    for rank in range(4):
+        case.candidate.record(rank, "0/0/fc/output", full * (1 + rank % 2), "...")
+    (conflict,) = page(case.judged(), About.of(tmp_path, ""))["conflicts"]
+    assert (conflict["axis"], conflict["count"], conflict["first"]) == ("tp", 1, "0/0/fc/output")
+
+
+def test_sketches_have_no_maps_and_no_axes(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    full = drawn(4, 8)
+    case.trusted("0/0/fc/output", full)
+    for rank in range(2):
+        case.candidate.record(rank, "0/0/fc/output", full * (1 + rank), "...")
+    judgement, about = case.judged(), About.of(tmp_path, "")
+    assert about.traces is not None
+    for trace in about.traces:
+        for shards in trace.shards.values():
+            shards[:] = [replace(s, record=replace(s.record, sketch=Sketched(16, 0.0))) for s in shards]
+    made = page(judgement, about)
+    assert made["maps"] == []
+    assert made["conflicts"][0]["axis"] == "not known: only sketches were recorded"
+
+
+def test_an_empty_judgement_has_a_page_too(tmp_path: Path) -> None:
+    made = page(Case(tmp_path).judged(), About("runs/a", "ttrace show runs/a"))
+    assert made["head"]["symbol"] == "?"
+    assert "<script" in document(made)
+
+
+def test_a_run_in_which_only_problems_are_left_says_so(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/a/output")
+    judgement = replace(case.judged(), problems=("a rule does not fit",))
+    head = page(judgement, About("runs/a", ""))["head"]
+    assert head["rest"] == "every tensor agrees with the reference as far as rounding allows, but the run has problems"
+
+
+def test_no_tag_begins_inside_the_data(tmp_path: Path) -> None:
+    case = Case(tmp_path, notes=("</script><!--",))
+    case.wrong("0/0/<script>{{REST}}/output")
+    text = document(page(case.judged(), About.of(tmp_path, "")))
+    assert text.count("<!--") == 0
+    assert text.count("</script>") == text.count("<script") == 5
+    assert "{{REST}}" in text  # what is filled in is not filled in again
+
+
+def test_a_large_model_is_a_small_file() -> None:
+    assert len(document(page(large(10, 20), About("runs/a", "")))) < 600_000
+
+
+def test_a_stage_lasts_from_its_plan_to_the_end_of_its_last_rank(tmp_path: Path) -> None:
+    for name, start, ends in (("candidate", 20, (25, 30)), ("reference", 10, (12,)), ("twin-1", 15, ())):
+        (tmp_path / f"{name}.plan.json").touch()
+        os.utime(tmp_path / f"{name}.plan.json", (start, start))
+        for rank, end in enumerate(ends):
+            folder = tmp_path / name / f"rank-{rank}"
+            folder.mkdir(parents=True)
+            (folder / "end.json").touch()
+            os.utime(folder / "end.json", (end, end))
+    assert list(stages(tmp_path).items()) == [("reference", 2.0), ("candidate", 10.0)]

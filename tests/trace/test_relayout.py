@@ -1,0 +1,104 @@
+"""A wrong annotation needs no new trace, where what was recorded does not depend on it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.traces import Case, TraceBuilder, drawn
+from ttrace.errors import LayoutError
+from ttrace.judge.check import check
+from ttrace.judge.verdict import Exit, Judgement
+from ttrace.layouts.layout import Layout
+from ttrace.layouts.placed import DTENSOR
+from ttrace.layouts.rules import Rules
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.region import Region
+from ttrace.trace.format import End, Manifest, Record, Sketched
+from ttrace.trace.reader import Trace
+from ttrace.trace.relayout import Relaid
+from ttrace.trace.writer import Writer
+from ttrace.values.generate import Normal
+
+ID = "0/0/fc/output"
+
+
+def recorded(folder: Path, layout: str, held: str) -> tuple[Trace, Trace, Trace]:
+    """Reference, twin and a candidate that holds a tensor by one layout and says that it does by another."""
+    case = Case(folder)
+    case.right("0/0/a/output")
+    full = drawn(4, 8)
+    case.trusted(ID, full)
+    for rank in range(2):
+        part = Layout.parse(held).region((4, 8), {"tp": 2}, {"tp": rank}).take(full)
+        case.candidate.record(rank, ID, part, layout, shape=(4, 8))
+    return case.reference.close(), case.twin.close(), case.candidate.close()
+
+
+def judged(traces: tuple[Trace, Trace, Trace], rules: dict[str, str]) -> Judgement:
+    reference, twin, candidate = traces
+    return check(reference, [twin], Relaid(candidate.folder, Rules.of(rules), reference))
+
+
+def test_the_right_rule_makes_a_wrong_annotation_right(tmp_path: Path) -> None:
+    reference, twin, candidate = traces = recorded(tmp_path, "a b/tp", "a b/tp:striped")
+    assert check(reference, [twin], candidate).exit is Exit.FOUND
+    assert judged(traces, {"other": "..."}).exit is Exit.FOUND
+    found = judged(traces, {"fc/output": "a b/tp:striped"})
+    assert found.exit is Exit.PASSED
+    (told,) = [comparison for comparison in found.comparisons if comparison.id.name == "fc"]
+    assert (told.layout, told.by) == ("a b/tp:striped", 'rule "fc/output"')
+
+
+def test_the_right_rule_can_be_wrong_as_well(tmp_path: Path) -> None:
+    traces = recorded(tmp_path, "a b/tp", "a b/tp")
+    assert judged(traces, {"fc/output": "a b/tp:striped"}).exit is Exit.FOUND
+    with pytest.raises(LayoutError, match="cuts dim a over tp=2, but this rank holds shape"):
+        judged(traces, {"fc/output": "a/tp b"})
+    with pytest.raises(LayoutError, match="axis dp"):
+        judged(traces, {"fc/output": "a/dp b"})
+
+
+def test_a_rule_that_matches_nothing_is_told(tmp_path: Path) -> None:
+    found = judged(recorded(tmp_path, "a b/tp", "a b/tp"), {"typo/output": "a b/tp"})
+    assert 'rule "typo/output" matched nothing' in found.notes
+
+
+def test_it_reads_the_same_in_another_process(tmp_path: Path) -> None:
+    reference, _, candidate = recorded(tmp_path, "a b/tp", "a b/tp:striped")
+    trace = Relaid(candidate.folder, Rules.of({"fc/output": "a b/tp:striped"}), reference)
+    again = pickle.loads(pickle.dumps(trace))
+    assert [s.record for s in again.shards[TensorId.parse(ID)]] == [s.record for s in trace.shards[TensorId.parse(ID)]]
+
+
+def one(folder: Path, **known: object) -> Relaid:
+    """The first of two ranks, with one record, read by a rule of another layout."""
+    reference = TraceBuilder(folder / "reference", role="reference")
+    reference.record(0, ID, drawn(4, 8), "a b")
+    writer = Writer(folder / "one", Manifest(role="candidate", rank=0, num_ranks=2, mesh="tp=2", seed=0))
+    region = Layout.parse("a b/tp").region((4, 8), {"tp": 2}, {"tp": 0})
+    record = Record(TensorId.parse(ID), (4, 4), torch.float32, region, **known)  # type: ignore[arg-type]
+    stored = torch.zeros(record.stored[0], dtype=record.stored[1])
+    writer.write(record, stored)
+    writer.close(End(num_steps=1))
+    return Relaid(folder / "one", Rules.of({"fc/output": "a b/tp:striped"}), reference.close())
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ({"sketch": Sketched(8)}, "recorded as a sketch"),
+        ({"values": Normal(0.0, 1.0)}, "generated for the layout that it had"),
+    ],
+)
+def test_what_was_made_for_its_region_stays_there(tmp_path: Path, known: dict[str, object], words: str) -> None:
+    with pytest.raises(LayoutError, match=f'rule "fc/output" comes too late, as .*{words}'):
+        _ = one(tmp_path, **known).shards
+
+
+def test_what_states_itself_is_left_to_do_so(tmp_path: Path) -> None:
+    (shard,) = one(tmp_path, by=DTENSOR).shards[TensorId.parse(ID)]
+    assert shard.record.region == Region((4, 8), (((0, 4),), ((0, 4),)))

@@ -1,0 +1,68 @@
+"""How much is to come is said before it comes, and a disk that is too full is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.test_run import ROOT, TINY, script
+from ttrace.errors import TTraceError
+from ttrace.workflow.disk_space import Space
+
+
+def test_all_traces_to_come_are_counted() -> None:
+    space = Space(Path("runs/x"), reference=533_000_000, num_traces=4, free=73_100_000_000)
+    space.check()
+    assert str(space) == (
+        "the reference's trace takes 533.0 MB; still to come: at least 2.1 GB, and more where the candidate's ranks "
+        "hold replicas. Free: 73.1 GB"
+    )
+
+
+@pytest.mark.parametrize(("free", "fits"), [(3999, False), (4000, True)])
+def test_a_disk_too_full_is_refused_with_the_next_move(free: int, fits: bool) -> None:
+    space = Space(Path("runs/x"), reference=1000, num_traces=4, free=free)
+    if fits:
+        space.check()
+        return
+    with pytest.raises(
+        TTraceError, match=r"runs/x is on a disk too full: .*4\.0 kB.*Record less with --only or --skip"
+    ):
+        space.check()
+
+
+def test_a_trace_is_measured_with_everything_in_it(tmp_path: Path) -> None:
+    trace = tmp_path / "reference" / "rank-00000"
+    trace.mkdir(parents=True)
+    (trace / "chunk-0000.safetensors").write_bytes(bytes(5000))
+    (trace / "records.jsonl").write_bytes(bytes(70))
+    space = Space.after(tmp_path / "reference", tmp_path / "not" / "yet" / "there", 2)
+    assert (space.reference, space.needed) == (5070, 10140)
+    assert space.free > 0
+
+
+FULL = """
+import collections, shutil, sys
+usage = collections.namedtuple("usage", "total used free")
+shutil.disk_usage = lambda path: usage(10**9, 10**9 - 1000, 1000)
+from ttrace.cli import main
+main()
+"""
+
+
+def test_a_run_ends_before_the_twins_if_they_do_not_fit(tmp_path: Path) -> None:
+    command, out = script(tmp_path, TINY), tmp_path / "run"
+    arguments = ("run", "--reference", command, "--candidate", command, "--out", str(out))
+    for program, status in ((FULL, 2), (FULL.replace("1000", "10**8"), 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert (out / "reference").is_dir()
+        assert (out / "twin-1").is_dir() == (out / "candidate").is_dir() == (status == 0)
+        assert "still to come: at least" in done.stderr
+        assert ("--only" in done.stderr) == (status == 2)
+        assert "still to come" not in done.stdout
