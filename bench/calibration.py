@@ -30,7 +30,8 @@ from bench._models import (
 )
 from bench._ranks import BF16, FP32, Case, cases, judged_on_ranks
 from ttrace.judge.check import checked
-from ttrace.judge.tolerance.estimate import MARGIN, unit
+from ttrace.judge.margin import MARGIN
+from ttrace.judge.tolerance.estimate import unit
 from ttrace.judge.verdict import Comparison, Judgement, Tolerance, Verdict
 from ttrace.tensors.ids import Kind, TensorId
 

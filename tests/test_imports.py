@@ -32,7 +32,7 @@ MAY_IMPORT = {
 
 FLOORS = {
     "judge": (
-        {"verdict", "engine", "compatibility"},
+        {"verdict", "engine", "compatibility", "margin"},
         {"tensors"},
         {"tolerance"},
         {"comparison"},

@@ -10,7 +10,7 @@ from bench._models import CUTS, Bed, Model, bed
 from bench.calibration import TITLES, Tally, curve, estimates, faults_by_layer, ratio_of
 from bench.tolerances import FAULTS, OURS, accusing, scaled
 from ttrace.judge.check import checked
-from ttrace.judge.tolerance.estimate import MARGIN
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Comparison, Judgement, Tolerance, Verdict
 from ttrace.tensors.ids import TensorId
 from ttrace.values.stats import Stats

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ttrace.judge.check import check
-from ttrace.judge.tolerance.estimate import MARGIN
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId

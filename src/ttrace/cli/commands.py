@@ -22,8 +22,8 @@ from rich.text import Text
 from ttrace.capture.plan import Plan
 from ttrace.cli import options, outcome, screen
 from ttrace.errors import TTraceError
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.tensors.difference import difference
-from ttrace.judge.tolerance.estimate import MARGIN
 from ttrace.layouts.rules import Rules
 from ttrace.report.facts import SYMBOLS
 from ttrace.report.machine import suggest

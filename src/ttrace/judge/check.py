@@ -20,13 +20,13 @@ from ttrace.judge.findings.missing_annotations import (
 )
 from ttrace.judge.findings.missing_modules import absences, explained, with_reasons
 from ttrace.judge.findings.randomness import before_random, random_problems
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.notes.blind_spots import power_notes
 from ttrace.judge.notes.depth import depth_notes
 from ttrace.judge.notes.environment import surrounding_notes
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.tensors.factor import factor_note
 from ttrace.judge.tensors.rank_names import add_microbatches
-from ttrace.judge.tolerance.estimate import MARGIN
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.outlier_twins import name_outlying_twins
 from ttrace.judge.tolerance.scale import named, together

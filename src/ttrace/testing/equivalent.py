@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ttrace.capture.plan import Plan
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.policy import STRICT, Policy
-from ttrace.judge.tolerance.estimate import MARGIN
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report.terminal.summary import text
 from ttrace.testing.call import Call, Function

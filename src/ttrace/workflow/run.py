@@ -15,9 +15,9 @@ from ttrace.judge.check import checked
 from ttrace.judge.compatibility import check_candidate, check_role
 from ttrace.judge.engine import Engine, Progress, all_cores
 from ttrace.judge.findings.isolated import combined
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.selftest import SelfTest, selftest
-from ttrace.judge.tolerance.estimate import MARGIN
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import Judgement

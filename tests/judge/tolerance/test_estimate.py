@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn, nudged, verdict_of
-from ttrace.judge.tolerance.estimate import MARGIN, TINY, Sample, is_zero, replica_tolerance, tolerances, unit
+from ttrace.judge.margin import MARGIN
+from ttrace.judge.tolerance.estimate import TINY, Sample, is_zero, replica_tolerance, tolerances, unit
 from ttrace.judge.verdict import UNPROVEN, UNSTABLE, ZERO, Exit, Tolerance, Verdict
 from ttrace.tensors.ids import TensorId
 

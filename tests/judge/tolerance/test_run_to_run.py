@@ -9,7 +9,7 @@ import torch
 
 from tests.support.traces import Case, TraceBuilder, drawn, nudged
 from ttrace.judge.check import checked
-from ttrace.judge.tolerance.estimate import MARGIN
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
 from ttrace.judge.verdict import Exit, Judgement

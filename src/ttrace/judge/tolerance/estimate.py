@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Tolerance
 from ttrace.tensors.ids import Kind, TensorId
 
-MARGIN = 4.0
 TINY = 16
 ZERO_ERROR = 0.3
 """Twins whose own error is this large say nothing about the tensor: it is zero but for rounding."""

@@ -10,9 +10,10 @@ from functools import cached_property
 from ttrace.errors import SketchError
 from ttrace.judge.compatibility import check_twin
 from ttrace.judge.engine import HERE, Engine, Progress, lots
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.tensors.logical import Logical, measured
 from ttrace.judge.tolerance import scale
-from ttrace.judge.tolerance.estimate import MARGIN, Sample, tolerances, unit
+from ttrace.judge.tolerance.estimate import Sample, tolerances, unit
 from ttrace.judge.tolerance.grad_norm import norm_error, norm_share
 from ttrace.judge.tolerance.gradient_terms import measure_rounding_of_terms
 from ttrace.judge.tolerance.noise_dominated import Masks, is_of_update, lost_elements, swayed_norm
