@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
@@ -68,6 +69,13 @@ def _write(
                 region = Layout.parse(layout).region(shape, {"tp": num_ranks}, mesh.coord(rank))
                 part = region.take(data).contiguous()
                 stated = layout if num_ranks > 1 else "t h"
-                record = Record(TensorId.parse(text), tuple(part.shape), part.dtype, region, layout=stated, by="bench")
+                record = Record(
+                    TensorId.parse(text),
+                    tuple(part.shape),
+                    part.dtype,
+                    region,
+                    layout=stated,
+                    by=Provenance(LayoutSource.RULE, "bench"),
+                )
                 writer.write(record, part)
         writer.close(End(num_steps=1))

@@ -25,6 +25,7 @@ from ttrace.judge.engine import Threads
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.verdict import Exit
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
@@ -76,7 +77,17 @@ def write(folder: Path, role: str, num_ranks: int, error: float) -> Trace:
             if error:
                 data.mul_(1 + error * (1 if rank else -1))
             data = (data + 1e-3 * step).to(dtype)
-            writer.write(Record(tensor_id, tuple(data.shape), dtype, region, layout=layout, by="the bench"), data)
+            writer.write(
+                Record(
+                    tensor_id,
+                    tuple(data.shape),
+                    dtype,
+                    region,
+                    layout=layout,
+                    by=Provenance(LayoutSource.RULE, "the bench"),
+                ),
+                data,
+            )
         writer.close(End(num_steps=1))
     return Trace(folder)
 

@@ -22,6 +22,7 @@ import torch
 from ttrace.judge.engine import lots
 from ttrace.judge.tensors.logical import Logical
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.documents import sealed
@@ -69,7 +70,14 @@ def _lines(mesh: Mesh, rank: int) -> str:
         region = Layout.parse(layout).region(shape, mesh.sizes, mesh.coord(rank))
         name = f"layers.L{number // len(_KINDS)}"
         text = f"0/-/{name}.weight/{kind}" if kind.startswith("param") else f"0/0/{name}/{kind}"
-        record = Record(TensorId.parse(text), region.local_shape, torch.bfloat16, region, layout=layout, by="rule 7")
+        record = Record(
+            TensorId.parse(text),
+            region.local_shape,
+            torch.bfloat16,
+            region,
+            layout=layout,
+            by=Provenance(LayoutSource.RULE, "rule 7"),
+        )
         record = replace(record, order=number, begin=at, end=at + record.num_bytes)
         lines.append(f"{encode(record)}\n")
         at = record.end

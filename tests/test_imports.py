@@ -57,7 +57,7 @@ FLOORS = {
         {"reader"},
         {"archive", "relayout"},
     ),
-    "report": ({"facts"}, {"terminal", "page", "machine"}, {"sweep"}),
+    "report": ({"layout_source"}, {"facts"}, {"terminal", "page", "machine"}, {"sweep"}),
     "workflow": (
         {"supervisor", "lock", "git", "disk_space"},
         {"launch"},

@@ -6,6 +6,7 @@ import math
 import random
 
 from ttrace.judge.verdict import ZERO, Cause, Comparison, Finding, Judgement, Tolerance, Verdict
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.stats import Stats
 
@@ -62,7 +63,15 @@ def _comparison(draw: random.Random, tensor_id: TensorId, depth: float) -> Compa
     tolerance = Tolerance(4 * twin_error, twin_error, UNIT, scale=4 * twin_error / 32)
     if draw.random() < 0.002:
         return Comparison(tensor_id, Verdict.UNJUDGED, ZERO)
-    return Comparison(tensor_id, Verdict.PASS, "", stats, tolerance, layout="batch seq hidden/tp", by="rule 3")
+    return Comparison(
+        tensor_id,
+        Verdict.PASS,
+        "",
+        stats,
+        tolerance,
+        layout="batch seq hidden/tp",
+        by=Provenance(LayoutSource.RULE, "rule 3"),
+    )
 
 
 def _is_reached(tensor_id: TensorId, layer: int) -> bool:
@@ -78,5 +87,11 @@ def _broken(comparison: Comparison) -> Comparison:
         return comparison
     stats = Stats(count=4096, aa=1.0, bb=0.25, ab=0.5, dd=0.25)
     return Comparison(
-        comparison.id, Verdict.FAIL, "", stats, comparison.tolerance, layout=comparison.layout, by="rule 3"
+        comparison.id,
+        Verdict.FAIL,
+        "",
+        stats,
+        comparison.tolerance,
+        layout=comparison.layout,
+        by=Provenance(LayoutSource.RULE, "rule 3"),
     )

@@ -12,6 +12,7 @@ from ttrace.judge.check import check
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.tensors.region import Region, Shape
@@ -20,7 +21,7 @@ from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
 
 Change = Callable[[torch.Tensor], torch.Tensor]
-RULE = "test rule"
+RULE = Provenance(LayoutSource.RULE, "test rule")
 """Who states the layouts of built traces."""
 
 
@@ -87,7 +88,7 @@ class TraceBuilder:
             region=region,
             pending=read.pending,
             layout=layout or "",
-            by=RULE if region is not None else "",
+            by=RULE if region is not None else None,
             microbatch=microbatch,
         )
         self._records[rank].append((record, tensor))

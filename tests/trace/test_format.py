@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import ttrace
 from tests.trace.samples import manifest, normal, record_of, same_bits, tensor_id
 from ttrace.errors import TraceError
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.documents import parse_end, parse_manifest, sealed
@@ -82,7 +83,7 @@ def records(draw: st.DrawFn) -> Record:
         region=region,
         pending=tuple(draw(st.lists(st.sampled_from(["tp", "cp", "dp"]), unique=True))),
         layout=draw(st.text()),
-        by=draw(st.text()),
+        by=draw(st.none() | st.builds(Provenance, st.sampled_from(LayoutSource), st.text())),
         order=draw(naturals),
         microbatch=draw(naturals),
         values=draw(st.none() | distributions),
@@ -178,6 +179,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "pending of numbers": {"pending": [1]},
     "layout no text": {"layout": ["seq/tp"]},
     "by no text": {"by": 5},
+    "by nobody known": {"by": "hearsay"},
+    "detail without by": {"detail": "rule 3"},
     "region text": {"region": "whole"},
     "region without shape": {"region": {"dims": []}},
     "region shape negative": {"region": {"shape": [-4, 6]}},
@@ -432,7 +435,16 @@ def test_the_page_is_enough_to_write_a_reader(tmp_path: Path) -> None:
 
 def test_the_page_names_every_field_and_dtype() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "trace-format.md").read_text()
-    fields = [*GOOD, "sum", "layout", "by", *type(manifest()).model_fields, *End.model_fields]
+    fields = [
+        *GOOD,
+        "sum",
+        "layout",
+        "by",
+        "detail",
+        *(source.value for source in LayoutSource),
+        *type(manifest()).model_fields,
+        *End.model_fields,
+    ]
     assert [name for name in fields if f"`{name}`" not in page and f'"{name}"' not in page] == []
     assert [name for name in DTYPES if name not in page] == []
     assert set(DTYPES.items()) == set(PAGE_DTYPES.items())

@@ -13,8 +13,8 @@ from ttrace.errors import LayoutError
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.placed import DTENSOR
 from ttrace.layouts.rules import Rules
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Manifest, Record, Sketched
@@ -50,7 +50,7 @@ def test_the_right_rule_makes_a_wrong_annotation_right(tmp_path: Path) -> None:
     found = judged(traces, {"fc/output": "a b/tp:striped"})
     assert found.exit is Exit.PASSED
     (told,) = [comparison for comparison in found.comparisons if comparison.id.name == "fc"]
-    assert (told.layout, told.by) == ("a b/tp:striped", 'rule "fc/output"')
+    assert (told.layout, told.by) == ("a b/tp:striped", Provenance(LayoutSource.RULE, 'rule "fc/output"'))
 
 
 def test_the_right_rule_can_be_wrong_as_well(tmp_path: Path) -> None:
@@ -100,5 +100,5 @@ def test_what_was_made_for_its_region_stays_there(tmp_path: Path, known: dict[st
 
 
 def test_what_states_itself_is_left_to_do_so(tmp_path: Path) -> None:
-    (shard,) = one(tmp_path, by=DTENSOR).shards[TensorId.parse(ID)]
+    (shard,) = one(tmp_path, by=Provenance(LayoutSource.DTENSOR)).shards[TensorId.parse(ID)]
     assert shard.record.region == Region((4, 8), (((0, 4),), ((0, 4),)))

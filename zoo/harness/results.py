@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ttrace.judge.verdict import Exit, Judgement, Verdict
-from ttrace.layouts.placed import INFERRED
 
 _HEAD = """# The matrix of parallelisms
 
@@ -48,7 +47,7 @@ class Outcome:
             judgement.findings[0].module if judgement.findings else "",
             len(comparisons),
             judgement.count(Verdict.PASS),
-            sum(c.by.endswith(INFERRED) for c in comparisons),
+            sum(c.has_inferred_layout for c in comparisons),
             Counter(c.reason for c in comparisons if c.verdict is Verdict.UNJUDGED),
         )
 

@@ -31,7 +31,6 @@ from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.outlier_twins import name_outlying_twins
 from ttrace.judge.tolerance.scale import named, together
 from ttrace.judge.verdict import EXCUSED, Comparison, Finding, Judgement
-from ttrace.layouts.placed import INFERRED
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
@@ -186,5 +185,5 @@ def _excused_notes(comparisons: list[Comparison]) -> Iterator[str]:
 
 
 def _inferred_note(comparisons: list[Comparison]) -> list[str]:
-    count = sum(comparison.by.endswith(INFERRED) for comparison in comparisons)
+    count = sum(comparison.has_inferred_layout for comparison in comparisons)
     return [f"{count} of {len(comparisons)} layouts were inferred from shapes"] if count else []

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from ttrace.layouts.source import Provenance
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.stats import Stats
 
@@ -117,13 +118,18 @@ class Comparison:
     replica_tolerance: float = 0.0
     """How far the replicas may differ that differ most."""
     layout: str = ""
-    by: str = ""
+    by: Provenance | None = None
     suggestion: str = ""
     """The layout that would explain it, where nobody stated one."""
     num_different: int | None = None
     """Of wrong integers, how many differ: their error, relative to their size, says little."""
     is_allowed: bool = False
     """Whether a known and accepted deviation excuses it."""
+
+    @property
+    def has_inferred_layout(self) -> bool:
+        """Whether its layout, or a part of it, was inferred from shapes."""
+        return self.by is not None and self.by.source.is_inferred
 
     @property
     def error(self) -> float:

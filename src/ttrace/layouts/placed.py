@@ -1,21 +1,11 @@
-"""This module joins a layout with the tensor it speaks of: where the tensor lies, and who said so."""
+"""Placement of a local tensor in its logical tensor, and who decided it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.region import Region
-
-INFERRED = "inferred from shapes"
-"""Who decided a layout that nobody stated."""
-DISPATCHED = "the reference's routing"
-"""Who decided where tokens lie that were dispatched to experts, whichever rank they came from."""
-
-
-DTENSOR = "DTensor"
-HOLDS = "ttrace.holds"
-STATED = (DTENSOR, HOLDS, DISPATCHED)
-"""How those begin who speak for a tensor before any rule does."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +15,11 @@ class Placed:
     region: Region
     pending: tuple[str, ...] = ()
     layout: str = ""
-    by: str = ""
+    by: Provenance | None = None
     axes: frozenset[str] | None = None
     """The axes that whoever decided could speak of; None: all. A DTensor knows nothing beyond its own mesh."""
+
+    @property
+    def source(self) -> LayoutSource | None:
+        """Who decided; None if nobody is named."""
+        return self.by.source if self.by else None

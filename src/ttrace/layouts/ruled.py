@@ -23,7 +23,7 @@ def placed_by(
     logical = layout.global_shape(local, sizes) if shape is None else shape
     if len(logical) != len(local) or layout.local_shape(logical, sizes, where) != local:
         raise LayoutError(_misfit(site, rule, local, logical, sizes))
-    return Placed(layout.region(logical, sizes, where), layout.pending, str(rule.layout), str(rule))
+    return Placed(layout.region(logical, sizes, where), layout.pending, str(rule.layout), rule.provenance)
 
 
 def _misfit(site: Site, rule: Rule, local: Shape, logical: Shape, sizes: Mapping[str, int]) -> str:

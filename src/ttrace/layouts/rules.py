@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.pattern import matches
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Site
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 
@@ -26,6 +27,13 @@ class Rule:
     pattern: str
     layout: Layout
     origin: str = ""
+    source: LayoutSource = LayoutSource.RULE
+    """Whether the user states it, or an adapter."""
+
+    @property
+    def provenance(self) -> Provenance:
+        """What a placement says that this rule decided."""
+        return Provenance(self.source, str(self))
 
     def matches(self, site: Site) -> bool:
         return matches(self.pattern, site)
@@ -80,7 +88,7 @@ class Rules:
             return None
         slot = "" if site.kind.is_of_param else site.slot  # optim.exp_avg follows param, which has no slot
         rule = self._last_match(Site(site.name, site.kind.primal, slot))
-        return rule and Rule(rule.pattern, rule.layout.without_pending(), rule.origin)
+        return rule and replace(rule, layout=rule.layout.without_pending())
 
 
 def _parsed(pattern: str, layout: str) -> Layout:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ttrace.judge.verdict import FACTORS, UNEXPLAINED, Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.report.layout_source import describe_provenance
 
 PASSED = "every tensor agrees with the reference as far as rounding allows"
 BUT_PROBLEMS = f"{PASSED}, but the run has problems"
@@ -50,7 +51,7 @@ def facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[str, st
         yield ("evidence" if i == 0 else ""), text
     if comparison.by:
         layout = f'"{comparison.layout}", ' if comparison.layout else ""
-        yield "layout", f"{layout}{comparison.by}"
+        yield "layout", f"{layout}{describe_provenance(comparison.by)}"
     if finding.source:
         yield "module", f"{finding.module}, {finding.source}"
     if finding.inside:

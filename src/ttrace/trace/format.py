@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from ttrace.errors import TraceError, TTraceError
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
@@ -159,7 +160,8 @@ class Record:
     """None: nobody stated a layout."""
     pending: tuple[str, ...] = ()
     layout: str = ""
-    by: str = ""
+    by: Provenance | None = None
+    """Who decided the layout."""
     order: int = 0
     microbatch: int = 0
     values: Distribution | None = None
@@ -169,6 +171,11 @@ class Record:
     end: int = 0
     crc: int = 0
     """The CRC-32C of these bytes."""
+
+    @property
+    def source(self) -> LayoutSource | None:
+        """Who decided the layout; None if nobody did."""
+        return self.by.source if self.by else None
 
     @property
     def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -212,6 +219,7 @@ class _Line(BaseModel):
     pending: tuple[str, ...] = ()
     layout: str = ""
     by: str = ""
+    detail: str = ""
     values: dict[str, Any] | None = None
     sketch: tuple[PositiveInt, float] | None = None
 
@@ -229,7 +237,10 @@ def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) ->
     ]
     if record.pending:
         fields.append(f'"pending":{json.dumps(record.pending)}')
-    fields += [f'"{key}":{quoted(text)}' for key, text in (("layout", record.layout), ("by", record.by)) if text]
+    if record.layout:
+        fields.append(f'"layout":{quoted(record.layout)}')
+    if record.by is not None:
+        fields.append(_provenance_text(record.by))
     if record.values is not None:
         fields.append(f'"values":{json.dumps({"kind": type(record.values).__name__, **vars(record.values)})}')
     if record.sketch is not None:
@@ -264,7 +275,7 @@ def parsed(line: str) -> Record:
             region=None if entry.region is None else _decode_region(entry.region),
             pending=entry.pending,
             layout=entry.layout,
-            by=entry.by,
+            by=_decode_provenance(entry),
             order=entry.order,
             microbatch=entry.mb,
             values=_decode_distribution(entry.values),
@@ -302,6 +313,20 @@ def _region_text(region: Region | None) -> str:
     if region.flat is not None:
         entry["flat"] = region.flat
     return json.dumps(entry, separators=(",", ":"))
+
+
+@lru_cache(maxsize=256)
+def _provenance_text(by: Provenance) -> str:
+    detail = f',"detail":{quoted(by.detail)}' if by.detail else ""
+    return f'"by":"{by.source.value}"{detail}'
+
+
+def _decode_provenance(entry: _Line) -> Provenance | None:
+    if not entry.by:
+        if entry.detail:
+            raise ValueError("a detail needs to say who decided")
+        return None
+    return Provenance(LayoutSource(entry.by), entry.detail)
 
 
 def _decode_region(entry: _RegionEntry) -> Region:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from ttrace.errors import LayoutError
-from ttrace.layouts.placed import STATED
 from ttrace.layouts.ruled import placed_by
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.tensors.ids import TensorId
@@ -47,7 +46,7 @@ class Relaid(Trace):
     def _relaid(self, shard: Shard) -> Shard:
         record, rule = shard.record, self._rules.decide(shard.id.site)
         is_run = record.region is not None and record.region.flat is not None
-        if rule is None or is_run or record.by.startswith(STATED):
+        if rule is None or is_run or (record.source is not None and record.source.precedes_rules):
             return shard
         if MICROBATCH_AXIS in rule.layout.axes and shard.id.microbatch is not None:
             raise _stays(shard.id, rule, "its microbatches were recorded as tensors of their own")

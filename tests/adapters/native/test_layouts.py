@@ -13,6 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from ttrace.adapters.native import layouts as adapter
 from ttrace.errors import LayoutError
+from ttrace.layouts.source import LayoutSource
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Region, Shape
@@ -71,7 +72,7 @@ def test_a_dtensor_is_placed_by_its_own_word() -> None:
     placed = adapter.placed(tensor)
     assert placed.region == Region((4, 6), (((0, 4),), ((3, 6),)))
     assert placed.pending == ("dp",)
-    assert (placed.layout, placed.by) == ("d0 d1/tp +dp", "DTensor")
+    assert (placed.layout, placed.source) == ("d0 d1/tp +dp", LayoutSource.DTENSOR)
     assert adapter.local_values(tensor).data_ptr() == local.data_ptr()
 
 

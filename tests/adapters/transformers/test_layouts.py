@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ttrace.judge.verdict import Exit, Verdict
-from ttrace.layouts.placed import INFERRED
+from ttrace.layouts.source import LayoutSource
 from zoo.harness.hugging import Case, changed_by_recording, run_case, trace_references
 from zoo.harness.ranks import on_ranks
 
@@ -147,7 +147,7 @@ class Result:
     found: list[tuple[str, str, str]] = field(default_factory=list)
     """Findings: module, site, sentence."""
     verdicts: Counter[Verdict] = field(default_factory=Counter)
-    by: Counter[str] = field(default_factory=Counter)
+    by: Counter[LayoutSource] = field(default_factory=Counter)
 
 
 def result_of(case: Case, folder: Path, change: Change | None = None) -> Result | None:
@@ -160,7 +160,7 @@ def result_of(case: Case, folder: Path, change: Change | None = None) -> Result 
         [*judgement.problems, *(f"{c.id} {c.verdict} {c.reason} {c.excess:.2g}" for c in wrong)][:8],
         [(f.module, str(f.comparison.id.site), f.cause.sentence) for f in judgement.findings],
         Counter(c.verdict for c in judgement.comparisons),
-        Counter("transformers" if "(transformers: " in c.by else c.by for c in judgement.comparisons),
+        Counter(c.by.source for c in judgement.comparisons if c.by is not None),
     )
 
 
@@ -201,14 +201,14 @@ def test_a_clean_case_passes_with_every_tensor_covered(results: Results, case: C
 @pytest.mark.parametrize("case", [case for case in CLEAN if "tp_size" in case.config], ids=str)
 def test_what_a_plan_says_is_stated_not_inferred(results: Results, case: Case) -> None:
     by = results[str(case)].by
-    assert by["transformers"] >= 35
-    assert by["DTensor"] >= 60
-    assert by[INFERRED] < 0.75 * by.total()
+    assert by[LayoutSource.ADAPTER] >= 35
+    assert by[LayoutSource.DTENSOR] >= 60
+    assert by[LayoutSource.SHAPES] < 0.75 * by.total()
 
 
 def test_only_tensor_parallelism_leaves_something_to_infer(results: Results) -> None:
     for case in (*CLEAN, *CLEAN_ON_4):
-        assert (results[str(case)].by[INFERRED] > 0) == (case.config.get("tp_size", 1) > 1)
+        assert (results[str(case)].by[LayoutSource.SHAPES] > 0) == (case.config.get("tp_size", 1) > 1)
 
 
 @pytest.mark.parametrize(("case", "module", "words"), [(c, m, w) for c, _, m, w in FAULTS], ids=str)

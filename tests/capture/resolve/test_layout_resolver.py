@@ -14,8 +14,8 @@ from ttrace.capture.resolve.layout_resolver import Placing, Reference
 from ttrace.errors import LayoutError
 from ttrace.layouts.infer import find_pending_axes
 from ttrace.layouts.layout import Cut, Layout
-from ttrace.layouts.placed import INFERRED
 from ttrace.layouts.rules import Rules
+from ttrace.layouts.source import LayoutSource
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import Mesh
@@ -47,13 +47,13 @@ def test_a_dtensor_is_placed_among_the_axes_beyond_its_own_mesh(tmp_path: Path) 
     assert placed.region.shape == (2, 8, 4)
     assert placed.region.dims == (((0, 2),), ((2, 6),), ((2, 4),))
     assert placed.layout == "d0 d1/cp:zigzag d2/tp"
-    assert placed.by == f"DTensor, and {INFERRED}"
+    assert placed.source is LayoutSource.DTENSOR_AND_SHAPES
 
 
 def test_a_dtensor_of_the_references_shape_is_left_alone(tmp_path: Path) -> None:
     placed = placing(tmp_path).placed(OUTPUT, along_tp(torch.zeros(2, 8, 2), Shard(2)))
     assert placed is not None
-    assert (placed.by, placed.layout) == ("DTensor", "d0 d1 d2/tp")
+    assert (placed.source, placed.layout) == (LayoutSource.DTENSOR, "d0 d1 d2/tp")
 
 
 @pytest.mark.parametrize("is_dtensor", [False, True])

@@ -11,7 +11,7 @@ from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
 from ttrace.judge.check import check
 from ttrace.judge.verdict import OWN_MICROBATCHES, Comparison, Exit, Verdict
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.placed import INFERRED
+from ttrace.layouts.source import INFERRED
 from ttrace.tensors.region import Region
 
 ID = "0/0/fc/output"

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.traces import Case, drawn
 from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Judgement, Verdict
-from ttrace.layouts.placed import INFERRED
+from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Kind
 
 

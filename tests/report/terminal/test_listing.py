@@ -13,6 +13,8 @@ from rich.console import Console
 from tests.support.traces import Case, drawn
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.difference import difference
+from ttrace.layouts.source import LayoutSource, Provenance
+from ttrace.report.layout_source import describe_provenance
 from ttrace.report.terminal import difference as difference_report
 from ttrace.report.terminal import listing
 from ttrace.tensors.ids import TensorId
@@ -120,7 +122,7 @@ def test_a_shard_without_a_layout_is_shown_as_such(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["[bold]", "a[0]", "x[red]y"])
 @pytest.mark.parametrize("rule", ['rule "[/x]"', 'rule "[bold]*"'])
 def test_markup_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rule: str) -> None:
-    monkeypatch.setattr("tests.support.traces.RULE", rule)
+    monkeypatch.setattr("tests.support.traces.RULE", Provenance(LayoutSource.RULE, rule))
     case = Case(tmp_path)
     case.right(f"0/0/{name}/output", "0/0/other/output")
     close(case)
@@ -172,7 +174,7 @@ def test_show_and_diff_agree_on_who_decided_a_layout(tmp_path: Path) -> None:
         case.candidate.record(rank, ID, local.contiguous())
     found = difference(case.reference.close(), case.candidate.close(), TensorId.parse(ID))
     rows = [row for row in listing.rows(tmp_path, ID) if row["side"] == "candidate"]
-    assert {(row["layout"], row["by"]) for row in rows} == {(found.layout, found.by)}
+    assert {(row["layout"], row["by"]) for row in rows} == {(found.layout, describe_provenance(found.by))}
     assert [row["region"] for row in rows] == [rank.region for rank in found.ranks] == ["[0:4, 0:4]", "[0:4, 4:8]"]
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.support.traces import Case, drawn
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Judgement
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.report.terminal import summary
 
 NEXT = "ttrace diff runs/a 0/0/fc/output"
@@ -113,7 +114,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path, name:
 
 
 def test_markup_in_notes_problems_and_rules_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.support.traces.RULE", 'rule "[/x] [bold]"')
+    monkeypatch.setattr("tests.support.traces.RULE", Provenance(LayoutSource.RULE, 'rule "[/x] [bold]"'))
     case = Case(tmp_path, notes=("note [/x] [bold]",))
     case.wrong("0/0/fc/output")
     judgement = check(case.reference.close(), [], case.candidate.close(problems=["problem [/x] [bold]"]))

@@ -21,6 +21,7 @@ from ttrace.errors import CaptureError
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
+from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.mesh import Coord
 
@@ -124,7 +125,7 @@ class Megatron:
         key = (site, num_dims)
         if key not in self._rules:
             text = self._layout(site, num_dims)
-            self._rules[key] = None if text is None else Rule(str(site), Layout.parse(text), _ORIGIN)
+            self._rules[key] = None if text is None else _rule(site, text)
         return self._rules[key]
 
     def shares(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:
@@ -135,7 +136,7 @@ class Megatron:
 
     def disagreements(self, parameters: Mapping[str, Placed]) -> Iterator[str]:
         # Who gives a rule for a layer of their own may not have written its part of the checkpoint.
-        ours = {name: placed.region for name, placed in parameters.items() if placed.by.endswith(f"({_ORIGIN})")}
+        ours = {name: placed.region for name, placed in parameters.items() if placed.source is LayoutSource.ADAPTER}
         for chunk in self.chunks:
             model = _unwrapped(chunk)
             depth = next(path for path, module in chunk.named_modules() if module is model)
@@ -292,6 +293,10 @@ class Megatron:
         assert self._listener is not None
         gradients = ((p, getattr(p, "main_grad", None)) for p in chunk.parameters() if p.requires_grad)
         self._listener.sees_main_gradients((p, self._shaped(p, g)) for p, g in gradients if g is not None)
+
+
+def _rule(site: Site, text: str) -> Rule:
+    return Rule(str(site), Layout.parse(text), _ORIGIN, LayoutSource.ADAPTER)
 
 
 def _groups_experts(at: Module) -> bool:

@@ -15,7 +15,8 @@ from ttrace.adapters.adapter import Recall, Share
 from ttrace.adapters.megatron.layouts import Module, is_glu
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.placed import DISPATCHED, Placed
+from ttrace.layouts.placed import Placed
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
@@ -100,7 +101,7 @@ class Dispatch:
         region = Region((size, *shape), (rg.from_indices(positions), *dims))
         pending = (self._tp,) if is_pending else ()
         text = " ".join(["rows", str(columns), *(f"+{axis}" for axis in pending)])
-        return Placed(region, pending, text, DISPATCHED)
+        return Placed(region, pending, text, Provenance(LayoutSource.ROUTING))
 
 
 def _columns(at: Module, kind: Kind) -> tuple[str, bool]:

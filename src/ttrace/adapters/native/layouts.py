@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from ttrace.errors import LayoutError
-from ttrace.layouts.placed import DTENSOR, Placed
+from ttrace.layouts.placed import Placed
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.ranges import Ranges
@@ -22,7 +23,8 @@ def placed(tensor: DTensor) -> Placed:
     mesh, placements = tensor.device_mesh, tuple(tensor.placements)
     region = placements_region(tuple(tensor.shape), mesh, placements)
     text = layout_text(len(tensor.shape), mesh, placements)
-    return Placed(region, pending_axes(mesh, placements), text, DTENSOR, frozenset(axis_names(mesh)))
+    by = Provenance(LayoutSource.DTENSOR)
+    return Placed(region, pending_axes(mesh, placements), text, by, frozenset(axis_names(mesh)))
 
 
 def placements_region(shape: Shape, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Region:

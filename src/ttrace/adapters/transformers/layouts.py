@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ttrace.adapters.wrappers import canonical
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.rules import Rule
+from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
 
@@ -140,7 +141,7 @@ class Models:
                 if key in layouts:
                     layout = Layout.parse(layouts[key])
                     stated = layout if kind is site.kind else layout.without_pending()
-                    return Rule(f"{_generic(site.name)}/{key}", stated, f"transformers: {style}")
+                    return Rule(f"{_generic(site.name)}/{key}", stated, f"transformers: {style}", LayoutSource.ADAPTER)
         return None
 
     def values(self, site: Site, tensor: torch.Tensor, coord: Coord) -> torch.Tensor:

@@ -68,7 +68,7 @@ class Recorder:
             region=placed.region if placed else None,
             pending=placed.pending if placed else (),
             layout=placed.layout if placed else "",
-            by=placed.by if placed else "",
+            by=placed.by if placed else None,
             microbatch=visit.microbatch,
             values=visit.values,
             sketch=kept,

@@ -13,9 +13,10 @@ from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter
 from ttrace.errors import LayoutError
 from ttrace.layouts.infer import find_pending_axes, inferred
 from ttrace.layouts.layout import Cut, Layout
-from ttrace.layouts.placed import HOLDS, INFERRED, Placed
+from ttrace.layouts.placed import Placed
 from ttrace.layouts.ruled import placed_by
 from ttrace.layouts.rules import Rule, Rules
+from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
 from ttrace.layouts.splits import BLOCK, Split
 from ttrace.tensors.coverage import coverage
 from ttrace.tensors.holds import Held, held_by
@@ -26,11 +27,6 @@ from ttrace.trace.format import Record
 from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.storage.store import Place
 from ttrace.values.generate import Distribution
-
-CONTEXT_PARALLEL = "context_parallel"
-"""Who says that a rank's loss is only its own tokens' part."""
-DATA_PARALLEL = "data parallelism"
-"""Who says that a rank's loss is only its own rows' part."""
 
 
 class Reference:
@@ -213,15 +209,16 @@ class Placing:
         local = tuple(tensor.shape)
         own = held_by(tensor)
         if own is not None:
-            return Placed(own.region(local), by=HOLDS)
+            return Placed(own.region(local), by=Provenance(LayoutSource.HOLDS))
         rule = self._rules.decide(tensor_id.site) or self._adapter.rule(tensor_id.site, tensor.ndim)
         if rule is not None:
             return self._by_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
         if held is not None and held.fits(local):
-            return Placed(held.region(local), by=f"{HOLDS} of the input")
+            return Placed(held.region(local), by=Provenance(LayoutSource.HOLDS_OF_INPUT))
         if tensor_id.kind is Kind.LOSS and self.splits:
-            by = DATA_PARALLEL if set(self.splits) <= set(self.batch_axes) else CONTEXT_PARALLEL
-            return Placed(Region.whole(local), tuple(self.splits), by=by)
+            is_of_rows = set(self.splits) <= set(self.batch_axes)
+            source = LayoutSource.DATA_PARALLEL if is_of_rows else LayoutSource.CONTEXT_PARALLEL
+            return Placed(Region.whole(local), tuple(self.splits), by=Provenance(source))
         return self._placed_whole(local) if self._why_whole else None
 
     def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
@@ -243,7 +240,7 @@ class Placing:
         """The layout that explains what this rank holds; None if there is none, or more than one."""
         local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
         if shape is None:
-            return Placed(Region.whole(local), by="unknown to the reference")
+            return Placed(Region.whole(local), by=Provenance(LayoutSource.UNKNOWN_TO_REFERENCE))
         splits = {} if tensor_id.kind.is_of_param else self.splits
         sizes = self._sizes if tensor_id.kind.is_of_param else self._cutting_sizes
         layout = inferred(shape, [(self._adapter.coord, local)], sizes, splits)
@@ -285,16 +282,16 @@ class Placing:
             return stated
         text = _joined(layout, stated.layout)
         region = inner.within(layout.region(shape, others, self._adapter.coord))
-        return Placed(region, stated.pending, text, f"{stated.by}, and {INFERRED}")
+        return Placed(region, stated.pending, text, Provenance(LayoutSource.DTENSOR_AND_SHAPES))
 
     @cached_property
-    def _why_whole(self) -> str:
-        """Why a tensor that nobody speaks of is whole on this mesh; empty if it may not be."""
+    def _why_whole(self) -> Provenance | None:
+        """Why a tensor that nobody speaks of is whole on this mesh; None if it may not be."""
         cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
         distributing = self._adapter.distributing_axes
         if any(axis not in distributing or axis in self.batch_axes for axis in cutting):
-            return ""
-        return "no axis of this mesh cuts tensors" if cutting else "single rank"
+            return None
+        return Provenance(LayoutSource.UNCUT_MESH if cutting else LayoutSource.SINGLE_RANK)
 
     def _placed_whole(self, shape: Shape) -> Placed:
         if shape not in self._whole:  # a step has many tensors of a few shapes

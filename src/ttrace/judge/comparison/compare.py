@@ -35,10 +35,12 @@ from ttrace.judge.verdict import (
     Tolerance,
     Verdict,
 )
-from ttrace.layouts.placed import DISPATCHED
+from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, TensorId, scores_slot
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
+
+_FIRST_FORWARD = Provenance(LayoutSource.FIRST_FORWARD)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Comparer:
             parts.append(Part((again.coord.rank,), found.error))
             total = total + found
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
-        return Comparison(tensor_id, verdict, "", total, tolerance, tuple(parts), by="the first forward")
+        return Comparison(tensor_id, verdict, "", total, tolerance, tuple(parts), by=_FIRST_FORWARD)
 
     def _decided(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, str]:
         """A choice that differs: innocent where rounding may have turned the scores."""
@@ -165,7 +167,7 @@ class Comparer:
             if tensor_id.microbatch is not None:
                 ranks = found.setdefault((tensor_id.step, tensor_id.microbatch), set())
                 # Tokens are dispatched to experts on ranks that do not run their microbatch.
-                ranks.update(shard.coord.rank for shard in shards if shard.record.by != DISPATCHED)
+                ranks.update(shard.coord.rank for shard in shards if shard.record.source is not LayoutSource.ROUTING)
         return {key: frozenset(ranks) for key, ranks in found.items()}
 
     def _is_of_some_microbatches(self, tensor_id: TensorId, b: Logical) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ttrace.judge.tensors.logical import Logical, Piece, compared, measured
 from ttrace.judge.verdict import OWN_ROWS, Comparison, Part, Tolerance, Verdict
-from ttrace.layouts.placed import INFERRED
+from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Shard, Trace
 

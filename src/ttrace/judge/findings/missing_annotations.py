@@ -14,7 +14,7 @@ from dataclasses import replace
 from ttrace.judge.causes.reductions import MISSING_ALL_REDUCE, cause
 from ttrace.judge.tensors.factor import is_before_reduction
 from ttrace.judge.verdict import PARTIAL_CALL, REDUCED_LATER, UNEXPLAINED, Comparison, Finding, Verdict
-from ttrace.layouts.placed import INFERRED
+from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
 
@@ -105,7 +105,7 @@ def doubted(finding: Finding, comparisons: Sequence[Comparison]) -> Finding:
     cuts = {
         comparison.id.name: comparison.layout
         for comparison in comparisons
-        if comparison.id.kind is Kind.PARAM and comparison.by.endswith(INFERRED) and "/" in comparison.layout
+        if comparison.id.kind is Kind.PARAM and comparison.has_inferred_layout and "/" in comparison.layout
     }
     here = [f"{name} ({layout})" for name, layout in cuts.items() if is_inside(name, finding.module)]
     if not here:

@@ -12,6 +12,7 @@ import torch
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import Logical, Piece, measured
+from ttrace.layouts.source import Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.reader import Trace
@@ -46,7 +47,7 @@ class Difference:
     id: TensorId
     shape: Shape
     layout: str
-    by: str
+    by: Provenance | None
     pending: tuple[str, ...]
     factor: float
     """What the candidate's reduction still applies; all numbers here are after it."""

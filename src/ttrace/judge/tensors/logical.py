@@ -12,7 +12,7 @@ import torch
 from ttrace.errors import LayoutError
 from ttrace.layouts.infer import Splits, find_pending_axes, inferred
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.placed import INFERRED
+from ttrace.layouts.source import INFERRED, Provenance
 from ttrace.tensors.coverage import Coverage, coverage
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
@@ -72,7 +72,7 @@ class Logical:
     pieces: tuple[Piece, ...]
     pending: tuple[str, ...]
     layout: str
-    by: str
+    by: Provenance | None
 
     @classmethod
     def found(cls, trace: Trace, tensor_id: TensorId, shape: Shape | None = None) -> Logical | None:

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic reads the standard library's only from Python 3.12 on
 
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.report.layout_source import describe_provenance
 
 SCHEMA = 1
 _CLOSED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -144,7 +145,7 @@ def _comparison(comparison: Comparison) -> TensorReport:
         "twin_error": _number(tolerance.twin_error) if tolerance else None,
         "replica_error": _number(comparison.replica_error),
         "layout": comparison.layout,
-        "by": comparison.by,
+        "by": describe_provenance(comparison.by),
     }
 
 

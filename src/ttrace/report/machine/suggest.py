@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ttrace.judge.verdict import NO_LAYOUT, Comparison, Judgement
 from ttrace.layouts.pattern import matches
-from ttrace.layouts.placed import INFERRED
+from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Site
 
 _WARNING = (

@@ -19,8 +19,8 @@ from ttrace.judge.causes.reductions import axes_of_conflict
 from ttrace.judge.notes.blind_spots import without_power
 from ttrace.judge.selftest import Power
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
-from ttrace.layouts.placed import INFERRED
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, alike, facts, has_only_problems, headline
+from ttrace.report.layout_source import describe_provenance
 from ttrace.report.page import columns
 from ttrace.report.page.depth import Depth
 from ttrace.report.page.timing import stages
@@ -139,7 +139,7 @@ def _tensors(comparisons: Sequence[Comparison], depth: Depth) -> dict[str, Any]:
         "spoils": columns.integers(int(c.spoils) for c in comparisons),
         "reason": columns.words(c.reason for c in comparisons),
         "layout": columns.words(c.layout for c in comparisons),
-        "by": columns.words(c.by for c in comparisons),
+        "by": columns.words(describe_provenance(c.by) for c in comparisons),
         # What was not measured has no error; Stats would say 0.
         "error": columns.floats(c.error if c.tolerance else math.nan for c in comparisons),
         "replicas": columns.floats(c.replica_error if c.tolerance else math.nan for c in comparisons),
@@ -219,7 +219,7 @@ def _coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def _who(comparisons: Iterable[Comparison]) -> list[list[Any]]:
-    said = Counter("inferred" if c.by.endswith(INFERRED) else "stated" if c.by else "nobody" for c in comparisons)
+    said = Counter("inferred" if c.has_inferred_layout else "stated" if c.by else "nobody" for c in comparisons)
     return [list(item) for item in said.most_common()]
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttrace.judge.tensors.difference import Difference
+from ttrace.report.layout_source import describe_provenance
 
 
 def as_json(difference: Difference) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def as_json(difference: Difference) -> dict[str, Any]:
         "id": str(difference.id),
         "shape": difference.shape,
         "layout": difference.layout,
-        "by": difference.by,
+        "by": describe_provenance(difference.by),
         "pending": list(difference.pending),
         "factor": difference.factor,
         "error": _number(difference.total.error),
@@ -66,7 +67,7 @@ def _head(difference: Difference) -> Text:
     return Text.assemble(
         (str(difference.id), "bold"),
         f"  shape {list(difference.shape)}\n",
-        f'layout "{difference.layout}", {difference.by}\n',
+        f'layout "{difference.layout}", {describe_provenance(difference.by)}\n',
         f"{what}error {total.error:.2e}, candidate = {total.scale:.6g} x reference along it",
     )
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.logical import Logical
+from ttrace.report.layout_source import describe_provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.format import DTYPE_NAMES
 from ttrace.trace.reader import Shard, Trace
@@ -118,7 +119,7 @@ def _id_row(side: str, shards: list[Shard]) -> Row:
         "dtype": DTYPE_NAMES[record.dtype],
         "shards": len(shards),
         "layout": record.layout,
-        "by": record.by or "nobody",
+        "by": describe_provenance(record.by) or "nobody",
     }
 
 
@@ -133,7 +134,7 @@ def _shard_row(side: str, shard: Shard) -> Row:
         "region": str(record.region) if record.region else "unknown",
         "pending": list(record.pending),
         "layout": record.layout,
-        "by": record.by or "nobody",
+        "by": describe_provenance(record.by) or "nobody",
         "norm": norm if math.isfinite(norm) else None,
     }
 

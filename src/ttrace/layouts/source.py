@@ -1,0 +1,75 @@
+"""Sources of layouts: who decided where a tensor lies.
+
+Programs ask the enum; the sentence for people is made in `ttrace.report.layout_source`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class LayoutSource(Enum):
+    """Who decided a layout. The values are the words that a trace stores."""
+
+    DTENSOR = "dtensor"
+    """The tensor's own placements."""
+    DTENSOR_AND_SHAPES = "dtensor_and_shapes"
+    """The tensor's own placements; axes outside its mesh were inferred from shapes."""
+    HOLDS = "holds"
+    """`ttrace.holds`, called on the tensor itself."""
+    HOLDS_OF_INPUT = "holds_of_input"
+    """`ttrace.holds`, called on an input of the same module call."""
+    ROUTING = "routing"
+    """The reference's routing: it decides where tokens lie that were dispatched to experts."""
+    RULE = "rule"
+    """A rule of the user. The detail is the rule."""
+    ADAPTER = "adapter"
+    """The framework's adapter. The detail is the adapter's rule."""
+    DATA_PARALLEL = "data_parallel"
+    """Data parallelism: a rank's loss is the part of its own rows."""
+    CONTEXT_PARALLEL = "context_parallel"
+    """Context parallelism: a rank's loss is the part of its own tokens."""
+    SINGLE_RANK = "single_rank"
+    """A single process holds every tensor whole."""
+    UNCUT_MESH = "uncut_mesh"
+    """No axis of the mesh cuts tensors, so every tensor is whole."""
+    UNKNOWN_TO_REFERENCE = "unknown_to_reference"
+    """The reference has no such tensor, so it is taken to be whole."""
+    FIRST_FORWARD = "first_forward"
+    """The first forward pass, with which a recomputation is compared."""
+    SHAPES = "shapes"
+    """Nobody stated a layout; exactly one explains the shapes."""
+
+    @property
+    def is_inferred(self) -> bool:
+        """Whether shapes decided, at least in part."""
+        return self in (LayoutSource.SHAPES, LayoutSource.DTENSOR_AND_SHAPES)
+
+    @property
+    def precedes_rules(self) -> bool:
+        """Whether the tensor itself, or its data, states the layout, so that no rule is asked."""
+        return self in _PRECEDES_RULES
+
+
+_PRECEDES_RULES = frozenset(
+    {
+        LayoutSource.DTENSOR,
+        LayoutSource.DTENSOR_AND_SHAPES,
+        LayoutSource.HOLDS,
+        LayoutSource.HOLDS_OF_INPUT,
+        LayoutSource.ROUTING,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Who decided a layout, and the details for people, such as the rule."""
+
+    source: LayoutSource
+    detail: str = ""
+
+
+INFERRED = Provenance(LayoutSource.SHAPES)
+"""Of a layout that nobody stated."""
