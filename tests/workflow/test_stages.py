@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tests.trace.samples import manifest
 from ttrace.capture.plan import Plan
 from ttrace.trace.format import End
 from ttrace.trace.storage.fingerprint import fingerprint
+from ttrace.trace.storage.seal import read_document
 from ttrace.trace.writer import Writer
 from ttrace.workflow.stages import Stage
 
@@ -38,6 +41,22 @@ def test_an_edit_of_what_any_rank_imports_makes_the_trace_stale(tmp_path: Path, 
         script.write_text("# edited\n")
         assert not stage.is_done(), script
         stage = stage_of_two_ranks(tmp_path, scripts)
+
+
+def test_a_mark_says_when_and_from_which_commit_its_trace_was_made(
+    tmp_path: Path, scripts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), ("add", "train.py"), (*author, "commit", "-qm", "a")):
+        subprocess.run(["git", *words], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    scripts[0].write_text("# edited\n")
+    before = datetime.now(UTC).replace(microsecond=0)
+    stage_of_two_ranks(tmp_path, scripts).mark()
+    mark = read_document(tmp_path / "candidate.done.json")
+    assert mark["git"] == f"{head}+"
+    assert before <= datetime.fromisoformat(mark["time"]) <= datetime.now(UTC)
 
 
 def test_a_file_that_two_ranks_see_differently_is_never_what_it_was(tmp_path: Path) -> None:

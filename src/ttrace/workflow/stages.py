@@ -11,6 +11,8 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -24,6 +26,7 @@ from ttrace.trace.storage.fingerprint import changed, fingerprint
 from ttrace.trace.storage.seal import open_document, seal_document
 from ttrace.trace.storage.store import Remote
 from ttrace.trace.writer import write_whole
+from ttrace.workflow.git import state_of
 from ttrace.workflow.launch import Launches, launch
 
 
@@ -42,6 +45,10 @@ class _Mark(BaseModel):
     plan: Plan
     environment: dict[str, str]
     sources: dict[str, str]
+    time: str = ""
+    """When the trace was made, in UTC."""
+    git: str = ""
+    """The commit that was checked out, with a plus if files differed from it."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,8 @@ class Stage:
             plan=self._plan,
             environment=environment(),
             sources={**named, **_sources(trace)},
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            git=_git_state(Path.cwd()),
         )
         _mark_of(self.plan.out).write_text(seal_document(mark.model_dump_json(indent=1)), encoding="utf-8")
 
@@ -159,6 +168,12 @@ class Stage:
     def _of(self) -> str:
         mark = _read(self.plan.reference) if self.plan.reference else None
         return mark.stamp if mark else ""
+
+
+@cache
+def _git_state(folder: Path) -> str:
+    """Asked once per process: a run marks several traces, and git takes long in a large repository."""
+    return state_of(folder)
 
 
 def _sources(trace: Trace) -> dict[str, str]:
