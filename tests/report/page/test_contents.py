@@ -20,8 +20,10 @@ from ttrace.report.page import columns
 from ttrace.report.page.contents import About, page
 from ttrace.report.page.depth import Depth
 from ttrace.report.page.document import document
+from ttrace.report.page.provenance import Provenance, read_provenance
 from ttrace.report.page.timing import stages
 from ttrace.trace.format import Sketched
+from ttrace.trace.storage.seal import seal_document
 
 
 def unpacked(packed: dict[str, str]) -> list[Any]:
@@ -134,6 +136,32 @@ def test_no_tag_begins_inside_the_data(tmp_path: Path) -> None:
 
 def test_a_large_model_is_a_small_file() -> None:
     assert len(document(page(large(10, 20), About("runs/a", "")))) < 600_000
+
+
+def test_each_trace_says_when_and_from_which_commit_it_was_made(tmp_path: Path) -> None:
+    mark = {"command": ["python", "a b.py"], "time": "2026-11-16T07:53:15+02:00", "git": f"{'ab' * 20}+"}
+    (tmp_path / "reference.done.json").write_text(seal_document(json.dumps(mark)))
+    (tmp_path / "candidate.done.json").write_text("damaged")
+    (tmp_path / "run.json").write_text(seal_document('{"reference": "x", "candidate": "y", "git": "cdef"}'))
+    reference = Provenance("python 'a b.py'", "2026-11-16 05:53 UTC", "abababababab, with uncommitted changes")
+    assert read_provenance(tmp_path) == {"reference": reference, "candidate": Provenance("y", "", "cdef")}
+
+
+def test_a_reference_that_cells_share_has_its_own_mark(tmp_path: Path) -> None:
+    shared = tmp_path / "references" / "a"
+    shared.mkdir(parents=True)
+    (shared.parent / "a.done.json").write_text(seal_document('{"git": "abc"}'))
+    (tmp_path / "cell").mkdir()
+    (tmp_path / "cell" / "reference").symlink_to(shared)
+    assert read_provenance(tmp_path / "cell")["reference"].commit == "abc"
+
+
+def test_the_root_is_named_by_its_class(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/./output")
+    judgement = case.judged()
+    assert page(judgement, About.of(tmp_path, ""))["root"] == "Module"
+    assert page(judgement, About("runs/a", ""))["root"] == "model"
 
 
 def test_a_stage_lasts_from_its_plan_to_the_end_of_its_last_rank(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""This module says what stands on the HTML report: plain data, from a judgement and the traces it was made from."""
+"""What the HTML report shows, as plain data: from a judgement and the traces that it was made from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, alike, facts, has
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.page import columns
 from ttrace.report.page.depth import Depth
+from ttrace.report.page.provenance import ROLES, Provenance, read_provenance
 from ttrace.report.page.timing import stages
-from ttrace.tensors.ids import Kind
+from ttrace.tensors.ids import ROOT, Kind
 from ttrace.trace.format import DTYPES
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.seal import read_document
 
 MOST_MAPS = 8
 MOST_CONFLICTS = 24
@@ -44,7 +44,8 @@ class About:
 
     title: str
     next_command: str
-    commands: Mapping[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, Provenance] = field(default_factory=dict)
+    """By role."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     traces: tuple[Trace, Trace] | None = None
     """Reference and candidate; without them there are no maps, and nothing is said of axes and parameters."""
@@ -53,7 +54,7 @@ class About:
     def of(cls, folder: Path, next_command: str, seen: Path | None = None) -> About:
         """What a run's folder tells; `seen` is the one in which tensors are known best, if it is another."""
         traces = Trace((seen or folder) / "reference"), Trace((seen or folder) / "candidate")
-        return cls(str(folder), next_command, _commands(folder), stages(folder), traces)
+        return cls(str(folder), next_command, read_provenance(folder), stages(folder), traces)
 
 
 def page(judgement: Judgement, about: About) -> dict[str, Any]:
@@ -62,6 +63,7 @@ def page(judgement: Judgement, about: About) -> dict[str, Any]:
     depth = Depth.of(comparisons)
     return {
         "title": about.title,
+        "root": _name_root(about.traces),
         "head": _head(judgement, about),
         "next": about.next_command,
         "count": len(comparisons),
@@ -80,10 +82,10 @@ def page(judgement: Judgement, about: About) -> dict[str, Any]:
     }
 
 
-def _commands(folder: Path) -> dict[str, str]:
-    """The two commands; none if the traces were made one by one."""
-    known = read_document(folder / "run.json")
-    return {role: known[role] for role in ("reference", "candidate") if isinstance(known.get(role), str)}
+def _name_root(traces: tuple[Trace, Trace] | None) -> str:
+    """The class of the whole model: its own name is a dot."""
+    root = traces[0].manifest.modules.get(ROOT) if traces else None
+    return root.type.rpartition(".")[2] if root else "model"
 
 
 def _head(judgement: Judgement, about: About) -> dict[str, Any]:
@@ -240,8 +242,10 @@ def _power(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace] | None
 
 def _run(about: About) -> dict[str, Any]:
     versions = [trace.manifest.versions for trace in about.traces] if about.traces else [{}, {}]
+    sides = {role: about.provenance.get(role, Provenance()) for role in ROLES}
     return {
-        "commands": dict(about.commands),
+        "date": sides["candidate"].date,
+        "sides": [{"role": role, **asdict(side)} for role, side in sides.items()],
         "seconds": [[name, round(seconds, 2)] for name, seconds in about.seconds.items()],
         "versions": [
             [name, versions[0].get(name, ""), versions[1].get(name, "")] for name in {**versions[0], **versions[1]}

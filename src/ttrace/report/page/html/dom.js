@@ -16,7 +16,12 @@ function filled(element, children) {
 }
 
 function section(title, lead, ...children) {
-  return el("section", {}, el("h2", {}, title), lead ? el("p", { class: "lead" }, lead) : null, ...children);
+  return el("section", {}, el("h2", {}, title), lead ? el("p", { class: "lead" }, prose(lead)) : null, ...children);
+}
+
+// A sentence in which backticks mark code.
+function prose(text) {
+  return String(text).split(/`([^`]*)`/).map((part, k) => (k % 2 ? el("code", {}, part) : part));
 }
 
 function table(heads, rows) {

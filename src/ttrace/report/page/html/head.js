@@ -10,12 +10,12 @@ function makeHead(head) {
   document.title = `${symbol} ${what || rest} · ${page.title}`;
   const [first] = page.findings;
   const cause = first && first.facts.find(([label]) => label === "cause");
-  const around = [page.title, ranks && plural(ranks, "rank"), mesh, page.precision.name];
+  const around = [page.title, ranks && plural(ranks, "rank"), mesh, page.precision.name, page.run.date, commits()];
   filled(head, [
     el("p", { class: "where" }, el("b", {}, "TTrace"), ` ${around.filter(Boolean).join(" · ")}`),
     el("h1", {}, el("span", { class: `verdict ${state}` }, `${symbol} ${VERDICTS[exit]}`),
       what ? el("span", { class: "site" }, what) : null, el("span", { class: what ? "rest" : "rest alone" }, rest)),
-    cause ? el("p", { class: "cause" }, cause[1]) : null,
+    cause ? el("p", { class: "cause" }, prose(cause[1])) : null,
     exit === 1 ? null : firstProblems(),
     el("div", { class: "next" }, el("span", {}, "next"), command(page.next)),
     chips(),
@@ -23,16 +23,23 @@ function makeHead(head) {
   ]);
 }
 
+// The commits that were traced: one if both sides ran the same.
+function commits() {
+  const known = page.run.sides.filter((side) => side.commit);
+  const distinct = [...new Set(known.map((side) => side.commit))];
+  if (distinct.length < 2) return distinct.length ? `commit ${distinct[0]}` : "";
+  return known.map((side) => `${side.role} at commit ${side.commit}`).join(", ");
+}
+
 function firstProblems() {
-  const told = page.problems.slice(0, 3).map((text) => el("li", {}, mark("open"), ` ${text}`));
-  const left = 3 - told.length;
-  const open = page.coverage.reasons.filter((row) => row.spoils).slice(0, left);
-  told.push(...open.map((row) => el("li", {}, mark("open"), ` ${plural(row.count, "tensor")}: ${row.reason}`)));
-  return told.length ? el("ul", { class: "plain" }, told) : null;
+  const items = page.problems.slice(0, 3).map((text) => el("li", {}, mark("open"), " ", prose(text)));
+  const reasons = page.coverage.reasons.filter((row) => row.spoils).slice(0, 3 - items.length);
+  items.push(...reasons.map((row) => el("li", {}, mark("open"), ` ${plural(row.count, "tensor")}: `, prose(row.reason))));
+  return items.length ? el("ul", { class: "plain" }, items) : null;
 }
 
 function factList(facts) {
-  return el("dl", { class: "facts" }, facts.map(([label, text]) => [el("dt", {}, label), el("dd", {}, text)]));
+  return el("dl", { class: "facts" }, facts.map(([label, text]) => [el("dt", {}, label), el("dd", {}, prose(text))]));
 }
 
 function chips() {

@@ -1,7 +1,7 @@
 // All tensors: only the rows in sight exist. And the card of one tensor.
 
 const ROW = 30;
-const wanted = { text: "", verdict: "", worstFirst: false };
+const wanted = { text: "", verdict: "", worstFirst: page.head.exit === 1 };
 let refresh = () => {};
 
 function makeList() {
@@ -13,18 +13,19 @@ function makeList() {
     wanted.verdict = verdict.value;
     refresh();
   } }, el("option", { value: "" }, "every verdict"), tensors.verdict.words.map((each) => el("option", { value: each }, `${SYMBOLS[each]} ${each}`)));
-  const worst = el("input", { type: "checkbox", onchange: () => {
+  const worst = el("input", { type: "checkbox", checked: wanted.worstFirst, onchange: () => {
     wanted.worstFirst = worst.checked;
     refresh();
   } });
   const count = el("span", { class: "total" }), inner = el("div", { class: "inner" });
-  const view = el("div", { class: "list", tabindex: "0", "aria-label": "all tensors" }, inner);
+  const heads = el("div", { class: "heads" }, el("span", { class: "label" }, "step / microbatch / module / kind"), el("span", {}, RATIO));
+  const view = el("div", { class: "list", tabindex: "0", "aria-label": "all tensors" }, heads, inner);
   let rows = [];
-  const render = () => rendered(view, inner, rows);
+  const render = () => renderRows(view, inner, rows);
   view.addEventListener("scroll", () => requestAnimationFrame(render), { passive: true });
   refresh = () => {
     verdict.value = wanted.verdict;
-    rows = chosen();
+    rows = chooseRows();
     count.textContent = plural(rows.length, "tensor");
     inner.style.height = `${rows.length * ROW}px`;
     view.scrollTop = 0;
@@ -35,7 +36,7 @@ function makeList() {
     el("div", { class: "bar" }, search, verdict, el("label", {}, worst, "worst first"), count), view);
 }
 
-function chosen() {
+function chooseRows() {
   const verdict = tensors.verdict.words.indexOf(wanted.verdict), text = wanted.text.trim().toLowerCase();
   let rows = [];
   for (let i = 0; i < tensors.count; i++) {
@@ -49,7 +50,7 @@ function chosen() {
   return rows;
 }
 
-function rendered(view, inner, rows) {
+function renderRows(view, inner, rows) {
   const from = Math.max(Math.floor(view.scrollTop / ROW) - 5, 0);
   const to = Math.min(from + Math.ceil(view.clientHeight / ROW) + 10, rows.length);
   inner.replaceChildren(...rows.slice(from, to).map((i, k) => {

@@ -1,8 +1,15 @@
-// Everything below the first screen, once the browser has shown that.
+// Everything below the first screen, made after the browser has shown that.
 
-const PARTS = [makePlots, makeTree, makeMaps, makeFindings, makeConflicts, makeScales, makeCoverage, makePower, makeList, makeNotes, makeRun];
+const IS_CLEAN = page.head.exit === 0;
+const SECTIONS = [
+  // A run that found nothing is worth what it could have found.
+  IS_CLEAN ? makePower : null,
+  makePlots, makeTree, makeMaps, makeFindings, makeConflicts, makeScales, makeCoverage,
+  IS_CLEAN ? null : makePower,
+  makeList, makeNotes, makeRun,
+].filter(Boolean);
 requestAnimationFrame(() => setTimeout(() => {
   const main = document.getElementById("main");
-  for (const make of PARTS) main.append(...[make()].filter(Boolean));
+  for (const make of SECTIONS) main.append(...[make()].filter(Boolean));
   document.body.dataset.ready = "";
 }));

@@ -11,8 +11,9 @@ const MEASURES = {
   replicas: ["Replicas", (i) => tensors.replicas[i], (i) => tensors.tolerance[i]],
   scale: ["Scale", (i) => Math.abs(tensors.scale[i]), (i) => tensors.scale_tolerance[i]],
 };
-const LOWEST = 1e-3; // of an epsilon: exact zeros are drawn here
+const LOWEST = 1e-3; // of an epsilon: smaller errors are drawn here, but exact zeros in a row of their own
 const NEAR = 12; // pixels around the pointer
+const WIDE = 700; // pixels: narrower panels have no room for labels beside them
 const plots = [];
 let measure = "error", firstAt;
 
@@ -34,7 +35,7 @@ function makePlots() {
   return section(
     "Along the depth of the model",
     `In units of ε = ${brief(epsilon)}${page.precision.name ? ` (${page.precision.name})` : ""}, in the order of the ` +
-      "forward pass: gradients run from right to left. Drag to zoom, double-click to go back, click a mark for details.",
+      "forward pass: gradients flow from right to left. Drag to zoom, double-click to zoom out, click a mark for details.",
     el("div", { class: "bar" }, el("div", { class: "choices", role: "radiogroup" }, choices), legend),
     holder,
   );
@@ -51,14 +52,26 @@ function choice(name, label, redraw) {
 function draw(holder) {
   plots.splice(0).forEach((plot) => plot.destroy());
   holder.replaceChildren();
-  const range = rangeOf();
-  for (const [title, kinds] of PANELS) {
-    const rows = rowsOf(kinds);
-    if (!rows.length) continue;
+  const scale = chooseScale();
+  const panels = PANELS.map(([title, kinds]) => ({ title, rows: rowsOf(kinds) })).filter(({ rows }) => rows.length);
+  panels.forEach((panel) => (panel.xs = positions(panel.rows)));
+  firstAt = findFirst(panels);
+  for (const { title, rows, xs } of panels) {
     const panel = el("figure", {}, el("figcaption", {}, `${title} `, el("span", {}, plural(rows.length, "tensor"))));
     holder.append(panel);
-    plots.push(plot(panel, rows, range));
+    plots.push(plot(panel, rows, xs, scale));
   }
+}
+
+// Where the first wrong tensor is drawn.
+function findFirst(panels) {
+  if (!page.findings.length) return undefined;
+  const first = indexOf(page.findings[0].id);
+  for (const { rows, xs } of panels) {
+    const at = rows.indexOf(first);
+    if (at >= 0) return xs[at];
+  }
+  return tensors.place[first];
 }
 
 const isMeasured = (i) => !Number.isNaN(MEASURES[measure][1](i));
@@ -70,16 +83,21 @@ function rowsOf(kinds) {
   return rows.sort((a, b) => tensors.place[a] - tensors.place[b] || a - b);
 }
 
-// Whole decades, the same for all panels.
-function rangeOf() {
-  let low = 1, high = 10;
+// Whole decades, the same for all panels, and a row below them for exact zeros, which have no logarithm.
+function chooseScale() {
+  let low = 1, high = 10, hasZeros = false;
   for (let i = 0; i < tensors.count; i++) {
     for (const value of [MEASURES[measure][1](i) / epsilon, MEASURES[measure][2](i) / epsilon]) {
-      if (value > LOWEST && value < low) low = value;
+      if (value > 0 && value < low) low = Math.max(value, LOWEST);
       if (Number.isFinite(value) && value > high) high = value;
     }
+    hasZeros ||= MEASURES[measure][1](i) === 0;
   }
-  return [10 ** Math.floor(Math.log10(low) - 0.2), 10 ** Math.ceil(Math.log10(high) + 0.2)];
+  low = 10 ** Math.floor(Math.log10(low) - 0.2);
+  high = 10 ** Math.ceil(Math.log10(high) + 0.2);
+  const gap = (high / low) ** 0.14; // 14 % of the height
+  const zero = low / gap;
+  return { low, high, zero, bottom: hasZeros ? zero / gap ** 0.5 : low, hasZeros };
 }
 
 // Tensors that share a place are spread over it, so that each has an x of its own.
@@ -94,40 +112,42 @@ function positions(rows) {
   });
 }
 
-function plot(panel, rows, [low, high]) {
+function plot(panel, rows, xs, { low, high, zero, bottom, hasZeros }) {
   const [, value, tolerance] = MEASURES[measure];
-  const held = (number) => Math.min(Math.max(number / epsilon, low), high);
-  const xs = positions(rows), whole = [-0.6, page.places.length - 0.4];
-  const limits = rows.map((i) => (tolerance(i) > 0 && Number.isFinite(tolerance(i)) ? held(tolerance(i)) : null));
-  const byState = STATES.map((state) => rows.map((i) => (stateOf(i) === state ? held(value(i)) : null)));
+  const height = (number) => (number === 0 ? zero : Math.min(Math.max(number / epsilon, low), high));
+  const whole = [-0.6, page.places.length - 0.4];
+  const lines = toleranceLines(rows, xs, (i) => (tolerance(i) > 0 && Number.isFinite(tolerance(i)) ? height(tolerance(i)) : null));
+  const byState = STATES.map((state) => rows.map((i) => (stateOf(i) === state ? height(value(i)) : null)));
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   const many = rows.length > 4000;
   const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const tip = el("div", { class: "tip", hidden: true });
+  const ticks = [...(hasZeros ? [zero] : []), ...decades(low, high)];
   const made = new uPlot(
     {
       width: panel.clientWidth,
       height: 190,
+      padding: [null, (u) => (u.width > WIDE ? 110 : 8), null, null], // the same in all panels: they share one axis
       legend: { show: false },
       cursor: { sync: { key: "depth", setSeries: false, scales: ["x", null] }, points: { show: false }, y: false,
         drag: { x: true, y: false } },
       scales: { x: { time: false, range: (_, from, to) => (from === xs[0] && to === xs.at(-1) ? whole : [from, to]) },
-        y: { distr: 3, range: [low, high] } },
+        y: { distr: 3, range: [bottom, high] } },
       axes: [
         { ...axis, grid: { show: false }, space: 90, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5],
           values: (_, splits) => labels(splits) },
-        { ...axis, size: 52, splits: () => decades(low, high), filter: (_, splits) => splits, values: (_, splits) => splits.map(decade) },
+        { ...axis, size: 52, splits: () => ticks, filter: (_, splits) => splits,
+          values: (_, splits) => splits.map((at) => (hasZeros && at === zero ? "0" : decade(at))) },
       ],
       series: [
         {},
-        { stroke: colour("fg"), width: 1, dash: [4, 3], points: { show: false }, spanGaps: true },
         { ...marks(dot, many ? 2 : 5), ...painted(colour("pass"), true) },
         { ...marks(diamond, 8), ...painted(colour("wrong"), true) },
         { ...marks(ring, many ? 4 : 6), ...painted(colour("open"), false) },
       ].map(({ pointPaths, ...series }) => (pointPaths ? withPoints(series, pointPaths) : series)),
       hooks: {
-        drawAxes: [(u) => firstLine(u, colour("wrong"))],
+        drawAxes: [(u) => drawTolerances(u, lines, colour), (u) => drawFirst(u, colour("wrong"))],
         setCursor: [(u) => point(u, tip, rows, xs, value)],
         ready: [(u) => {
           u.over.append(tip);
@@ -135,17 +155,74 @@ function plot(panel, rows, [low, high]) {
         }],
       },
     },
-    [xs, limits, ...byState],
+    [xs, ...byState],
     panel,
   );
-  return made;
+  return Object.assign(made, { lines, zero });
+}
+
+// A line for each kind, and for each state of an optimizer. Their tolerances are orders of magnitude apart: one line
+// through all of them would jump up and down.
+function toleranceLines(rows, xs, limit) {
+  const lines = new Map();
+  rows.forEach((i, k) => {
+    const y = limit(i);
+    if (y === null) return;
+    const kind = word("kind", i) === "optim" ? kindOf(i) : word("kind", i);
+    if (!lines.has(kind)) lines.set(kind, []);
+    lines.get(kind).push([xs[k], y]);
+  });
+  return lines;
+}
+
+function drawTolerances(u, lines, colour) {
+  const { ctx, bbox } = u, labels = [];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.strokeStyle = colour("fg");
+  ctx.lineWidth = devicePixelRatio;
+  ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+  for (const [kind, points] of lines) {
+    const at = points.map(([x, y]) => [u.valToPos(x, "x", true), u.valToPos(y, "y", true)]);
+    // A line of one point would not be seen.
+    if (at.length === 1) at.splice(0, 1, ...[-10, 10].map((dx) => [at[0][0] + dx * devicePixelRatio, at[0][1]]));
+    ctx.beginPath();
+    at.forEach(([x, y], k) => (k ? ctx.lineTo(x, y) : ctx.moveTo(x, y)));
+    ctx.stroke();
+    const last = at.findLast(([x]) => x <= bbox.left + bbox.width);
+    if (last) labels.push([kind, last[1]]);
+  }
+  ctx.restore();
+  if (u.width > WIDE) drawLabels(u, labels, colour("muted"));
+}
+
+// The kinds beside the ends of their lines; those that would cover each other stand below each other.
+function drawLabels(u, labels, colour) {
+  const { ctx, bbox } = u, step = 11 * devicePixelRatio, x = bbox.left + bbox.width + 8 * devicePixelRatio;
+  ctx.save();
+  ctx.font = `${11 * devicePixelRatio}px system-ui`;
+  [ctx.textAlign, ctx.textBaseline] = ["left", "middle"];
+  ctx.fillStyle = colour;
+  const groups = [];
+  for (const [kind, y] of labels.sort((a, b) => a[1] - b[1])) {
+    let last = { kinds: [kind], y };
+    while (groups.length && last.y - groups.at(-1).y < (step * (last.kinds.length + groups.at(-1).kinds.length)) / 2) {
+      const { kinds, y: above } = groups.pop(), total = kinds.length + last.kinds.length;
+      last = { kinds: [...kinds, ...last.kinds], y: (above * kinds.length + last.y * last.kinds.length) / total };
+    }
+    groups.push(last);
+  }
+  for (const { kinds, y } of groups) {
+    kinds.forEach((kind, k) => ctx.fillText(kind, x, y + (k - (kinds.length - 1) / 2) * step));
+  }
+  ctx.restore();
 }
 
 // Where the first wrong tensor is.
-function firstLine(u, colour) {
-  if (!page.findings.length) return;
-  firstAt ??= tensors.place[indexOf(page.findings[0].id)];
-  if (firstAt < u.scales.x.min || firstAt > u.scales.x.max) return;
+function drawFirst(u, colour) {
+  if (firstAt === undefined || firstAt < u.scales.x.min || firstAt > u.scales.x.max) return;
   const x = Math.round(u.valToPos(firstAt, "x", true)) + 0.5;
   u.ctx.save();
   u.ctx.strokeStyle = colour;
@@ -201,7 +278,7 @@ function labels(splits) {
   let last;
   return splits.map((at) => {
     const name = page.places[Math.round(at)];
-    const label = name === undefined ? "" : layer(name);
+    const label = name === undefined ? "" : name === "." || name === "" ? page.root : layer(name);
     if (label === last) return "";
     last = label;
     return label.length > 16 ? `…${label.slice(-15)}` : label;
@@ -219,7 +296,7 @@ function point(u, tip, rows, xs, value) {
   let best = NEAR ** 2;
   const from = first(xs, u.posToVal(left - NEAR, "x")), to = first(xs, u.posToVal(left + NEAR, "x"));
   for (let k = from; k < to; k++) {
-    const y = u.data[2][k] ?? u.data[3][k] ?? u.data[4][k];
+    const y = u.data[1][k] ?? u.data[2][k] ?? u.data[3][k];
     const away = (u.valToPos(xs[k], "x") - left) ** 2 + (u.valToPos(y, "y") - top) ** 2;
     if (away < best) [best, u.found] = [away, rows[k]];
   }

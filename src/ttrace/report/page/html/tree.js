@@ -3,19 +3,18 @@
 const MOST_CHILDREN = 100;
 
 function makeTree() {
-  const root = grown();
-  const holder = el("div", { class: "tree" });
-  const target = firstWrongPath();
-  fill(root, holder, target);
-  return section("Modules", "Marked by the worst of what is inside, with its error in tolerances.", holder);
+  const heads = el("div", { class: "heads" }, el("span", { class: "label" }, "module"), el("span", {}, RATIO));
+  const holder = el("div", { class: "tree" }, heads, branch(growTree(), firstWrongPath(), true));
+  return section("Modules", "Each module has the mark and the ratio of the worst tensor inside it.", holder);
 }
 
 function node(label) {
   return { label, children: new Map(), rows: [], counts: { pass: 0, wrong: 0, open: 0 }, worst: 0 };
 }
 
-function grown() {
-  const root = node("model"), byName = new Map();
+function growTree() {
+  const root = node(page.root), byName = new Map();
+  page.places.forEach((name) => pathTo(root, name)); // modules in the order of the forward pass
   for (let i = 0; i < tensors.count; i++) {
     const at = tensors.name.at[i];
     if (!byName.has(at)) byName.set(at, pathTo(root, tensors.name.words[at]));
@@ -31,7 +30,7 @@ function grown() {
 
 function pathTo(root, name) {
   const path = [root];
-  if (name === ".") return path;
+  if (name === "." || name === "") return path;
   for (const part of name.split(".")) {
     const last = path[path.length - 1];
     if (!last.children.has(part)) last.children.set(part, node(part));
@@ -42,9 +41,9 @@ function pathTo(root, name) {
 
 function firstWrongPath() {
   const [finding] = page.findings;
-  if (!finding) return [];
+  if (!finding) return [page.root];
   const name = finding.id.split("/")[2].split("@")[0];
-  return name === "." ? [] : name.split(".");
+  return [page.root, ...(name === "." ? [] : name.split("."))];
 }
 
 const stateOfNode = ({ counts }) => (counts.wrong ? "wrong" : counts.pass ? "pass" : "open");
@@ -67,7 +66,7 @@ function more(holder, rows, from, target) {
   holder.append(button);
 }
 
-function branch(child, target) {
+function branch(child, target, isOpen = false) {
   const isTarget = target.length > 0 && child.label === target[0];
   const inside = el("div", { class: "inside", hidden: true });
   const { counts, worst } = child;
@@ -84,7 +83,7 @@ function branch(child, target) {
     row.setAttribute("aria-expanded", String(!inside.hidden));
     row.firstChild.textContent = inside.hidden ? "▸" : "▾";
   }
-  if (isTarget) toggle();
+  if (isTarget || isOpen) toggle();
   return el("div", {}, row, inside);
 }
 
@@ -96,10 +95,10 @@ function leaf(i) {
     el("span", { class: "words" }, `step ${tensors.step[i]}${microbatch}`), meter(excess(i)));
 }
 
-// Error in tolerances: a bar that is full at a hundred of them, half at one.
-function meter(times) {
-  const part = Number.isNaN(times) || times <= 0 ? 0 : Math.min(Math.max((Math.log10(times) + 2) / 4, 0.02), 1);
+// Error divided by tolerance: the bar is half full at 1, and full at 100.
+function meter(ratio) {
+  const part = Number.isNaN(ratio) || ratio <= 0 ? 0 : Math.min(Math.max((Math.log10(ratio) + 2) / 4, 0.02), 1);
   return el("span", { class: "meter" },
-    el("span", { class: "track" }, el("span", { class: times > 1 ? "wrong" : "pass", style: `--part: ${part}` })),
-    el("span", { class: "times" }, Number.isNaN(times) ? "–" : `× ${brief(times)}`));
+    el("span", { class: "track" }, el("span", { class: ratio > 1 ? "wrong" : "pass", style: `--part: ${part}` })),
+    el("span", { class: "ratio" }, Number.isNaN(ratio) ? "–" : `× ${brief(ratio)}`));
 }

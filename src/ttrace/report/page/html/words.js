@@ -1,10 +1,11 @@
-// What the page says, and how it writes numbers and verdicts.
+// The page's data, and how numbers and verdicts are written.
 
 const page = JSON.parse(document.getElementById("page").textContent);
 const epsilon = page.precision.epsilon;
 
 const SYMBOLS = { PASS: "✓", FAIL: "✗", CONFLICT: "≠", GAP: "◌", MISSING: "∅", UNJUDGED: "?" };
 const STATE_SYMBOLS = { pass: "✓", wrong: "✗", open: "?" };
+const RATIO = "error / tolerance";
 
 function brief(value) {
   if (Number.isNaN(value)) return "–";
