@@ -18,13 +18,14 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
+from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import NUM_TWINS, judged
 
 NUM_RANKS, BATCH, LENGTH = 2, 2, 16
 DROPPED = "model.layers.1.mlp.down_proj"
 """Whose output stays a partial sum in the wrong candidate."""
-TIMEOUT = 900.0
+TIMEOUT = HANG
 
 
 def judged_on_ranks(large: Large, folder: Path) -> dict[str, Judgement]:

@@ -2,8 +2,9 @@
 
 One bit of one file of a run is flipped, and the run is judged again, in this process: either the verdict and all
 findings stay as they were, or the check refuses to judge and names the file. And `ttrace run` is killed at a random
-moment, its candidate under torchrun: nothing of it is left after ten seconds, and the same command, started at once in
-the same folder, gives the undisturbed verdict. Both are done to a clean candidate and to one with a bug.
+moment, its candidate under torchrun: nothing of it is left after ten seconds (`--quick` waits longer), and the same
+command, started at once in the same folder, gives the undisturbed verdict. Both are done to a clean candidate and to
+one with a bug.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from typer.testing import CliRunner
 from ttrace.cli import app
 from ttrace.errors import TTraceError
 from ttrace.trace.writer import HEADER_BYTES
+from zoo.harness.limits import HANG
 
 NUM_FLIPS, NUM_KILLS = 2000, 300
 QUICK_FLIPS, QUICK_KILLS = 60, 10
-LONGEST_LEFT = 10.0
-"""Seconds after a kill in which all processes must have ended: the bar."""
-LONGEST_RUN = 300.0
+LONGEST_LEFT, QUICK_LEFT = 10.0, 300.0
+"""Seconds after a kill in which all processes must have ended: the bar, and what a busy machine may need."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 IN_HEADER = 0.1
 """Of the flips in a chunk, how many hit its header, which is mostly spaces and long."""
@@ -68,7 +69,7 @@ def main(*options: str) -> int:
         print(f"flips: {dict(flips)}", flush=True)
         for number in range(args.kills):
             # Both samples meet all signals.
-            _kill(samples[number // len(SIGNALS) % 2], SIGNALS[number % len(SIGNALS)], generator, kills)
+            _kill(samples[number // len(SIGNALS) % 2], SIGNALS[number % len(SIGNALS)], generator, kills, args.left)
         print(f"kills: {dict(kills)}")
     wrong = sum(count for outcome, count in (flips + kills).items() if outcome.startswith("wrong"))
     print(f"damage: {wrong} wrong answers to {args.flips} flipped bits and {args.kills} kills (bar 0)")
@@ -84,13 +85,14 @@ def _parsed(options: tuple[str, ...]) -> argparse.Namespace:
     args = parser.parse_args(options)
     args.flips = args.flips if args.flips is not None else QUICK_FLIPS if args.quick else NUM_FLIPS
     args.kills = args.kills if args.kills is not None else QUICK_KILLS if args.quick else NUM_KILLS
+    args.left = QUICK_LEFT if args.quick else LONGEST_LEFT
     return args
 
 
 def _sample(folder: Path, *, has_bug: bool) -> Sample:
     out, start = folder / ("buggy" if has_bug else "clean"), time.monotonic()
     process = _started(out, has_bug=has_bug)
-    _, told = process.communicate(timeout=LONGEST_RUN)
+    _, told = process.communicate(timeout=HANG)
     assert process.returncode == int(has_bug), told
     return Sample(out, has_bug, process.returncode, _essence(_report(out)), time.monotonic() - start)
 
@@ -152,17 +154,19 @@ def _judged(sample: Sample, file: Path) -> str:
     return "as before" if _essence(json.loads(done.stdout)) == sample.found else "wrong: other findings"
 
 
-def _kill(sample: Sample, number: signal.Signals, generator: random.Random, outcomes: Counter[str]) -> None:
+def _kill(
+    sample: Sample, number: signal.Signals, generator: random.Random, outcomes: Counter[str], longest_left: float
+) -> None:
     out, mark, after = sample.folder.with_name("killed"), uuid.uuid4().hex, generator.uniform(0, sample.seconds)
     process = _started(out, has_bug=sample.has_bug, mark=mark)
     time.sleep(after)
     process.send_signal(number)
-    deadline = time.monotonic() + LONGEST_LEFT
-    process.communicate(timeout=LONGEST_RUN)
+    deadline = time.monotonic() + longest_left
+    process.communicate(timeout=HANG)
     again = _started(out, has_bug=sample.has_bug)  # at once: orphans would meet it
     found = list(_problems_of_kill(sample, process.returncode, mark, deadline))
     try:
-        _, told = again.communicate(timeout=LONGEST_RUN)
+        _, told = again.communicate(timeout=HANG)
         if again.returncode != sample.code or _essence(_report(out)) != sample.found:
             found.append(f"wrong: the next run ended with {again.returncode}")
             print(told)

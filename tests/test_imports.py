@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from zoo.harness.limits import HANG
+
 SOURCE = Path(__file__).parent.parent / "src" / "ttrace"
 
 MAY_IMPORT = {
@@ -176,16 +178,14 @@ def test_no_folder_is_a_drawer_for_everything() -> None:
 
 
 def test_importing_ttrace_is_cheap() -> None:
-    """Under 0.3 s beyond torch, and no report, adapter or framework."""
+    """At most a fifth of the CPU time of torch's own import, and no report, adapter or framework."""
     code = (
-        "import torch, sys, time; start = time.perf_counter(); import ttrace; "
-        "print(time.perf_counter() - start); print(*sorted(sys.modules))"
+        "import sys, time; import torch; before = time.process_time(); import ttrace; "
+        "print(time.process_time() / before - 1); print(*sorted(sys.modules))"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
-        for _ in range(3)
-    ]
-    assert min(float(run.splitlines()[0]) for run in runs) < 0.3
-    modules = set(runs[0].splitlines()[1].split())
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG).stdout.splitlines()
+    assert float(done[0]) < 0.2
+    modules = set(done[1].split())
     heavy = {"rich", "typer", "pydantic", "ttrace.adapters", "ttrace.report", "ttrace.capture", "ttrace.judge"}
     assert not modules & heavy

@@ -17,12 +17,13 @@ from ttrace.trace.reader import Trace
 from zoo.bug import Case, Expected, Judge, Patch
 from zoo.fixed import accusers
 from zoo.harness.cells import Traced, shared_out
+from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import judged, measured_twins
 
 NUM_TOGETHER = 16
 """So many runs are traced before they are judged: their traces lie on disk until then."""
-TIMEOUT = 60.0
+TIMEOUT = HANG / 10
 """Seconds for each run of a launch, and five times that for the launch itself."""
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.support.traces import Case, drawn
 from ttrace.cli import app
 from ttrace.errors import TTraceError
+from zoo.harness.limits import HANG
 
 
 @pytest.fixture
@@ -36,7 +37,12 @@ def ttrace(*words: str, before: str = "", stdout: int = subprocess.PIPE) -> subp
     """The command in a process of its own, in which something was prepared."""
     code = f"import sys; sys.argv = ['ttrace', *sys.argv[1:]]; {before}\nfrom ttrace.cli import main\nmain()"
     return subprocess.run(
-        [sys.executable, "-c", code, *words], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=240, check=False
+        [sys.executable, "-c", code, *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=HANG,
+        check=False,
     )
 
 
@@ -152,12 +158,12 @@ def test_a_tensor_of_thousands_of_dims_is_shown(tmp_path: Path) -> None:
 def test_a_job_of_torchrun_leaves_the_exit_code_that_it_cannot_end_with(run: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     command = (*torchrun, "-m", "ttrace", "check", str(run), "--engine", "torchrun")
-    passed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    passed = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert (passed.returncode, (run / "exit-code").read_text()) == (0, "0\n"), passed.stderr
     (run / "candidate" / "rank-00001" / "end.json").unlink()
-    unjudged = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    unjudged = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert (unjudged.returncode, (run / "exit-code").read_text()) == (1, "2\n"), unjudged.stderr
     assert f"exit code 2: also in {run / 'exit-code'}, as torchrun ends with 0 or 1 only" in unjudged.stderr
     (run / "candidate" / "rank-00001" / "manifest.json").write_text("{")
-    damaged = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    damaged = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert (damaged.returncode, (run / "exit-code").read_text()) == (1, "2\n"), damaged.stderr

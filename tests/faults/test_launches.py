@@ -22,6 +22,7 @@ from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
 from ttrace.workflow.run import Run
 from ttrace.workflow.stages import Stage
+from zoo.harness.limits import HANG
 
 FIRST, SECOND = "1" * 32, "2" * 32
 SCRIPT = """
@@ -39,7 +40,7 @@ import sys
 from pathlib import Path
 from ttrace.capture.plan import Plan
 from ttrace.workflow.stages import Stage
-Stage(tuple(sys.argv[2:]), Plan(out=Path(sys.argv[1]))).run(timeout=240)
+Stage(tuple(sys.argv[2:]), Plan(out=Path(sys.argv[1]))).run(timeout=1800)
 """
 
 
@@ -104,7 +105,7 @@ def test_ranks_of_two_launches_are_not_judged(tmp_path: Path, file: str) -> None
 def test_a_trace_that_was_replaced_after_it_was_marked_is_not_judged_and_made_again(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     stage = Stage((sys.executable, str(tmp_path / "script.py")), Plan(out=tmp_path / "candidate"))
-    launch = stage.run(timeout=240).launch
+    launch = stage.run(timeout=HANG).launch
     assert len(launch) == 32
     assert launch == claim_of(tmp_path / "candidate").read_text()
     assert stage.is_done()
@@ -126,7 +127,7 @@ def test_an_orphan_that_nothing_could_end_leaves_the_next_trace_alone(tmp_path: 
     orphaned = f"setsid {sys.executable} {script} {release} > {log} 2>&1 & wait"
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, tmp_path / "trace", "bash", "-c", orphaned])
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + HANG
         while not (log.exists() and "pid" in log.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -135,13 +136,13 @@ def test_an_orphan_that_nothing_could_end_leaves_the_next_trace_alone(tmp_path: 
         os.kill(int(supervisor), signal.SIGKILL)
     finally:
         launcher.kill()
-        launcher.wait(60)
+        launcher.wait(HANG)
     orphan = Path("/proc") / log.read_text().split()[1]
     assert orphan.exists()
-    launch = Stage((sys.executable, str(script)), Plan(out=tmp_path / "trace")).run(timeout=240).launch
+    launch = Stage((sys.executable, str(script)), Plan(out=tmp_path / "trace")).run(timeout=HANG).launch
     before = files(tmp_path / "trace")
     release.touch()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while orphan.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

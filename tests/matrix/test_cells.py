@@ -20,6 +20,7 @@ from zoo.harness.candidate import Candidate, Cell
 from zoo.harness.cells import LAYOUTS, attached, judge_all, shape_of, trace_cell
 from zoo.harness.cover import all_cells, pairs, pairwise
 from zoo.harness.faults import FAULTS, faults_of, inject
+from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 from zoo.harness.results import Result, table
 from zoo.harness.transformer import Shape
@@ -115,7 +116,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
         mine = [cell for cell in cells if cell.num_ranks == num_ranks]
-        timeout = 60 + 15 * num_ranks * len(mine)
+        timeout = HANG + 60 * num_ranks * len(mine)
         found |= on_ranks(num_ranks, run_cells, folder, mine, [faults[cell] for cell in mine], timeout=timeout)[0]
     if request.config.getoption("--all"):
         MATRIX.write_text(table({cell.name: found[cell.name] for cell in all_cells()}))

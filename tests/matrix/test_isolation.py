@@ -116,11 +116,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for num_ranks in (2, 4):
         mine = [replace(c, num_ranks=num_ranks) for c in CELLS if NUM_RANKS.get(c.layout, 2) == num_ranks]
         folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
-        found |= on_ranks(num_ranks, run_all, folder, mine, timeout=60 + 40 * len(mine))[0]
+        found |= on_ranks(num_ranks, run_all, folder, mine)[0]
     return found
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [cell.name for cell in CELLS])
 def test_isolated_modules_are_right_by_themselves(results: dict[str, Any], name: str) -> None:
     passed, trouble, notes, _, _ = results[name]

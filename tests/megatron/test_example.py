@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from zoo.harness.limits import HANG
+
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +37,7 @@ def test_the_pages_command_finds_nothing(tmp_path: Path) -> None:
     words = shlex.split(on_cpu.replace("runs/gpt", str(tmp_path / "gpt")))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "COLUMNS": "100"}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=280, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=HANG, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = [line.rstrip() for line in done.stdout.splitlines()]
     assert [line for line in shown if line != "..." and line not in printed] == []

@@ -9,7 +9,7 @@ from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.traced import outcomes
 from zoo.harness.results import Outcome
 
-pytestmark = [pytest.mark.megatron, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 
 def gpt(**settings: object) -> Case:

@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zoo.harness.limits import HANG
+
 ROOT = Path(__file__).parent.parent.parent
 _FENCE = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.S | re.M)
 _TITLE = re.compile(r'title="(?P<title>[^"]+)"')
@@ -95,7 +97,7 @@ class Reader:
                 env={**os.environ, "PATH": path, "COLUMNS": "100"},
                 capture_output=True,
                 text=True,
-                timeout=240,
+                timeout=HANG,
                 check=False,
             )
             output = done.stdout if done.returncode in (0, 1) else done.stdout + done.stderr

@@ -12,6 +12,7 @@ import pytest
 from ttrace.errors import TTraceError
 from ttrace.testing import assert_equivalent
 from ttrace.testing.call import Call
+from zoo.harness.limits import HANG
 
 PYTEST = (sys.executable, "-m", "pytest", "-p", "pytest_ttrace", "-p", "no:cacheprovider")
 
@@ -23,7 +24,7 @@ def test_a_missing_all_reduce_is_found_in_three_lines(tmp_path: Path) -> None:
         [*PYTEST, str(script), "-q", "--basetemp", str(tmp_path / "base")],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr

@@ -16,6 +16,7 @@ from tests.trace.samples import same_bits
 from tests.trace.writers_to_kill import NUM_KILLS, expected
 from ttrace.errors import TraceError
 from ttrace.trace.reader import Trace
+from zoo.harness.limits import HANG
 
 
 def check_what_is_left(folder: Path, num_records: int, largest: int) -> str:
@@ -53,7 +54,7 @@ def check_closed_chunks(rank: Path, *, complete: bool) -> None:
 def test_a_writer_killed_at_any_moment_leaves_a_good_trace(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.trace.writers_to_kill", str(tmp_path), "0"]
     output = subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=200, cwd=Path(__file__).parents[2]
+        command, check=True, capture_output=True, text=True, timeout=HANG, cwd=Path(__file__).parents[2]
     ).stdout
     kills = [json.loads(line) for line in output.splitlines()]
     assert len(kills) == NUM_KILLS

@@ -28,6 +28,7 @@ from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import open_document, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 from ttrace.values.generate import Normal, values
+from zoo.harness.limits import HANG
 
 
 def contents(chunk: Path) -> dict[str, torch.Tensor]:
@@ -323,7 +324,7 @@ if child := os.fork():
 def test_a_script_that_ends_without_closing_loses_nothing(tmp_path: Path) -> None:
     """Nor does a fork of it, which ends first, disturb or wait for anything."""
     command = [sys.executable, "-W", "ignore", "-c", NEVER_CLOSED, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=Path(__file__).parents[2])
     assert ended.returncode == 1
     assert ended.stderr.endswith("RuntimeError: out of luck\n")
     trace = Trace(tmp_path)

@@ -21,6 +21,7 @@ from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Record
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Normal, values
+from zoo.harness.limits import HANG
 
 NUM_KILLS = 50
 SIZES = (
@@ -56,7 +57,7 @@ def start(folder: Path, size: tuple[int, int, int, int]) -> int:
         return child
     try:
         write(folder, size)
-        time.sleep(60)
+        time.sleep(7200)
     finally:
         os._exit(1)
 
@@ -64,7 +65,7 @@ def start(folder: Path, size: tuple[int, int, int, int]) -> int:
 def wait(folder: Path, share: float, num_records: int) -> None:
     """Return when about this share of the records is there: none from the start, and all when there is an end."""
     rank = folder / "rank-00000"
-    records, deadline = rank / "records.jsonl", time.monotonic() + 30
+    records, deadline = rank / "records.jsonl", time.monotonic() + HANG / NUM_KILLS
     while time.monotonic() < deadline:
         if share >= 1 and (rank / "end.json").exists():
             return

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.test_run import ROOT, SCRIPTS, ttrace
+from zoo.harness.limits import HANG
 
 SCRIPT = """
 import os, sys, time, torch, ttrace
@@ -106,7 +107,6 @@ KILLED = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # ten starts of a script
 def test_a_run_that_is_cut_off_at_every_stage_goes_on_each_time(scripts: Path) -> None:
     command = words(scripts, candidate="wrong")
     for stage, number in KILLED:
@@ -127,7 +127,7 @@ def _kill(command: tuple[str, ...], log: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         ["ttrace", *command], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + HANG
     while not (log.exists() and "waiting" in log.read_text()):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
@@ -136,7 +136,7 @@ def _kill(command: tuple[str, ...], log: Path, number: signal.Signals) -> None:
     (supervisor,) = (one for one in children if b"train.py" in Path(f"/proc/{one}/cmdline").read_bytes())
     (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     os.kill(int(child) if number is signal.SIGKILL else process.pid, number)
-    _, told = process.communicate(timeout=120)
+    _, told = process.communicate(timeout=HANG)
     # A script that fails in isolation is a note on what was found, one that fails before it leaves nothing to judge.
     assert process.returncode not in ((0,) if "isolated" in str(log) else (0, 1)), told
     assert "Traceback" not in told

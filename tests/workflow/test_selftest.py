@@ -22,7 +22,6 @@ NUM_SAMPLES = 40
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("example", ["hidden_allreduce", "dtensor_tp"])
 def test_what_is_claimed_to_be_seen_is_found(tmp_path: Path, example: str) -> None:
     done = run_example(example, tmp_path / "clean")

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from zoo.harness.limits import HANG
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
 
@@ -36,7 +38,7 @@ def run(script: str, out: Path, *candidate: str, more: tuple[str, ...] = ()) -> 
         text=True,
         cwd=ROOT,
         env=environment,
-        timeout=280,
+        timeout=HANG,
         check=False,
     )
     assert done.stdout, done.stderr

@@ -12,7 +12,7 @@ from zoo import controls
 from zoo.bug import Tier, Topic, bugs
 from zoo.score import score
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * 3600)]
 
 PART = (
     "embedding-mask-rebased",

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zoo.harness.limits import HANG
 
-def on_ranks(num_ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 240.0) -> list[Any]:
+
+def on_ranks(num_ranks: int, function: Callable[..., Any], *args: Any, timeout: float = HANG) -> list[Any]:
     """Call a module-level function in every one of `num_ranks` processes; what each returned, by rank."""
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()

@@ -23,9 +23,10 @@ from torch.distributed.tensor import DTensor
 from ttrace.judge.verdict import Exit, Verdict
 from ttrace.layouts.source import LayoutSource
 from zoo.harness.hugging import Case, changed_by_recording, run_case, trace_references
+from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 MOES = ("qwen3_moe", "deepseek_v3")
@@ -184,9 +185,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Three launches: all references, then all candidates of two ranks and of four."""
     folder = tmp_path_factory.mktemp("transformers")
     cases = [*CLEAN, *CLEAN_ON_4, *DIVIDED_TWICE, REPLICATED, ACCUMULATED, FORGOTTEN, *(case for case, *_ in FAULTS)]
-    on_ranks(1, trace_references, folder, cases, timeout=600)
-    two: Results = on_ranks(2, on_two_ranks, folder, timeout=900)[0]
-    four: Results = on_ranks(4, on_four_ranks, folder, timeout=600)[0]
+    on_ranks(1, trace_references, folder, cases)
+    two: Results = on_ranks(2, on_two_ranks, folder)[0]
+    four: Results = on_ranks(4, on_four_ranks, folder)[0]
     return two | four
 
 
@@ -267,7 +268,7 @@ def test_the_example_is_found_from_the_command_line_as_the_howto_shows(tmp_path:
     environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
     command = [word.replace("examples/", f"{ROOT}/examples/") for word in shlex.split(shown[0].removeprefix("$ "))]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert [line.rstrip() for line in done.stdout.splitlines()[:2]] == shown[1:3]

@@ -58,7 +58,7 @@ def run_cases(folder: Path) -> list[dict[str, Judgement | None]]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Judgement]]:
     folder = tmp_path_factory.mktemp("sketches")
-    results = on_ranks(2, run_cases, folder, timeout=240)[0]
+    results = on_ranks(2, run_cases, folder)[0]
     return dict(zip(CASES, results, strict=True))
 
 

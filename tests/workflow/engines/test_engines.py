@@ -29,6 +29,7 @@ from ttrace.values.stats import Stats
 from ttrace.workflow.engines.result_cache import Kept
 from ttrace.workflow.engines.torchrun import Torchrun, shares
 from ttrace.workflow.run import Run
+from zoo.harness.limits import HANG
 
 IDS = [TensorId.parse(f"0/0/layers.{layer}/output") for layer in range(8)]
 LOT = Lot(IDS[:2], 5)
@@ -137,4 +138,4 @@ def test_verdicts_are_the_same_on_every_engine(tmp_path: Path) -> None:
 def checked(folder: Path, engine: str, *launcher: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *launcher, "-m", "ttrace", "check", str(folder), "--engine", engine]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=variables)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, env=variables)

@@ -20,6 +20,7 @@ from ttrace.errors import TTraceError
 from ttrace.workflow.run import Run
 from ttrace.workflow.sweeps.sweep import Sweep
 from ttrace.workflow.sweeps.sweep_file import Matrix
+from zoo.harness.limits import HANG
 
 FILE = """
 reference = "{python} {folder}/train.py"
@@ -86,7 +87,7 @@ def _end_while_two_cells_wait(folder: Path) -> None:
     process = subprocess.Popen(
         ["ttrace", *words(folder)], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG
     while sum("waiting" in log.read_text() for log in folder.glob("out/cells/*/candidate.log")) < 2:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
@@ -95,7 +96,7 @@ def _end_while_two_cells_wait(folder: Path) -> None:
     children = [child for thread in threads for child in thread.read_text().split()]
     assert len(children) == 2
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGTERM
     assert b"Traceback" not in told, told
     assert not [child for child in children if Path(f"/proc/{child}").exists()]

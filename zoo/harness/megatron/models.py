@@ -18,6 +18,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
+from zoo.harness.limits import HANG
 from zoo.harness.megatron import versions
 from zoo.harness.megatron.case import Case, Step
 from zoo.harness.megatron.config import layer_spec, transformer_config
@@ -42,7 +43,7 @@ def parallel(case: Case, seed: int = 1234) -> Iterator[None]:
         "virtual_pipeline_model_parallel_size": case.vpp if case.vpp > 1 else None,
         "context_parallel_size": case.cp,
         "expert_model_parallel_size": case.ep,
-        "distributed_timeout_minutes": 1,
+        "distributed_timeout_minutes": int(HANG // 60),
     }
     if case.etp:
         sizes["expert_tensor_parallel_size"] = case.etp

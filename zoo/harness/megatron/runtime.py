@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from zoo.harness.limits import HANG
 from zoo.harness.megatron.install import install
 from zoo.harness.megatron.wheels import NEWEST, wheel
 from zoo.harness.ranks import on_ranks
 
 
 def on_megatron(
-    num_ranks: int, function: Callable[..., Any], *args: Any, version: str = NEWEST, timeout: float = 240.0
+    num_ranks: int, function: Callable[..., Any], *args: Any, version: str = NEWEST, timeout: float = HANG
 ) -> list[Any]:
     """What a module-level function returned on each rank; nothing of Megatron comes into the calling process."""
     wheel(version)  # once, rather than on all ranks together

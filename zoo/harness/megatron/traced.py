@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttrace.capture.plan import Plan
 from zoo.harness.cells import Traced, shared_out
+from zoo.harness.limits import HANG
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.runtime import on_megatron
 from zoo.harness.megatron.wheels import NEWEST
@@ -54,7 +55,7 @@ def judgements(
     *,
     version: str = NEWEST,
     faults: Sequence[Fault | None] = (),
-    timeout: float = 400.0,
+    timeout: float = HANG,
 ) -> list[Timed]:
     """What a judge keeps of each case, in order; `faults` may spoil one case each."""
     references = {case: folder / f"reference-{i}" for i, case in enumerate(dict.fromkeys(c.reference for c in cases))}

@@ -1,6 +1,6 @@
-"""This script traces FSDP2 x TP on many ranks that are threads of one process, and judges the trace.
+"""Script that traces FSDP2 x TP on many ranks, which are threads of one process, and judges the trace.
 
-python -m tests.support.wide FOLDER NUM_RANKS TP
+python -m zoo.harness.threads FOLDER NUM_RANKS TP
 """
 
 from __future__ import annotations
