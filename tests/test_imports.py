@@ -34,7 +34,8 @@ MAY_IMPORT = {
 
 FLOORS = {
     "judge": (
-        {"verdict", "engine", "compatibility", "margin"},
+        {"reason", "engine", "compatibility", "margin"},
+        {"verdict", "sentences"},
         {"tensors"},
         {"tolerance"},
         {"comparison"},

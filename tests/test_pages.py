@@ -16,7 +16,7 @@ import ttrace
 from tests.support.pages import ROOT, Reader, blocks, fits, is_part_of
 from tests.support.speed import measure_slowness
 from ttrace.cli import app
-from ttrace.judge.verdict import Cause, Comparison, Finding, Judgement, Verdict
+from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Verdict
 from ttrace.report.machine import json_report
 from ttrace.tensors.ids import TensorId
 
@@ -112,7 +112,7 @@ def test_an_agent_is_told_of_fields_that_reports_have() -> None:
     """SKILL.md has the head that agents look for, and names what `--json` prints."""
     text = (ROOT / "SKILL.md").read_text()
     assert re.match(r"---\nname: ttrace\ndescription: .{50,1024}\n---\n", text)
-    cause = Cause("x", "x")
+    cause = Cause(CauseName.UNEXPLAINED, "x")
     comparison = Comparison(TensorId.parse("0/0/a/output"), Verdict.FAIL)
     report = json_report.as_json(Judgement((comparison,), (Finding(comparison, "a", "", cause, 0),), ()), "")
     (read,) = re.findall(r"Read (.*?)\. Fix", text, re.S)

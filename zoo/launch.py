@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
-from ttrace.judge.verdict import UNEXPLAINED, Exit, Judgement
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import CauseName, Exit, Judgement
 from ttrace.trace.reader import Trace
 from zoo.bug import Case, Expected, Judge, Patch
 from zoo.fixed import accusers
@@ -50,14 +51,16 @@ class Seen:
     def of(cls, judgement: Judgement) -> Seen:
         wrong = [c for c in judgement.comparisons if c.verdict.is_wrong]
         open_ends = [c for c in judgement.comparisons if c.verdict.is_wrong or c.spoils]
-        trouble = (*judgement.problems, *(f"{c.id} {c.verdict} {c.reason} {c.excess:.2g}" for c in open_ends))
+        trouble = (*judgement.problems, *(f"{c.id} {c.verdict} {describe(c.why)} {c.excess:.2g}" for c in open_ends))
         seen = cls(judgement.exit, num_wrong=len(wrong), num_tensors=len(judgement.comparisons), trouble=trouble[:6])
         if not judgement.findings:
             return seen
         first = judgement.findings[0]
         kind = str(first.comparison.id.kind)
         cause = first.cause
-        return replace(seen, module=first.module, kind=kind, cause=cause.name, axis=cause.axis, sentence=cause.sentence)
+        return replace(
+            seen, module=first.module, kind=kind, cause=cause.name.value, axis=cause.axis, sentence=cause.sentence
+        )
 
     def is_at(self, expected: Expected) -> bool:
         return self.module == expected.module
@@ -65,7 +68,7 @@ class Seen:
     def is_because(self, expected: Expected) -> bool:
         """Whether the cause is named as it should be; that it is not known never counts."""
         is_same = (self.kind, self.cause, self.axis) == (expected.kind, expected.cause, expected.axis)
-        return is_same and expected.words in self.sentence and self.cause != UNEXPLAINED
+        return is_same and expected.words in self.sentence and self.cause != CauseName.UNEXPLAINED.value
 
 
 class Traceable(Protocol):

@@ -41,7 +41,7 @@ def test_a_fixed_tolerance_accuses_the_clean_or_misses_the_wrong(small: Bed) -> 
 def test_a_choice_that_differs_has_no_ratio() -> None:
     """Two tokens that are a tie may be chosen either way: an integer's tolerance is zero."""
     chosen = Stats(count=4, aa=4.0, bb=5.0, dd=1.0, ab=4.0)
-    comparison = Comparison(TensorId.parse("0/0/router/decision"), Verdict.PASS, "", chosen, Tolerance(0.0, 0.0, 0.0))
+    comparison = Comparison(TensorId.parse("0/0/router/decision"), Verdict.PASS, None, chosen, Tolerance(0.0, 0.0, 0.0))
     assert ratio_of(comparison) is None
     assert "| 0 | 0 | 0.00 |" in Tally.of(Judgement((comparison,), (), ())).row("tie")
 

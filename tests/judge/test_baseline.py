@@ -9,7 +9,7 @@ import pytest
 from tests.support.traces import Case, drawn
 from ttrace.errors import TTraceError
 from ttrace.judge.baseline import NOTHING, Baseline, Known
-from ttrace.judge.verdict import Exit, Judgement
+from ttrace.judge.verdict import CauseName, Exit, Judgement
 
 
 def judged(folder: Path, *wrong: str, lacking: bool = False) -> Judgement:
@@ -27,13 +27,48 @@ def test_known_findings_do_not_fail_and_new_ones_do(tmp_path: Path) -> None:
     assert NOTHING.exit(old) is Exit.FOUND
     Baseline.of(old).save(tmp_path / "baseline.json")
     known = Baseline.load(tmp_path / "baseline.json")
-    assert known.known == (Known(site="fc1/output", cause="double reduction", axis="tp"),)
+    assert known.known == (Known(site="fc1/output", cause=CauseName.DOUBLE_REDUCTION, axis="tp"),)
     assert known.exit(old) is Exit.PASSED
     assert known.told(old).notes[-1] == "fc1/output (double reduction) is in the baseline: it does not fail"
     new = judged(tmp_path / "new", "0/0/fc2/output")
     assert known.exit(new) is Exit.FOUND
     assert [finding.module for finding in known.new(new)] == ["fc2"]
     assert known.told(new).notes[-1].endswith("is in the baseline, and is no finding any more")
+
+
+OLD = """{
+ "schema_version": 1,
+ "findings": [
+  {
+   "site": "fc1/output",
+   "cause": "double reduction",
+   "axis": "tp"
+  },
+  {
+   "site": "layers.1.norm.weight/param_grad",
+   "cause": "missing all-reduce",
+   "axis": "tp"
+  },
+  {
+   "site": "head.weight/update",
+   "cause": "another's values",
+   "axis": null
+  }
+ ]
+}
+"""
+"""As version 0.1 wrote it."""
+
+
+def test_a_baseline_of_version_0_1_still_holds(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(OLD)
+    known = Baseline.load(path)
+    causes = [one.cause for one in known.known]
+    assert causes == [CauseName.DOUBLE_REDUCTION, CauseName.MISSING_ALL_REDUCE, CauseName.OTHERS_VALUES]
+    assert known.exit(judged(tmp_path / "run", "0/0/fc1/output")) is Exit.PASSED
+    known.save(path)
+    assert path.read_text() == OLD
 
 
 def test_what_could_not_be_judged_is_not_known(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
 from ttrace.errors import TraceError
 from ttrace.judge.check import check
+from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Verdict
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Trace
@@ -223,8 +224,8 @@ def test_a_lost_microbatch_is_a_gap(tmp_path: Path) -> None:
         case.candidate.record(0, "0/-/./loss", torch.tensor(1.5), "+mb", shape=(), microbatch=microbatch)
     judgement = case.judged()
     assert [comparison.verdict for comparison in judgement.comparisons] == [Verdict.GAP, Verdict.GAP]
-    assert judgement.comparisons[0].reason == "in the candidate nobody holds 12 elements, the first at (6, 0)"
-    assert judgement.comparisons[1].reason == "in the candidate a summand over mb is missing"
+    assert describe(judgement.comparisons[0].why) == "in the candidate nobody holds 12 elements, the first at (6, 0)"
+    assert describe(judgement.comparisons[1].why) == "in the candidate a summand over mb is missing"
 
 
 def test_progress_is_told(case: Case) -> None:
@@ -246,7 +247,10 @@ def test_a_reference_that_is_not_finite_is_no_success(tmp_path: Path) -> None:
     case.right("0/0/fc/output")
     case.both("0/-/fc.weight/param_grad", torch.full((4, 8), torch.nan), "a b/tp")
     judgement = case.judged()
-    assert verdict_of(judgement, "0/-/fc.weight/param_grad").reason == "the reference or one of its twins is not finite"
+    assert (
+        describe(verdict_of(judgement, "0/-/fc.weight/param_grad").why)
+        == "the reference or one of its twins is not finite"
+    )
     assert judgement.exit is Exit.UNJUDGED
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ttrace.judge.verdict import UNTRACED, Exit
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import Exit
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.traced import outcomes
 from zoo.harness.results import Outcome
@@ -125,7 +127,7 @@ def test_a_clean_run_is_judged_in_full_and_passes(swept: dict[int, list[Outcome]
     assert outcome.num_inferred == 0
     assert outcome.num_tensors > 900
     reduces_early = CASES[num_ranks][number].overlap_grads
-    assert set(outcome.unjudged) <= ({UNTRACED} if reduces_early else set())
+    assert set(outcome.unjudged) <= ({describe(Why(Reason.UNTRACED_IN_CANDIDATE))} if reduces_early else set())
 
 
 def test_the_sweep_is_wide() -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.support.catalogue import CATALOGUE, Fault, trace_fault, trace_together
 from ttrace.judge.findings.isolated import combined
-from ttrace.judge.verdict import Exit
+from ttrace.judge.verdict import CauseName, Exit
 from zoo.harness.cells import judge_all
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import judged
@@ -19,7 +19,7 @@ from zoo.launch import Seen
 
 
 def is_exact(seen: Seen, fault: Fault) -> bool:
-    return (seen.module, seen.kind, seen.cause, seen.axis) == (fault.module, fault.kind, fault.cause, fault.axis)
+    return (seen.module, seen.kind, seen.cause, seen.axis) == (fault.module, fault.kind, fault.cause.value, fault.axis)
 
 
 def run_faults(folder: Path, names: list[str]) -> list[Seen]:
@@ -55,7 +55,7 @@ PAIRS = (
 )
 
 
-def run_pairs(folder: Path) -> list[set[tuple[str, str]]]:
+def run_pairs(folder: Path) -> list[set[tuple[str, CauseName]]]:
     """On every rank: two faults at once; the modules that are accused, with what is said of each."""
     references: dict[Any, Path] = {}
     faults = {fault.name: fault for fault in CATALOGUE}

@@ -21,8 +21,10 @@ from ttrace.capture.session import Session
 from ttrace.errors import CaptureError
 from ttrace.judge.check import check
 from ttrace.judge.findings.isolated import combined
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
 from ttrace.judge.tensors.logical import Logical
-from ttrace.judge.verdict import PASSED_BY, STREAMED, Exit, Verdict
+from ttrace.judge.verdict import Exit, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.reference.parameter_source import maker_of
 from ttrace.tensors.ids import Kind, TensorId
@@ -141,7 +143,7 @@ def test_a_candidate_is_judged_against_a_streamed_reference(tmp_path: Path) -> N
     assert judgement.exit is Exit.PASSED
     unjudged = {c.id.kind for c in judgement.comparisons if c.verdict is Verdict.UNJUDGED}
     assert unjudged == {Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM}
-    assert any(STREAMED in note for note in judgement.notes)
+    assert any(describe(Why(Reason.UNTRACED_IN_REFERENCE)) in note for note in judgement.notes)
     assert any("updates and the norm of all gradients are not traced" in note for note in judgement.notes)
 
 
@@ -187,11 +189,11 @@ def test_what_was_passed_by_is_not_judged_and_that_is_said(tmp_path: Path) -> No
     candidate = traced(plan.model_copy(update=update), build())
     judgement = check(reference, [twin], candidate)
     assert judgement.exit is Exit.PASSED
-    passed = [c.id for c in judgement.comparisons if c.reason == PASSED_BY]
+    passed = [c.id for c in judgement.comparisons if c.reason is Reason.SKIPPED_BLOCK]
     beside = {(t.name, t.kind) for t in passed if not t.name.startswith("model.layers.1")}
     assert beside == {("model.layers.0", Kind.GRAD_OUTPUT), ("model.layers.2", Kind.INPUT)}
     assert Kind.PARAM_GRAD in {t.kind for t in passed}
-    assert any(PASSED_BY in note for note in combined(judgement, judgement).notes)
+    assert any(describe(Why(Reason.SKIPPED_BLOCK)) in note for note in combined(judgement, judgement).notes)
 
 
 def test_an_optimizer_is_harmless_and_norms_are_not_traced(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from ttrace.judge.verdict import ZERO, Cause, Comparison, Finding, Judgement, Tolerance, Verdict
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Tolerance, Verdict
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.stats import Stats
@@ -35,7 +36,9 @@ def large(num_layers: int, num_microbatches: int, *, wrong_from: int | None = No
         return Judgement(tuple(made), (), (), ("120 of 240 layouts were inferred from shapes",))
     made = [_broken(c) if _is_reached(c.id, wrong_from) else c for c in made]
     first = next(c for c in made if c.id.name == BUG.format(wrong_from) and c.id.kind is Kind.GRAD_INPUT)
-    cause = Cause("constant factor", "the candidate is 0.5 x the reference: scaled by 1/tp (tp=2)", "tp", ("exactly",))
+    cause = Cause(
+        CauseName.CONSTANT_FACTOR, "the candidate is 0.5 x the reference: scaled by 1/tp (tp=2)", "tp", ("exactly",)
+    )
     finding = Finding(first, first.id.name, "model.py:41", cause, sum(c.verdict is Verdict.FAIL for c in made) - 1)
     return Judgement(tuple(made), (finding,), ())
 
@@ -62,11 +65,11 @@ def _comparison(draw: random.Random, tensor_id: TensorId, depth: float) -> Compa
     stats = Stats(count=4096, aa=1.0, bb=1.0, ab=1 + error / 64, dd=error**2)
     tolerance = Tolerance(4 * twin_error, twin_error, UNIT, scale=4 * twin_error / 32)
     if draw.random() < 0.002:
-        return Comparison(tensor_id, Verdict.UNJUDGED, ZERO)
+        return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.ZERO))
     return Comparison(
         tensor_id,
         Verdict.PASS,
-        "",
+        None,
         stats,
         tolerance,
         layout="batch seq hidden/tp",
@@ -89,7 +92,7 @@ def _broken(comparison: Comparison) -> Comparison:
     return Comparison(
         comparison.id,
         Verdict.FAIL,
-        "",
+        None,
         stats,
         comparison.tolerance,
         layout=comparison.layout,

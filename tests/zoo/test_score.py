@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ttrace.judge.verdict import UNEXPLAINED
+from ttrace.judge.verdict import CauseName
 from zoo import controls
 from zoo.bug import Tier, Topic, bugs
 from zoo.score import score
@@ -50,7 +50,7 @@ def test_the_part_has_everything() -> None:
     chosen = [bugs()[name] for name in PART]
     assert {bug.tier for bug in chosen} == set(Tier)
     assert {bug.topic for bug in chosen} == set(Topic)
-    every_cause = {bug.expected.cause for bug in bugs().values()} - {UNEXPLAINED}
+    every_cause = {bug.expected.cause for bug in bugs().values()} - {CauseName.UNEXPLAINED.value}
     assert {bug.expected.cause for bug in chosen} >= every_cause - NOT_NAMED
     assert {type(bug.case) for bug in chosen} == {type(bug.case) for bug in bugs().values()}
 

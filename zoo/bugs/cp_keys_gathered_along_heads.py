@@ -10,7 +10,7 @@ import torch
 import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 
-from ttrace.judge.verdict import UNEXPLAINED
+from ttrace.judge.verdict import CauseName
 from zoo.bug import Bug, Expected, Tier, Topic
 from zoo.harness.breaking import module_of
 from zoo.harness.candidate import Candidate
@@ -33,5 +33,5 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/3206",),
     case=small("cp-gather"),
     patch=patch,
-    expected=Expected("layers.2.attention", "output", UNEXPLAINED),
+    expected=Expected("layers.2.attention", "output", CauseName.UNEXPLAINED.value),
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ttrace.judge.verdict import UNEXPLAINED
+from ttrace.judge.verdict import CauseName
 from zoo.bug import Bug, Expected, Tier, Topic
 from zoo.harness.candidate import Candidate
 from zoo.harness.hugging import MASKED, Case
@@ -46,5 +46,5 @@ BUG = Bug(
     ),
     case=Case("qwen3_moe", "masked", MASKED, experts="batched_mm"),
     patch=without_the_fix,
-    expected=Expected("model.layers.1.mlp.experts", "grad_input", UNEXPLAINED),
+    expected=Expected("model.layers.1.mlp.experts", "grad_input", CauseName.UNEXPLAINED.value),
 )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Judgement, Verdict
 
 _HEAD = """# The matrix of parallelisms
@@ -40,7 +41,7 @@ class Outcome:
     def of(cls, judgement: Judgement) -> Outcome:
         comparisons = judgement.comparisons
         wrong = [c for c in comparisons if c.verdict.is_wrong or c.spoils]
-        trouble = (*judgement.problems, *(f"{c.id} {c.verdict} {c.reason} {c.excess:.2g}" for c in wrong))
+        trouble = (*judgement.problems, *(f"{c.id} {c.verdict} {describe(c.why)} {c.excess:.2g}" for c in wrong))
         return cls(
             judgement.exit,
             trouble[:8],
@@ -48,7 +49,7 @@ class Outcome:
             len(comparisons),
             judgement.count(Verdict.PASS),
             sum(c.has_inferred_layout for c in comparisons),
-            Counter(c.reason for c in comparisons if c.verdict is Verdict.UNJUDGED),
+            Counter(describe(c.why) for c in comparisons if c.verdict is Verdict.UNJUDGED),
         )
 
 

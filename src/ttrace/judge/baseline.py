@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from ttrace.errors import TTraceError
-from ttrace.judge.verdict import Exit, Finding, Judgement
+from ttrace.judge.verdict import CauseName, Exit, Finding, Judgement
 
 
 class Known(BaseModel):
@@ -22,7 +22,7 @@ class Known(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     site: str
-    cause: str
+    cause: CauseName
     axis: str | None = None
 
     @classmethod
@@ -76,10 +76,9 @@ class Baseline:
     def told(self, judgement: Judgement) -> Judgement:
         """The judgement, with what the baseline does to it."""
         met = {Known.of(finding) for finding in judgement.findings}
-        notes = [f"{known.site} ({known.cause}) is in the baseline: it does not fail" for known in self.known]
-        gone = [f"{known.site} ({known.cause}) is in the baseline, and is no finding any more" for known in self.known]
-        told = [note if known in met else end for known, note, end in zip(self.known, notes, gone, strict=True)]
-        return replace(judgement, notes=(*judgement.notes, *told))
+        ends = {True: ": it does not fail", False: ", and is no finding any more"}
+        notes = (f"{one.site} ({one.cause.value}) is in the baseline{ends[one in met]}" for one in self.known)
+        return replace(judgement, notes=(*judgement.notes, *notes))
 
 
 NOTHING = Baseline()

@@ -25,12 +25,14 @@ from ttrace.judge.notes.blind_spots import power_notes
 from ttrace.judge.notes.depth import depth_notes
 from ttrace.judge.notes.environment import surrounding_notes
 from ttrace.judge.policy import STRICT, Policy
+from ttrace.judge.reason import EXCUSED, Reason, Why
+from ttrace.judge.sentences import describe
 from ttrace.judge.tensors.factor import factor_note
 from ttrace.judge.tensors.rank_names import add_microbatches
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.outlier_twins import name_outlying_twins
 from ttrace.judge.tolerance.scale import named, together
-from ttrace.judge.verdict import EXCUSED, Comparison, Finding, Judgement
+from ttrace.judge.verdict import Comparison, Finding, Judgement
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
@@ -179,9 +181,10 @@ def _is_divided(shards: list[Shard], axis: str, size: int) -> bool:
 def _excused_notes(comparisons: list[Comparison]) -> Iterator[str]:
     """How much was not judged for each reason that does not spoil the verdict."""
     reasons = Counter(comparison.reason for comparison in comparisons)
-    for reason in sorted(EXCUSED):
-        if reasons[reason]:
-            yield f"{reasons[reason]} of {len(comparisons)} tensors were not judged: {reason}"
+    sentences = {describe(Why(reason)): reasons[reason] for reason in EXCUSED - {Reason.ALLOWED}}
+    for sentence, count in sorted(sentences.items()):
+        if count:
+            yield f"{count} of {len(comparisons)} tensors were not judged: {sentence}"
 
 
 def _inferred_note(comparisons: list[Comparison]) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from ttrace.errors import TTraceError
+from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.layouts.pattern import matches
 
@@ -62,8 +63,8 @@ class Policy:
             allowance = self._allowance(comparison)
             if allowance is not None:
                 used[allowance] += 1
-                excuse = f"allowed until {allowance.until}: {allowance.reason}"
-                comparison = replace(comparison, verdict=Verdict.UNJUDGED, reason=excuse, is_allowed=True)
+                why = Why(Reason.ALLOWED, text=f"{allowance.until}: {allowance.reason}")
+                comparison = replace(comparison, verdict=Verdict.UNJUDGED, why=why)
             result.append(comparison)
         return result, [self._note(allowance, used[allowance]) for allowance in self.allowances]
 

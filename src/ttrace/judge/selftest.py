@@ -16,6 +16,7 @@ import torch
 from ttrace.judge.comparison.compare import Comparer
 from ttrace.judge.engine import Progress
 from ttrace.judge.notes.blind_spots import without_power
+from ttrace.judge.sentences import describe
 from ttrace.judge.tensors.logical import Logical
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.verdict import Comparison, Exit, Judgement, Verdict
@@ -79,7 +80,7 @@ class Power:
     def reason(self) -> str:
         """Why it protects nothing."""
         if not self.is_judged:
-            return self.comparison.reason
+            return describe(self.comparison.why)
         return "its tolerance is so wide that a lost shard passes"
 
 

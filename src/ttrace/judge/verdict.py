@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 
+from ttrace.judge.reason import EXCUSED, Reason, Why
 from ttrace.layouts.source import Provenance
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.stats import Stats
@@ -35,42 +36,6 @@ class Exit(IntEnum):
     PASSED = 0
     FOUND = 1
     UNJUDGED = 2
-
-
-ZERO = "mathematically zero: the twins' own error is as large as the tensor"
-LOST = "its gradient is mathematically zero, so rounding alone decides its update"
-UNPROVEN = "the twins' own error is as large as the tensor, and nothing proves that it is mathematically zero"
-UNDECIDED = "rounding alone seems to decide this update, but nothing proves that its gradient is mathematically zero"
-UNSTABLE = "the twins' own error is as large as the tensor: the reference itself is unstable here"
-NOT_FINITE = "the reference or one of its twins is not finite"
-NO_TWIN = "no twin has this tensor, so that nothing says what rounding explains"
-NO_LAYOUT = "no layout"
-"""How the reason begins where nobody stated a layout and none can be inferred."""
-COMPILED = "inside compiled code that was left as it is: only what enters and leaves it was recorded"
-TOGETHER = "the candidate has no gradients of single microbatches here, as FSDP2 has none"
-REDUCED_LATER = "what the ranks add in this microbatch sums to the reference's, and all have one final gradient"
-PARTIAL_CALL = "a partial sum: a collective inside the module has still to add what the ranks have"
-UNTRACED = "the candidate says that it has no moment at which this could be recorded"
-STREAMED = "the reference says that it has no moment at which this could be recorded"
-PASSED_BY = "the isolated reference ran an identical block in place of this one"
-OTHER_DATA = "the two sides were fed different data"
-OWN_ROWS = "each data-parallel rank has a value of its own rows here, and what follows from it is judged"
-OWN_MICROBATCHES = "forward passes change this buffer, and each rank has run only some of the reference's microbatches"
-EXCUSED = frozenset(
-    {
-        ZERO,
-        LOST,
-        COMPILED,
-        TOGETHER,
-        UNTRACED,
-        STREAMED,
-        PASSED_BY,
-        REDUCED_LATER,
-        OWN_ROWS,
-        OWN_MICROBATCHES,
-    }
-)
-"""The closed set of reasons for which not judging a tensor does not spoil the whole verdict."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +75,7 @@ class Comparison:
 
     id: TensorId
     verdict: Verdict
-    reason: str = ""
+    why: Why | None = None
     stats: Stats = field(default_factory=Stats)
     tolerance: Tolerance | None = None
     parts: tuple[Part, ...] = ()
@@ -123,8 +88,10 @@ class Comparison:
     """The layout that would explain it, where nobody stated one."""
     num_different: int | None = None
     """Of wrong integers, how many differ: their error, relative to their size, says little."""
-    is_allowed: bool = False
-    """Whether a known and accepted deviation excuses it."""
+
+    @property
+    def reason(self) -> Reason | None:
+        return None if self.why is None else self.why.reason
 
     @property
     def has_inferred_layout(self) -> bool:
@@ -155,24 +122,63 @@ class Comparison:
         """Whether this comparison keeps the whole from being judged."""
         if self.id.kind is Kind.CALL:
             return False  # what functions inside a module give back is evidence, no part of the contract
-        is_excused = self.reason in EXCUSED or self.is_allowed
-        return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or is_excused)
+        return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or self.reason in EXCUSED)
 
 
-UNEXPLAINED = "unexplained"
-"""The name of a cause that is not known."""
-CONSTANT_FACTOR = "constant factor"
-DOUBLE_REDUCTION = "double reduction"
-FACTORS = (CONSTANT_FACTOR, DOUBLE_REDUCTION)
+class CauseName(Enum):
+    """The closed set of causes; the value is the name in reports, baselines and the docs.
+
+    Each is registered, with what shows it, in `causes/registry.py`.
+    """
+
+    NOT_FINITE = "not finite"
+    NOT_UPDATED = "not updated"
+    OPTIMIZER_SETTINGS = "optimizer settings"
+    UPDATED_TWICE = "updated twice"
+    ZEROS = "zeros"
+    OFFSET = "offset"
+    MISSING_ALL_REDUCE = "missing all-reduce"
+    MISSING_AVERAGE = "missing average"
+    WRONG_GROUP = "wrong group"
+    GRADIENT_NORM = "gradient norm"
+    CLIP_FACTOR = "clip factor"
+    OWN_STATISTICS = "own statistics"
+    PARTIAL_SUM = "partial sum"
+    CONSTANT_FACTOR = "constant factor"
+    DOUBLE_REDUCTION = "double reduction"
+    OTHERS_VALUES = "another's values"
+    MOVED = "moved"
+    TRANSPOSED = "transposed"
+    BIAS = "bias"
+    SOME_ROWS = "some rows"
+    UNEVEN_WEIGHTS = "uneven weights"
+    WRONG_LOOKUP = "wrong lookup"
+    STALE_INPUT = "stale input"
+    MICROBATCHES = "microbatches"
+    BACKWARD_LEFT_OUT = "backward left out"
+    STEP_COUNT = "step count"
+    WEAKER_DTYPE = "weaker dtype"
+    SOME_RANKS = "some ranks"
+    TIED_COPIES = "tied copies"
+    REPLICAS_DIFFER = "replicas differ"
+    MIS_SCALED = "mis-scaled"
+    RECOMPUTE = "recompute"
+    SKIPPED = "skipped"
+    MISSING_MODULES = "missing modules"
+    UNEXPLAINED = "unexplained"
+
+
+FACTORS = (CauseName.CONSTANT_FACTOR, CauseName.DOUBLE_REDUCTION)
 """The causes that are one number by which everything is multiplied, whatever the values are."""
-SOME_RANKS = "some ranks"
+VAGUE = (CauseName.UNEXPLAINED, CauseName.REPLICAS_DIFFER)
+"""Causes that say less than any other would."""
 
 
 @dataclass(frozen=True)
 class Cause:
     """Why it probably is wrong: a short sentence, the axis if there is one, and the numbers behind it."""
 
-    name: str
+    name: CauseName
     sentence: str
     axis: str | None = None
     evidence: tuple[str, ...] = ()

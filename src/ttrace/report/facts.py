@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ttrace.judge.verdict import FACTORS, UNEXPLAINED, Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.report.layout_source import describe_provenance
 
 PASSED = "every tensor agrees with the reference as far as rounding allows"
@@ -21,7 +21,7 @@ def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
     groups: dict[tuple[str, str, str | None], list[Finding]] = {}
     for i, finding in enumerate(findings):
         cause = finding.cause
-        key = str(i) if cause.name == UNEXPLAINED else cause.name
+        key = str(i) if cause.name is CauseName.UNEXPLAINED else cause.name.value
         groups.setdefault((key, finding.comparison.id.kind, cause.axis), []).append(finding)
     return list(groups.values())
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report.facts import SYMBOLS
 from ttrace.report.machine import junit
@@ -41,7 +42,7 @@ class Row:
         if judgement.findings:
             finding = judgement.findings[0]
             return cls(**known, first=str(finding.comparison.id.site), why=finding.cause.sentence)
-        spoilt = next((f"{c.id}: {c.reason}" for c in judgement.comparisons if c.spoils), "")
+        spoilt = next((f"{c.id}: {describe(c.why)}" for c in judgement.comparisons if c.spoils), "")
         return cls(**known, why=next(iter(judgement.problems), spoilt) if judgement.exit is Exit.UNJUDGED else "")
 
 

@@ -16,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ttrace.capture.observe.compiled import Compiled
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import Names
-from ttrace.judge.verdict import COMPILED, Exit, Judgement, Verdict
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.tensors.ids import Kind
 from zoo.harness.candidate import Cell, simple
 from zoo.harness.cells import attached, reference_of
@@ -94,10 +96,11 @@ def test_left_compiled_only_the_boundary_is_seen_and_the_rest_is_counted(
 ) -> None:
     judgement = traced(reference, tmp_path, make(small()), "boundary")
     assert judgement.exit is Exit.PASSED, (judgement.problems, [c for c in judgement.comparisons if c.spoils][:3])
-    unseen = [c for c in judgement.comparisons if c.reason == COMPILED]
+    unseen = [c for c in judgement.comparisons if c.reason is Reason.COMPILED]
     assert unseen
     assert all(c.verdict is Verdict.UNJUDGED and not c.id.kind.is_of_param for c in unseen)
-    assert f"{len(unseen)} of {len(judgement.comparisons)} tensors were not judged: {COMPILED}" in judgement.notes
+    why = describe(Why(Reason.COMPILED))
+    assert f"{len(unseen)} of {len(judgement.comparisons)} tensors were not judged: {why}" in judgement.notes
     assert any("torch.compile was left on" in note for note in judgement.notes)
     kinds = {c.id.kind for c in judgement.comparisons if c.verdict is Verdict.PASS}
     assert {Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT, Kind.PARAM_GRAD, Kind.LOSS} <= kinds
@@ -162,7 +165,7 @@ def test_data_parallel_models_may_be_compiled_inside_or_outside(tmp_path: Path) 
     for name, judgement in judgements.items():
         trouble = [(str(c.id), c.verdict, c.reason) for c in judgement.comparisons if c.spoils or c.verdict.is_wrong]
         assert judgement.exit is Exit.PASSED, (name, judgement.problems, trouble[:5])
-        unseen = sum(c.reason == COMPILED for c in judgement.comparisons)
+        unseen = sum(c.reason is Reason.COMPILED for c in judgement.comparisons)
         assert (unseen > 0) == name.endswith("boundary")
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.check import check
+from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind, TensorId
@@ -77,7 +78,7 @@ def test_a_tie_that_falls_the_other_way_is_innocent(tmp_path: Path) -> None:
     judgement = judged(tmp_path, nudge=3e-8)
     choice = comparison(judgement, "0/0/router/decision.0")
     assert choice.verdict is Verdict.PASS
-    assert "within rounding of a tie" in choice.reason
+    assert "within rounding of a tie" in describe(choice.why)
     assert judgement.exit is Exit.PASSED, [c for c in judgement.comparisons if c.verdict is not Verdict.PASS]
 
 
@@ -92,7 +93,7 @@ def test_a_choice_against_the_scores_is_found(tmp_path: Path) -> None:
     assert judgement.findings[0].module == "router"
     choice = comparison(judgement, "0/0/router/decision.0")
     assert choice.verdict is Verdict.FAIL
-    assert "in score; rounding explains" in choice.reason
+    assert "in score; rounding explains" in describe(choice.why)
 
 
 def test_replayed_weights_keep_their_gradient(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.check import check
-from ttrace.judge.verdict import Exit, Judgement, Verdict
+from ttrace.judge.verdict import CauseName, Exit, Judgement, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
@@ -156,7 +156,7 @@ def test_settings_of_another_parameter_are_no_cause(tmp_path: Path) -> None:
         reference_optimizer=lambda model: decayed(model),
     )
     causes = {f.comparison.id.name: f.cause.name for f in found.findings}
-    assert causes["0.weight"] != "optimizer settings"
+    assert causes["0.weight"] is not CauseName.OPTIMIZER_SETTINGS
 
 
 def test_settings_of_the_whole_are_named(tmp_path: Path) -> None:

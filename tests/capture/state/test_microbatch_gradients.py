@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
-from ttrace.judge.verdict import REDUCED_LATER, TOGETHER, Exit, Judgement
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
@@ -162,10 +164,10 @@ def test_clean_layouts_pass_and_what_cannot_be_judged_is_counted(judgements: dic
     assert judgement.exit is Exit.PASSED, (judgement.problems, trouble[:5])
     reasons = {c.reason for c in contributions(judgement)}
     assert contributions(judgement)
-    expected = {"fsdp": {TOGETHER}, "cp-gather": {REDUCED_LATER}}.get(layout, {""})
+    expected = {"fsdp": {Reason.NO_MICROBATCH_GRADIENTS}, "cp-gather": {Reason.REDUCED_LATER}}.get(layout, {None})
     assert reasons == expected
-    for reason in expected - {""}:
-        assert any(note.endswith(reason) for note in judgement.notes)
+    for reason in filter(None, expected):
+        assert any(note.endswith(describe(Why(reason))) for note in judgement.notes)
 
 
 @pytest.mark.slow

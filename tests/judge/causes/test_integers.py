@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.verdict import Finding, Judgement
+from ttrace.judge.verdict import CauseName, Finding, Judgement
 from ttrace.report.facts import facts
 
 POSITIONS = torch.arange(16)
@@ -57,14 +57,14 @@ def test_the_earliest_wrong_tensor_leads_where_it_is_of_integers(tmp_path: Path)
 )
 def test_a_constant_difference_is_told_by_rank(tmp_path: Path, theirs: torch.Tensor, words: str) -> None:
     cause = positioned(tmp_path, theirs).findings[0].cause
-    assert (cause.name, cause.sentence) == ("offset", f"integers differ by a constant; {words}")
+    assert (cause.name, cause.sentence) == (CauseName.OFFSET, f"integers differ by a constant; {words}")
 
 
 def test_other_differences_are_not_called_constant(tmp_path: Path) -> None:
     for number, theirs in enumerate((2 * POSITIONS, POSITIONS.flip(0))):
         first = positioned(tmp_path / str(number), theirs).findings[0]
         assert str(first.comparison.id) == "0/0/blocks.0/input.1"
-        assert first.cause.name != "offset"
+        assert first.cause.name != CauseName.OFFSET
         assert "tolerance" not in shown(first)["error"]
 
 

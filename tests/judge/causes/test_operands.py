@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn, nudged
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 
 TABLE = drawn(12, 8)
 IDS = torch.tensor([3, 11, 7, 0, 5, 9])
@@ -24,12 +24,12 @@ def looked_up(folder: Path, wrong: torch.Tensor) -> Cause:
 
 def test_other_rows_of_the_table_are_named(tmp_path: Path) -> None:
     found = looked_up(tmp_path, TABLE[IDS.where(IDS < 6, 2)])
-    assert found.name == "wrong lookup"
+    assert found.name == CauseName.WRONG_LOOKUP
     assert found.sentence == "3 of 6 rows are other rows of tok.weight than the reference's: row 2"
 
 
 def test_rows_of_no_table_are_not_claimed(tmp_path: Path) -> None:
-    assert looked_up(tmp_path, TABLE[IDS.where(IDS < 6, 2)] + drawn(6, 8, seed=5)).name != "wrong lookup"
+    assert looked_up(tmp_path, TABLE[IDS.where(IDS < 6, 2)] + drawn(6, 8, seed=5)).name != CauseName.WRONG_LOOKUP
 
 
 def weight_gradient(folder: Path, *, made_from: str) -> Cause:
@@ -56,13 +56,13 @@ def weight_gradient(folder: Path, *, made_from: str) -> Cause:
 
 def test_a_gradient_made_from_another_layers_input_is_named(tmp_path: Path) -> None:
     found = weight_gradient(tmp_path, made_from="other")
-    assert found.name == "stale input"
+    assert found.name == CauseName.STALE_INPUT
     assert found.sentence.startswith("the gradient is made from the input of layers.1.fc, not from its own")
 
 
 def test_a_gradient_made_from_one_microbatch_is_named(tmp_path: Path) -> None:
     found = weight_gradient(tmp_path, made_from="last")
-    assert found.name == "stale input"
+    assert found.name == CauseName.STALE_INPUT
     assert "the input of microbatch 1" in found.sentence
 
 
@@ -77,7 +77,7 @@ def summed(folder: Path, *counts: float) -> Cause:
 
 def test_microbatches_that_do_not_count_once_are_named(tmp_path: Path) -> None:
     found = summed(tmp_path, 2, 1, 0)
-    assert found.name == "microbatches"
+    assert found.name == CauseName.MICROBATCHES
     assert found.sentence.endswith("microbatch 0 counts 2 times, microbatch 2 counts 0 times")
 
 
@@ -93,11 +93,11 @@ def test_microbatches_that_one_rank_ran_are_named_with_it(tmp_path: Path) -> Non
 
 
 def test_microbatches_that_count_by_halves_are_not_claimed(tmp_path: Path) -> None:
-    assert summed(tmp_path, 1.5, 1, 1).name != "microbatches"
+    assert summed(tmp_path, 1.5, 1, 1).name != CauseName.MICROBATCHES
 
 
 def test_a_gradient_made_from_nothing_known_is_not_claimed(tmp_path: Path) -> None:
-    assert weight_gradient(tmp_path, made_from="foreign").name == "unexplained"
+    assert weight_gradient(tmp_path, made_from="foreign").name == CauseName.UNEXPLAINED
 
 
 def before_softmax(folder: Path, made: Callable[[torch.Tensor, int], torch.Tensor], *, off: float = 0.0) -> Cause:
@@ -112,9 +112,9 @@ def before_softmax(folder: Path, made: Callable[[torch.Tensor, int], torch.Tenso
 @pytest.mark.parametrize("name", ["log_softmax", "softmax"])
 def test_a_softmax_whose_backward_was_left_out_is_named(tmp_path: Path, name: str) -> None:
     found = before_softmax(tmp_path, getattr(torch, name))
-    assert found.name == "backward left out"
+    assert found.name == CauseName.BACKWARD_LEFT_OUT
     assert f"of a {name.replace('_', '-')} along" in found.sentence
 
 
 def test_what_a_softmax_explains_only_nearly_is_not_claimed(tmp_path: Path) -> None:
-    assert before_softmax(tmp_path, torch.log_softmax, off=0.05).name == "unexplained"
+    assert before_softmax(tmp_path, torch.log_softmax, off=0.05).name == CauseName.UNEXPLAINED

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.verdict import Cause, Finding
+from ttrace.judge.verdict import Cause, CauseName, Finding
 
 NAME = "0/-/fc.weight"
 FULL, UPDATE = drawn(4, 8), 1e-2 * drawn(4, 8, seed=1)
@@ -37,7 +37,7 @@ def test_the_finding_is_the_update_and_not_what_it_was_added_to(tmp_path: Path) 
 
 def test_a_parameter_left_as_it_was_is_not_updated(tmp_path: Path) -> None:
     found = cause(Case(tmp_path), torch.zeros_like(FULL), torch.zeros_like(FULL))
-    assert (found.name, found.sentence) == ("not updated", "the optimizer left this parameter as it was")
+    assert (found.name, found.sentence) == (CauseName.NOT_UPDATED, "the optimizer left this parameter as it was")
 
 
 @pytest.mark.parametrize("stale", [0, 1])
@@ -45,18 +45,18 @@ def test_an_update_that_never_arrived_names_its_rank(tmp_path: Path, stale: int)
     changes = [UPDATE, UPDATE]
     changes[stale] = torch.zeros_like(FULL)
     found = cause(Case(tmp_path), *changes)
-    assert found.name == "not updated"
+    assert found.name == CauseName.NOT_UPDATED
     assert found.sentence == f"rank {stale} left this parameter as it was: the update never arrived there"
     assert found.evidence[0].startswith("the update of all other ranks is the reference's to ")
 
 
 def test_of_one_rank_without_an_update_and_one_with_a_wrong_one_nothing_is_claimed(tmp_path: Path) -> None:
-    assert cause(Case(tmp_path), torch.zeros_like(FULL), 1.5 * UPDATE).name == "replicas differ"
+    assert cause(Case(tmp_path), torch.zeros_like(FULL), 1.5 * UPDATE).name == CauseName.REPLICAS_DIFFER
 
 
 def test_twice_the_update_is_updated_twice(tmp_path: Path) -> None:
     found = cause(Case(tmp_path), 2 * UPDATE, 2 * UPDATE)
-    assert found.name == "updated twice"
+    assert found.name == CauseName.UPDATED_TWICE
     assert found.sentence == "the update is 2 x the reference's, whose gradient is the same: updated twice"
 
 
@@ -66,14 +66,14 @@ def test_the_update_of_two_steps_is_updated_twice(tmp_path: Path) -> None:
     case.both("1/-/fc.weight/param_after", FULL + UPDATE + second)
     found = cause(case, UPDATE + second, UPDATE + second)
     assert (found.name, found.sentence) == (
-        "updated twice",
+        CauseName.UPDATED_TWICE,
         "the update is that of two steps of the reference: updated twice",
     )
 
 
 @pytest.mark.parametrize("factor", [1.9, 3.0, -2.0])
 def test_another_multiple_is_not_updated_twice(tmp_path: Path, factor: float) -> None:
-    assert cause(Case(tmp_path), factor * UPDATE, factor * UPDATE).name == "constant factor"
+    assert cause(Case(tmp_path), factor * UPDATE, factor * UPDATE).name == CauseName.CONSTANT_FACTOR
 
 
 def tied(case: Case, owners: dict[str, list[int]]) -> Cause:
@@ -87,13 +87,13 @@ def tied(case: Case, owners: dict[str, list[int]]) -> Cause:
 
 def test_tied_copies_that_diverged_are_named(tmp_path: Path) -> None:
     found = tied(Case(tmp_path, "pp=2"), {"fc": [0], "head": [1]})
-    assert found.name == "tied copies"
+    assert found.name == CauseName.TIED_COPIES
     assert found.sentence == "tied copies of one weight diverged: fc.weight (rank 0) and head.weight (rank 1)"
     assert found.evidence[0].startswith("replicas differ by ")
 
 
 def test_copies_that_ranks_hold_under_both_names_are_plain_replicas(tmp_path: Path) -> None:
-    assert tied(Case(tmp_path, "pp=2"), {"fc": [0, 1], "head": [0, 1]}).name == "replicas differ"
+    assert tied(Case(tmp_path, "pp=2"), {"fc": [0, 1], "head": [0, 1]}).name == CauseName.REPLICAS_DIFFER
 
 
 def test_a_copy_that_goes_by_the_first_name_is_named_too(tmp_path: Path) -> None:
@@ -106,5 +106,5 @@ def test_a_copy_that_goes_by_the_first_name_is_named_too(tmp_path: Path) -> None
 def test_an_optimizer_that_counts_other_steps_is_named(tmp_path: Path) -> None:
     change = 0.7 * UPDATE + 1e-3 * drawn(4, 8, seed=5)
     found = updated(Case(tmp_path), [change, change], step=2.0).cause
-    assert found.name == "step count"
+    assert found.name == CauseName.STEP_COUNT
     assert found.sentence == "the optimizer believes that this is step 2, and the reference's 1"

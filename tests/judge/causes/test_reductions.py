@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn, nudged
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 
 ID = "0/0/fc/output"
 FULL = drawn(8, 12)
@@ -40,7 +40,7 @@ def partial_sums(*shares: float) -> list[torch.Tensor]:
 @pytest.mark.parametrize("tp", [2, 4])
 def test_replicas_that_sum_to_the_reference_are_a_missing_all_reduce(tmp_path: Path, tp: int) -> None:
     found = replicated(Case(tmp_path, f"tp={tp}"), partial_sums(*[1 / tp] * tp))
-    assert found.name == "missing all-reduce"
+    assert found.name == CauseName.MISSING_ALL_REDUCE
     assert found.sentence == "replicas differ and sum to the reference: missing all-reduce over tp"
     assert found.axis == "tp"
     assert any(f"their sum over tp={tp} is the reference to" in line for line in found.evidence)
@@ -56,23 +56,23 @@ def test_a_missing_all_reduce_of_shards_is_seen(tmp_path: Path) -> None:
     first, second = partial_sums(0.5, 0.5)
     replicas = [part for whole in (first, second) for part in whole.chunk(2)]
     found = replicated(Case(tmp_path, "dp=2 cp=2"), replicas, "a/cp b")
-    assert (found.name, found.axis) == ("missing all-reduce", "dp")
+    assert (found.name, found.axis) == (CauseName.MISSING_ALL_REDUCE, "dp")
 
 
 def test_a_missing_all_reduce_is_seen_on_a_mesh_of_two_factorisations(tmp_path: Path) -> None:
     first, second = partial_sums(0.5, 0.5)
     found = replicated(Case(tmp_path, "dp=2 tp=2 | edp=1 ep=4"), [first, second, first, second])
-    assert (found.name, found.axis) == ("missing all-reduce", "tp")
+    assert (found.name, found.axis) == (CauseName.MISSING_ALL_REDUCE, "tp")
 
 
 def test_a_missing_all_reduce_of_gradients_is_seen_through_the_factor_still_to_come(tmp_path: Path) -> None:
     replicas = [2 * part for part in partial_sums(0.5, 0.5)]
     found = replicated(Case(tmp_path, grad_factor=0.5), replicas, name="0/0/fc/grad_input")
-    assert found.name == "missing all-reduce"
+    assert found.name == CauseName.MISSING_ALL_REDUCE
 
 
 def test_a_missing_all_reduce_is_seen_where_one_rank_holds_zeros(tmp_path: Path) -> None:
-    assert replicated(Case(tmp_path), [torch.zeros_like(FULL), FULL]).name == "missing all-reduce"
+    assert replicated(Case(tmp_path), [torch.zeros_like(FULL), FULL]).name == CauseName.MISSING_ALL_REDUCE
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_replicas_that_do_not_sum_to_the_reference_are_no_missing_all_reduce(
     tmp_path: Path, replicas: list[torch.Tensor]
 ) -> None:
     found = replicated(Case(tmp_path), replicas)
-    assert found.name == "replicas differ"
+    assert found.name == CauseName.REPLICAS_DIFFER
     assert found.sentence == "replicas that must agree differ along tp"
     assert found.axis == "tp"
 
@@ -98,7 +98,7 @@ def test_replicas_that_do_not_sum_to_the_reference_are_no_missing_all_reduce(
 def test_a_loose_tolerance_claims_no_missing_all_reduce(tmp_path: Path) -> None:
     case = Case(tmp_path, noise=0.1)
     found = replicated(case, [FULL, -0.3 * FULL])
-    assert found.name == "replicas differ"
+    assert found.name == CauseName.REPLICAS_DIFFER
 
 
 def test_of_replicas_that_differ_the_wrong_ones_are_named(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_constant_factor_names_the_axis_whose_size_it_is(
     assert (found.name, found.axis, found.sentence) == (name_of(factor), axis, words)
 
 
-def name_of(factor: float) -> str:
-    return "double reduction" if factor > 1.9 else "constant factor"
+def name_of(factor: float) -> CauseName:
+    return CauseName.DOUBLE_REDUCTION if factor > 1.9 else CauseName.CONSTANT_FACTOR
 
 
 def test_axes_of_the_same_size_are_both_named(tmp_path: Path) -> None:
@@ -164,22 +164,22 @@ def test_microbatches_are_counted_where_what_they_make_is_summed(tmp_path: Path,
     for microbatch in range(3):
         case.right(f"0/{microbatch}/fc/output")
     found = changed(case, "a b/tp", FULL / 3, name)
-    assert (found.name, found.axis) == ("constant factor", axis)
+    assert (found.name, found.axis) == (CauseName.CONSTANT_FACTOR, axis)
 
 
 def test_a_factor_with_something_else_on_top_is_not_claimed(tmp_path: Path) -> None:
-    assert changed(Case(tmp_path), "a b/tp", 2 * nudged(FULL, 0.05)).name == "unexplained"
+    assert changed(Case(tmp_path), "a b/tp", 2 * nudged(FULL, 0.05)).name == CauseName.UNEXPLAINED
 
 
 def test_a_factor_below_the_rest_is_not_claimed(tmp_path: Path) -> None:
     """Under a loose tolerance nearly everything is a factor and a rest."""
     case = Case(tmp_path, noise=0.1)
-    assert changed(case, "a b/tp", 1.1 * FULL + 0.45 * drawn(8, 12, seed=3)).name == "unexplained"
+    assert changed(case, "a b/tp", 1.1 * FULL + 0.45 * drawn(8, 12, seed=3)).name == CauseName.UNEXPLAINED
 
 
-@pytest.mark.parametrize(("factor", "name"), [(1.3, "unexplained"), (2.0, "double reduction")])
+@pytest.mark.parametrize(("factor", "name"), [(1.3, CauseName.UNEXPLAINED), (2.0, CauseName.DOUBLE_REDUCTION)])
 def test_one_number_is_a_multiple_of_another_only_where_an_axis_says_so(
-    tmp_path: Path, factor: float, name: str
+    tmp_path: Path, factor: float, name: CauseName
 ) -> None:
     case = Case(tmp_path)
     case.right(ID)
@@ -189,20 +189,20 @@ def test_one_number_is_a_multiple_of_another_only_where_an_axis_says_so(
 
 def test_zeros_are_zeros(tmp_path: Path) -> None:
     found = changed(Case(tmp_path), "a b/tp", torch.zeros_like(FULL))
-    assert (found.name, found.sentence) == ("zeros", "the candidate is zero everywhere")
+    assert (found.name, found.sentence) == (CauseName.ZEROS, "the candidate is zero everywhere")
 
 
 def test_one_element_that_is_not_zero_makes_no_zeros(tmp_path: Path) -> None:
     almost = torch.zeros_like(FULL)
     almost[0, 0] = FULL[0, 0]
-    assert changed(Case(tmp_path), "a b/tp", almost).name != "zeros"
+    assert changed(Case(tmp_path), "a b/tp", almost).name != CauseName.ZEROS
 
 
 def test_what_is_not_finite_is_counted(tmp_path: Path) -> None:
     wrong = FULL.clone()
     wrong[0, :2], wrong[7, 0] = torch.nan, torch.inf
     found = changed(Case(tmp_path), "a b/tp", wrong)
-    assert found.name == "not finite"
+    assert found.name == CauseName.NOT_FINITE
     assert found.evidence == ("2 NaN and 1 infinite elements, the first at (0, 0) on rank 0",)
 
 
@@ -210,19 +210,19 @@ def test_only_some_ranks_are_named(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=4")
     wrong = torch.cat([*FULL.chunk(4)[:2], drawn(2, 12, seed=5), FULL.chunk(4)[3]])
     found = changed(case, "a/tp b", wrong)
-    assert (found.name, found.sentence) == ("some ranks", "only the shards of rank 2 are wrong")
+    assert (found.name, found.sentence) == (CauseName.SOME_RANKS, "only the shards of rank 2 are wrong")
     assert found.evidence[0].startswith("rank 2: error ")
 
 
 def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
     found = changed(Case(tmp_path), "a b/tp", drawn(8, 12, seed=5))
-    assert (found.name, found.axis, found.evidence) == ("unexplained", None, ())
+    assert (found.name, found.axis, found.evidence) == (CauseName.UNEXPLAINED, None, ())
 
 
 def test_a_sum_over_another_axis_is_the_wrong_group(tmp_path: Path) -> None:
     first, second = (2 * part for part in partial_sums(0.5, 0.5))
     found = replicated(Case(tmp_path, "dp=2 tp=2"), [first, second, first, second])
-    assert (found.name, found.axis) == ("wrong group", "tp")
+    assert (found.name, found.axis) == (CauseName.WRONG_GROUP, "tp")
     assert found.sentence == "summed over dp instead of tp"
     assert found.evidence[0].startswith("the sum over tp=2 is 2 x the reference to ")
 
@@ -231,13 +231,13 @@ def test_of_gradients_twice_the_sum_is_a_missing_average_rather(tmp_path: Path) 
     first, second = (2 * part for part in partial_sums(0.5, 0.5))
     name = "0/-/fc.weight/param_grad"
     found = replicated(Case(tmp_path, "dp=2 tp=2"), [first, first, second, second], name=name)
-    assert (found.name, found.axis) == ("missing average", "dp")
+    assert (found.name, found.axis) == (CauseName.MISSING_AVERAGE, "dp")
 
 
 def test_a_sum_that_is_no_multiple_by_an_axis_names_no_group(tmp_path: Path) -> None:
     first, second = (3 * part for part in partial_sums(0.5, 0.5))
     found = replicated(Case(tmp_path, "dp=2 tp=2"), [first, second, first, second])
-    assert (found.name, found.axis) == ("replicas differ", "tp")
+    assert (found.name, found.axis) == (CauseName.REPLICAS_DIFFER, "tp")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_wrong_norm_of_right_gradients_says_what_was_counted(
     case.right(ID, "0/-/fc.weight/param_grad")
     case.both(f"0/-/./{kind}", torch.tensor(3.0), "", lambda x: x * factor)
     found = cause(case)
-    assert (found.name, found.sentence) == ("gradient norm", f"the gradients are right, but {words}")
+    assert (found.name, found.sentence) == (CauseName.GRADIENT_NORM, f"the gradients are right, but {words}")
 
 
 def test_a_wrong_clip_factor_of_a_right_norm_is_told_apart(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_wrong_clip_factor_of_a_right_norm_is_told_apart(tmp_path: Path) -> No
     case.both("0/-/./clip", torch.tensor(0.25), "", lambda x: 2 * x)
     found = cause(case)
     words = "gradients and their norm are right, but the clip factor is 2 x the reference's"
-    assert (found.name, found.sentence) == ("clip factor", words)
+    assert (found.name, found.sentence) == (CauseName.CLIP_FACTOR, words)
 
 
 def test_an_updates_factor_is_no_axis(tmp_path: Path) -> None:
@@ -276,7 +276,11 @@ def test_an_updates_factor_is_no_axis(tmp_path: Path) -> None:
     case.both("0/-/fc.weight/param", FULL, "a b/tp", noise=0.0)
     case.both("0/-/fc.weight/param_after", FULL + update, "a b/tp", lambda x: x + 2 * update, noise=1e-8)
     found = cause(case)
-    assert (found.name, found.axis, found.sentence) == ("constant factor", None, "the candidate is 3 x the reference")
+    assert (found.name, found.axis, found.sentence) == (
+        CauseName.CONSTANT_FACTOR,
+        None,
+        "the candidate is 3 x the reference",
+    )
 
 
 def test_replicas_that_average_to_the_reference_miss_their_averaging(tmp_path: Path) -> None:
@@ -299,5 +303,5 @@ def test_a_bias_of_each_replica_does_not_hide_the_missing_all_reduce(tmp_path: P
     for rank, local in enumerate((part + bias, full - part + bias)):
         case.candidate.record(rank, "0/0/fc/output", local, "a b")
     found = case.judged().findings[0].cause
-    assert found.name == "missing all-reduce"
+    assert found.name == CauseName.MISSING_ALL_REDUCE
     assert found.sentence.endswith("plus a bias of each: missing all-reduce over tp")

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 
 MASKED = (3, 5, 9, 12)
 
@@ -22,7 +22,7 @@ def test_ranks_are_named_and_masked_rows_are_not(tmp_path: Path) -> None:
     full, weights = drawn(16, 12), torch.tensor([1.25] * 8 + [0.8] * 8)
     full[list(MASKED)] = 0.0
     cause = cause_of(tmp_path, full, weights, "t/cp d")
-    assert cause.name == "uneven weights"
+    assert cause.name == CauseName.UNEVEN_WEIGHTS
     assert cause.sentence == (
         "indices of dim 0 do not count alike: those of cp rank 0 count 1.25 x, those of cp rank 1 count 0.8 x"
     )

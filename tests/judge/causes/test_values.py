@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn, nudged
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 
 ID = "0/1/layers.1.fc/output"
 FULL = drawn(8, 12)
@@ -38,7 +38,7 @@ def test_the_values_of_a_relative_are_named(tmp_path: Path, other: str, words: s
     case.both(other, values, "a b/tp")
     found = changed(case, nudged(values, 1e-7))
     assert (found.name, found.sentence) == (
-        "another's values",
+        CauseName.OTHERS_VALUES,
         f"the candidate holds the reference's values of {words}",
     )
     assert found.evidence[0].startswith(f"against {other} the error is ")
@@ -49,7 +49,7 @@ def test_a_message_that_was_meant_for_another_layer_is_named(tmp_path: Path) -> 
     case.both("0/2/layers.0/output", sent)
     case.both("0/0/layers.1/grad_output", FULL, change=lambda _: sent)
     [finding] = case.judged().findings
-    assert finding.cause.name == "another's values"
+    assert finding.cause.name == CauseName.OTHERS_VALUES
     assert finding.cause.sentence.startswith("what arrived is 0/2/layers.0/output of the reference")
 
 
@@ -63,7 +63,7 @@ def test_a_parameter_that_was_loaded_into_its_neighbour_is_named(tmp_path: Path)
 def test_the_values_of_a_relative_on_one_rank_are_named(tmp_path: Path) -> None:
     case, values = Case(tmp_path), drawn(8, 12, seed=3)
     case.both("0/0/layers.1.fc/output", values, "a b/tp")
-    assert changed(case, torch.cat([FULL[:, :6], values[:, 6:]], 1)).name == "another's values"
+    assert changed(case, torch.cat([FULL[:, :6], values[:, 6:]], 1)).name == CauseName.OTHERS_VALUES
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_the_values_of_a_relative_on_one_rank_are_named(tmp_path: Path) -> None:
 def test_the_values_of_a_stranger_are_not_claimed(tmp_path: Path, other: str) -> None:
     case, values = Case(tmp_path), drawn(8, 12, seed=3)
     case.both(other, values, "a b/tp")
-    assert changed(case, values).name == "unexplained"
+    assert changed(case, values).name == CauseName.UNEXPLAINED
 
 
 def test_values_near_a_relatives_are_not_claimed(tmp_path: Path) -> None:
     case, values = Case(tmp_path), drawn(8, 12, seed=3)
     case.both("0/0/layers.1.fc/output", values, "a b/tp")
-    assert changed(case, nudged(values, 1e-3)).name == "unexplained"
+    assert changed(case, nudged(values, 1e-3)).name == CauseName.UNEXPLAINED
 
 
 def test_zeros_on_a_rank_are_no_relatives_values(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_zeros_on_a_rank_are_no_relatives_values(tmp_path: Path) -> None:
     case, half = Case(tmp_path), torch.cat([FULL[:4], torch.zeros(4, 12)])
     case.both("0/0/layers.1.fc/output", half, "a/tp b")
     found = changed(case, torch.cat([FULL[:4], torch.zeros(4, 12)]), "a/tp b")
-    assert (found.name, found.sentence) == ("some ranks", "only the shards of rank 1 are wrong")
+    assert (found.name, found.sentence) == (CauseName.SOME_RANKS, "only the shards of rank 1 are wrong")
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_zeros_on_a_rank_are_no_relatives_values(tmp_path: Path) -> None:
 )
 def test_right_values_in_the_wrong_place_say_where(tmp_path: Path, wrong: torch.Tensor, words: str) -> None:
     found = changed(Case(tmp_path), wrong)
-    assert found.name == "moved"
+    assert found.name == CauseName.MOVED
     assert found.sentence == f"the right values in the wrong place {words}"
     assert found.evidence[0].startswith("put back, the error is ")
 
 
 def test_moved_and_changed_is_not_moved(tmp_path: Path) -> None:
-    assert changed(Case(tmp_path), nudged(FULL.roll(1, 0), 1e-3)).name == "unexplained"
+    assert changed(Case(tmp_path), nudged(FULL.roll(1, 0), 1e-3)).name == CauseName.UNEXPLAINED
 
 
 def test_equal_rows_do_not_move(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_equal_rows_do_not_move(tmp_path: Path) -> None:
     full[1:5] = full[0]
     wrong = full.clone()
     wrong[7] += drawn(12, seed=4)
-    assert changed(Case(tmp_path), wrong, full=full).name == "some rows"
+    assert changed(Case(tmp_path), wrong, full=full).name == CauseName.SOME_ROWS
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((2000,), "a/tp"), ((1000, 2), "a/tp b")])
@@ -128,7 +128,7 @@ def test_under_a_loose_tolerance_short_rows_are_always_near_something(
     """Any other numbers of the same distribution would be found among so many."""
     case = Case(tmp_path, noise=0.05)
     found = changed(case, drawn(*shape, seed=6), layout, full=drawn(*shape))
-    assert found.name == "unexplained"
+    assert found.name == CauseName.UNEXPLAINED
 
 
 def test_under_a_loose_tolerance_a_shift_of_short_rows_is_seen(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_under_a_loose_tolerance_a_shift_of_short_rows_is_seen(tmp_path: Path) -
 )
 def test_a_transposed_read_is_named(tmp_path: Path, reread: Callable[[torch.Tensor], torch.Tensor]) -> None:
     found = changed(Case(tmp_path), reread(FULL).contiguous())
-    assert found.name == "transposed"
+    assert found.name == CauseName.TRANSPOSED
     assert found.sentence == (
         "the right values with dims 0 and 1 read in the wrong order: transposed or not contiguous"
     )
@@ -154,11 +154,11 @@ def test_a_transposed_read_is_named(tmp_path: Path, reread: Callable[[torch.Tens
 def test_a_transposed_read_of_heads_is_named(tmp_path: Path) -> None:
     full = drawn(2, 4, 6)
     found = changed(Case(tmp_path), full.transpose(1, 2).reshape(2, 4, 6), "a b c/tp", full=full)
-    assert (found.name, "dims 1 and 2" in found.sentence) == ("transposed", True)
+    assert (found.name, "dims 1 and 2" in found.sentence) == (CauseName.TRANSPOSED, True)
 
 
 def test_a_transposed_read_with_something_on_top_is_not_claimed(tmp_path: Path) -> None:
-    assert changed(Case(tmp_path), nudged(FULL.T.reshape(8, 12), 1e-3)).name == "unexplained"
+    assert changed(Case(tmp_path), nudged(FULL.T.reshape(8, 12), 1e-3)).name == CauseName.UNEXPLAINED
 
 
 @pytest.mark.parametrize(
@@ -174,19 +174,19 @@ def test_some_rows_are_named(tmp_path: Path, rows: list[int], layout: str, words
     wrong = FULL.clone()
     wrong[rows] = drawn(len(rows), 12, seed=5)
     found = changed(Case(tmp_path), wrong, layout)
-    assert (found.name, found.sentence) == ("some rows", words)
+    assert (found.name, found.sentence) == (CauseName.SOME_ROWS, words)
     assert found.evidence[0].startswith(f"without {'it' if len(rows) == 1 else 'them'} the error is ")
 
 
 def test_rows_that_are_all_a_rank_holds_are_that_ranks(tmp_path: Path) -> None:
     wrong = torch.cat([FULL[:6], drawn(2, 12, seed=5)])
-    assert changed(Case(tmp_path, "tp=4"), wrong, "a/tp b").name == "some ranks"
+    assert changed(Case(tmp_path, "tp=4"), wrong, "a/tp b").name == CauseName.SOME_RANKS
 
 
 def test_rows_beside_others_that_are_off_too_are_not_claimed(tmp_path: Path) -> None:
     wrong = nudged(FULL, 1e-3)
     wrong[3] = drawn(12, seed=5)
-    assert changed(Case(tmp_path), wrong).name == "unexplained"
+    assert changed(Case(tmp_path), wrong).name == CauseName.UNEXPLAINED
 
 
 def test_a_small_row_is_not_accused_for_the_rounding_of_the_large_ones(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_small_row_is_not_accused_for_the_rounding_of_the_large_ones(tmp_path:
 def test_values_of_a_weaker_dtype_name_it(tmp_path: Path, weak: torch.dtype) -> None:
     found = changed(Case(tmp_path), FULL.to(weak).float())
     name = str(weak).removeprefix("torch.")
-    assert found.name == "weaker dtype"
+    assert found.name == CauseName.WEAKER_DTYPE
     assert found.sentence == f"the candidate computes in {name} where the reference has float32"
     assert found.evidence[0].startswith(f"every value fits {name}, and the error is ")
 
@@ -224,7 +224,7 @@ def test_a_parameter_held_in_a_weaker_dtype_names_it(tmp_path: Path) -> None:
 )
 def test_what_a_dtype_does_not_explain_is_not_claimed(tmp_path: Path, full: torch.Tensor, wrong: torch.Tensor) -> None:
     found = changed(Case(tmp_path), wrong, full=full)
-    assert found.name != "weaker dtype"
+    assert found.name != CauseName.WEAKER_DTYPE
 
 
 def summands(case: Case, *, name: str = "0/1/layers.1.fc.inner/output") -> list[torch.Tensor]:
@@ -239,7 +239,7 @@ def summands(case: Case, *, name: str = "0/1/layers.1.fc.inner/output") -> list[
 def test_a_partial_sum_that_all_ranks_hold_is_named(tmp_path: Path) -> None:
     case = Case(tmp_path)
     found = changed(case, summands(case)[0], "a b")
-    assert (found.name, found.axis) == ("partial sum", "tp")
+    assert (found.name, found.axis) == (CauseName.PARTIAL_SUM, "tp")
     assert found.sentence == (
         "a partial sum was passed on: each part is one rank's summand of layers.1.fc.inner/output, never summed over tp"
     )
@@ -250,17 +250,17 @@ def test_partial_sums_cut_instead_of_reduced_and_scattered_are_named(tmp_path: P
     case = Case(tmp_path)
     parts = summands(case)
     found = changed(case, torch.cat([parts[0][:4], parts[1][4:]]), "a/tp b")
-    assert (found.name, found.axis) == ("partial sum", "tp")
+    assert (found.name, found.axis) == (CauseName.PARTIAL_SUM, "tp")
 
 
 def test_what_is_near_a_summand_is_no_partial_sum(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    assert changed(case, nudged(summands(case)[0], 1e-3), "a b").name == "unexplained"
+    assert changed(case, nudged(summands(case)[0], 1e-3), "a b").name == CauseName.UNEXPLAINED
 
 
 def test_a_summand_of_another_module_is_no_partial_sum(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    assert changed(case, summands(case, name="0/1/other/output")[0], "a b").name == "unexplained"
+    assert changed(case, summands(case, name="0/1/other/output")[0], "a b").name == CauseName.UNEXPLAINED
 
 
 @pytest.mark.parametrize(
@@ -276,14 +276,14 @@ def test_one_row_too_much_everywhere_is_a_bias(tmp_path: Path, count: float, wor
     case, row = Case(tmp_path), drawn(12, seed=3)
     case.both("0/-/layers.1.fc.bias/param", row)
     found = changed(case, FULL + count * row)
-    assert found.name == "bias"
+    assert found.name == CauseName.BIAS
     assert found.sentence == f"the candidate is the reference plus one row, the same everywhere{words}"
     assert found.evidence[0].startswith("without that row the error is ")
 
 
 def test_rows_that_differ_a_little_are_no_bias(tmp_path: Path) -> None:
     wrong = FULL + drawn(12, seed=3) + 1e-3 * drawn(8, 12, seed=4)
-    assert changed(Case(tmp_path), wrong).name == "unexplained"
+    assert changed(Case(tmp_path), wrong).name == CauseName.UNEXPLAINED
 
 
 def weighted(*weights: float) -> torch.Tensor:
@@ -302,14 +302,14 @@ MEAN_OF_MEANS = (8 / 6, 8 / 6, 8 / 6, 8 / 10, 8 / 10, 8 / 10, 8 / 10, 8 / 10)
 )
 def test_indices_that_do_not_count_alike_are_named(tmp_path: Path, weights: tuple[float, ...], words: str) -> None:
     found = changed(Case(tmp_path), weighted(*weights))
-    assert (found.name, found.sentence) == ("uneven weights", f"indices of dim 0 do not count alike: {words}")
+    assert (found.name, found.sentence) == (CauseName.UNEVEN_WEIGHTS, f"indices of dim 0 do not count alike: {words}")
 
 
 @pytest.mark.parametrize(
     "wrong", [weighted(*range(2, 10)), weighted(*[1.0] * 4, *[0.5] * 4), nudged(weighted(*MEAN_OF_MEANS), 0.05)]
 )
 def test_a_weight_for_each_index_or_for_some_only_is_not_claimed(tmp_path: Path, wrong: torch.Tensor) -> None:
-    assert changed(Case(tmp_path), wrong).name != "uneven weights"
+    assert changed(Case(tmp_path), wrong).name != CauseName.UNEVEN_WEIGHTS
 
 
 def test_a_wrong_loss_is_told_by_its_gradient(tmp_path: Path) -> None:

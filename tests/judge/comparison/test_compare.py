@@ -9,7 +9,9 @@ import torch
 
 from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
 from ttrace.judge.check import check
-from ttrace.judge.verdict import OWN_MICROBATCHES, Comparison, Exit, Verdict
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import Comparison, Exit, Verdict
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.region import Region
@@ -103,7 +105,7 @@ def test_replicas_that_differ_are_a_conflict(tmp_path: Path, tp: int) -> None:
         case.candidate.record(rank, ID, FULL * (1.01 if rank == tp - 1 else 1.0), "a b")
     comparison = compared(case)
     assert comparison.verdict is Verdict.CONFLICT
-    assert comparison.reason == "replicas differ by 1.0e-02"
+    assert describe(comparison.why) == "replicas differ by 1.0e-02"
 
 
 def test_replicas_of_a_shard_that_differ_are_a_conflict(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_elements_that_nobody_holds_are_a_gap(tmp_path: Path, layout: str, num_g
     case.candidate.spread(ID, FULL, layout, ranks=[0])
     comparison = compared(case)
     assert comparison.verdict is Verdict.GAP
-    assert comparison.reason.startswith(f"in the candidate nobody holds {num_gap} elements, the first at ")
+    assert describe(comparison.why).startswith(f"in the candidate nobody holds {num_gap} elements, the first at ")
     assert comparison.spoils
 
 
@@ -157,7 +159,7 @@ def test_elements_that_the_reference_lacks_do_not_pass_unseen(tmp_path: Path) ->
     other.spread(ID, torch.cat([FULL[:4], 7 * FULL[4:]]), "a/tp b")
     comparison = verdict_of(check(trusted.close(), [], other.close()), ID)
     assert comparison.verdict is Verdict.GAP
-    assert comparison.reason == "in the reference nobody holds 48 elements, the first at (4, 0)"
+    assert describe(comparison.why) == "in the reference nobody holds 48 elements, the first at (4, 0)"
 
 
 def test_a_missing_summand_is_a_gap(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_a_missing_summand_is_a_gap(tmp_path: Path) -> None:
     case.candidate.record(0, ID, FULL, "a b +tp")
     comparison = compared(case)
     assert comparison.verdict is Verdict.GAP
-    assert comparison.reason == "in the candidate a summand over tp is missing"
+    assert describe(comparison.why) == "in the candidate a summand over tp is missing"
 
 
 @pytest.mark.parametrize("side", ["reference", "candidate"])
@@ -177,7 +179,7 @@ def test_an_id_on_one_side_only_is_missing(tmp_path: Path, side: str) -> None:
     judgement = case.judged()
     comparison = verdict_of(judgement, "0/0/head/output")
     other = {"reference": "candidate", "candidate": "reference"}[side]
-    assert (comparison.verdict, comparison.reason) == (Verdict.MISSING, f"the {other} has no such tensor")
+    assert (comparison.verdict, describe(comparison.why)) == (Verdict.MISSING, f"the {other} has no such tensor")
     assert judgement.exit is Exit.UNJUDGED
 
 
@@ -188,7 +190,7 @@ def test_a_rank_that_owns_the_module_but_recorded_nothing_is_missed(tmp_path: Pa
     case.candidate.spread(ID, FULL, ranks=[0])
     comparison = compared(case)
     assert comparison.verdict is Verdict.MISSING
-    assert comparison.reason == "rank 1 owns the module but has no such tensor"
+    assert describe(comparison.why) == "rank 1 owns the module but has no such tensor"
 
 
 def test_ranks_of_other_pipeline_stages_are_not_missed(tmp_path: Path) -> None:
@@ -225,7 +227,7 @@ def test_a_rank_that_ran_the_microbatch_is_missed_also_under_dp(tmp_path: Path) 
     case.both("0/0/head/output", FULL, "a b/tp")
     case.trusted(ID, FULL)
     case.candidate.spread(ID, FULL, ranks=[0, 2, 3])
-    assert compared(case).reason == "rank 1 owns the module but has no such tensor"
+    assert describe(compared(case).why) == "rank 1 owns the module but has no such tensor"
 
 
 def test_shapes_that_fit_several_layouts_are_not_judged(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_shapes_that_fit_several_layouts_are_not_judged(tmp_path: Path) -> None:
         case.candidate.record(rank, ID, FULL.chunk(2)[rank // 2])
     comparison = compared(case)
     assert comparison.verdict is Verdict.UNJUDGED
-    assert comparison.reason == "no layout: the ranks hold (4, 12) of (8, 12); add a rule for this site"
+    assert describe(comparison.why) == "no layout: the ranks hold (4, 12) of (8, 12); add a rule for this site"
 
 
 def test_the_number_of_microbatches_makes_no_shape_ambiguous(tmp_path: Path) -> None:
@@ -305,7 +307,7 @@ def test_different_shards_of_the_same_elements_are_not_judged(tmp_path: Path) ->
         case.candidate.record(rank, ID, region.take(FULL), region=region)
     comparison = compared(case)
     assert comparison.verdict is Verdict.UNJUDGED
-    assert comparison.reason == "in the candidate different shards hold the same 12 elements"
+    assert describe(comparison.why) == "in the candidate different shards hold the same 12 elements"
 
 
 def test_another_shape_is_not_judged(tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_another_shape_is_not_judged(tmp_path: Path) -> None:
     case.candidate.spread(ID, drawn(8, 16), "a b/tp")
     comparison = compared(case)
     assert comparison.verdict is Verdict.UNJUDGED
-    assert comparison.reason == "the candidate's shape (8, 16) is not the reference's (8, 12)"
+    assert describe(comparison.why) == "the candidate's shape (8, 16) is not the reference's (8, 12)"
 
 
 def test_ranks_that_speak_of_different_shapes_are_not_judged(tmp_path: Path) -> None:
@@ -325,7 +327,7 @@ def test_ranks_that_speak_of_different_shapes_are_not_judged(tmp_path: Path) -> 
         case.candidate.record(rank, ID, FULL[4 * rank : 4 * rank + 4], region=region)
     comparison = compared(case)
     assert comparison.verdict is Verdict.UNJUDGED
-    assert "different shapes: (8, 12), (10, 12)" in comparison.reason
+    assert "different shapes: (8, 12), (10, 12)" in describe(comparison.why)
 
 
 def test_a_reference_without_a_layout_is_not_judged(tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_a_reference_without_a_layout_is_not_judged(tmp_path: Path) -> None:
         trusted.record(rank, ID, FULL)
     other.spread(ID, FULL)
     comparison = verdict_of(check(trusted.close(), [], other.close()), ID)
-    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, "the reference's layout is not known")
+    assert (comparison.verdict, describe(comparison.why)) == (Verdict.UNJUDGED, "the reference's layout is not known")
 
 
 def test_infinities_that_both_sides_have_agree(tmp_path: Path) -> None:
@@ -417,10 +419,10 @@ def with_buffers(folder: Path, *, cut: bool) -> Case:
 def test_statistics_of_own_microbatches_are_not_held_against_those_of_all(tmp_path: Path) -> None:
     judgement = with_buffers(tmp_path, cut=False).judged()
     found = verdict_of(judgement, NORM)
-    assert (found.verdict, found.reason) == (Verdict.UNJUDGED, OWN_MICROBATCHES)
+    assert (found.verdict, found.reason) == (Verdict.UNJUDGED, Reason.OWN_MICROBATCHES)
     assert found.tolerance is None, "there is nothing to hold it against"
     assert judgement.exit is Exit.PASSED
-    assert any(OWN_MICROBATCHES in note for note in judgement.notes)
+    assert any(describe(Why(Reason.OWN_MICROBATCHES)) in note for note in judgement.notes)
 
 
 def test_statistics_of_a_part_of_the_batch_are_wrong(tmp_path: Path) -> None:

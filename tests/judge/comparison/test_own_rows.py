@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn, verdict_of
-from ttrace.judge.verdict import OWN_ROWS, Exit, Verdict
+from ttrace.judge.reason import Reason
+from ttrace.judge.verdict import Exit, Verdict
 
 LOSS = "0/0/./output.loss"
 
@@ -34,7 +35,7 @@ def test_the_average_or_sum_of_all_ranks_is_right(tmp_path: Path, factor: float,
 def test_another_function_of_own_rows_is_left_to_what_follows_from_it(tmp_path: Path) -> None:
     judgement = case_of(tmp_path, [torch.tensor(3.0), torch.tensor(5.0)], torch.tensor(4.5)).judged()
     comparison = verdict_of(judgement, LOSS)
-    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, OWN_ROWS)
+    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, Reason.OWN_ROWS)
     assert judgement.exit is Exit.PASSED
 
 

@@ -12,7 +12,7 @@ from ttrace.judge.check import check, checked
 from ttrace.judge.tolerance.estimate import replica_tolerance, unit
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.run_to_run import Noise
-from ttrace.judge.verdict import Comparison, Exit, Tolerance, Verdict
+from ttrace.judge.verdict import CauseName, Comparison, Exit, Tolerance, Verdict
 from ttrace.report.facts import facts
 from ttrace.tensors.ids import TensorId
 
@@ -57,7 +57,7 @@ def test_what_a_framework_reduced_is_equal_bit_for_bit(tmp_path: Path) -> None:
     judgement = case.judged()
     assert judgement.exit is Exit.FOUND
     [finding] = judgement.findings
-    assert (finding.cause.name, finding.cause.axis) == ("replicas differ", "dp")
+    assert (finding.cause.name, finding.cause.axis) == (CauseName.REPLICAS_DIFFER, "dp")
     assert dict(facts(finding, ()))["error"].endswith("between replicas, which must be equal, bit for bit")
 
 

@@ -8,6 +8,7 @@ import torch
 
 from tests.support.traces import Case, drawn
 from ttrace.judge.findings.isolated import combined
+from ttrace.judge.verdict import CauseName
 
 NAMES = tuple(f"layers.{i}.fc" for i in range(4))
 
@@ -29,7 +30,7 @@ def test_one_factor_on_all_gradients_is_one_finding(tmp_path: Path) -> None:
     [finding] = gradients(tmp_path, 2.0, 2.0, 2.0, 2.0).judged().findings
     words = "in all 4 parameter gradients the candidate is 2 x the reference: scaled by dp (dp=2)"
     assert finding.cause.sentence.startswith(words)
-    assert (finding.cause.name, finding.cause.axis) == ("double reduction", "dp")
+    assert (finding.cause.name, finding.cause.axis) == (CauseName.DOUBLE_REDUCTION, "dp")
     assert str(finding.comparison.id) == "0/-/layers.0.fc.weight/param_grad"
     assert finding.source == ""  # no module's own fault
     assert len(finding.covers) == 3

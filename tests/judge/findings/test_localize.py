@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.verdict import Judgement
+from ttrace.judge.verdict import CauseName, Judgement
 
 
 def judged(folder: Path, *tensors: str) -> Judgement:
@@ -90,7 +90,7 @@ def test_a_modules_own_code_is_told_by_what_it_passes_on(tmp_path: Path) -> None
     case.both("0/0/attention.q/grad_output", values, change=lambda _: spoilt)
     case.wrong("0/0/attention/grad_input")
     [finding] = case.judged().findings
-    assert (finding.module, finding.cause.name) == ("attention", "some rows")
+    assert (finding.module, finding.cause.name) == ("attention", CauseName.SOME_ROWS)
     assert finding.cause.sentence == (
         "what enters attention.q is wrong (grad_output): only 2 of 12 indices of dim 1 are wrong: 10-11"
     )
@@ -318,7 +318,7 @@ def test_modules_that_the_candidate_never_runs_are_the_cause(tmp_path: Path) -> 
     case.wrong("0/-/block.mlp.fc1.weight/param_after")
     found = case.judged().findings
     assert [(f.module, f.cause.name, f.cause.sentence) for f in found] == [
-        ("block", "skipped", "the candidate never runs block.mlp")
+        ("block", CauseName.SKIPPED, "the candidate never runs block.mlp")
     ]
 
 
@@ -329,7 +329,7 @@ def test_a_module_that_hands_over_another_input_is_told_what_it_hands_over(tmp_p
     case.both("0/0/layers.1/input", second, change=lambda _: first)
     case.wrong("0/0/layers.1/output", "0/0/./output")
     finding = case.judged().findings[0]
-    assert (finding.module, finding.cause.name) == (".", "another's values")
+    assert (finding.module, finding.cause.name) == (".", CauseName.OTHERS_VALUES)
     assert finding.cause.sentence.startswith("what enters layers.1 is wrong (input): the candidate holds")
 
 
@@ -342,7 +342,7 @@ def test_replicas_that_differ_because_of_what_was_handed_over_are_told_so(tmp_pa
         case.candidate.record(rank, "0/0/gate/grad_output", share * full, "...")
         case.candidate.record(rank, "0/0/./grad_input", other + share * full, "...")
     finding = case.judged().findings[0]
-    assert (finding.module, finding.cause.name, finding.cause.axis) == (".", "missing all-reduce", "tp")
+    assert (finding.module, finding.cause.name, finding.cause.axis) == (".", CauseName.MISSING_ALL_REDUCE, "tp")
     assert finding.cause.sentence.startswith("what enters gate is wrong (grad_output): replicas differ and sum")
 
 

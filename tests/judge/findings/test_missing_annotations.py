@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.verdict import UNEXPLAINED, Comparison, Exit, Judgement, Verdict
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import CauseName, Comparison, Exit, Judgement, Verdict
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Kind
 
@@ -33,7 +34,7 @@ def test_a_sum_that_the_parent_finishes_asks_for_a_rule(tmp_path: Path) -> None:
     site = next(c for c in judgement.comparisons if c.id.name == "attn.proj")
     assert site.verdict is Verdict.UNJUDGED
     assert site.by == INFERRED
-    assert site.reason.endswith('add the rule "attn.proj/output": "... +tp"')
+    assert describe(site.why).endswith('add the rule "attn.proj/output": "... +tp"')
 
 
 def test_a_sum_that_nobody_finishes_is_a_missing_all_reduce(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_sum_that_nobody_finishes_is_a_missing_all_reduce(tmp_path: Path) -> N
     case.both("0/-/attn.qkv.weight/param", drawn(4, 8, seed=2), "a/tp b")
     judgement = case.judged()
     assert judgement.exit is Exit.FOUND
-    assert judgement.findings[0].cause.name == "missing all-reduce"
+    assert judgement.findings[0].cause.name == CauseName.MISSING_ALL_REDUCE
 
 
 def test_a_factor_that_averaging_will_apply_asks_to_be_stated(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_what_microbatches_add_is_accused_only_if_nobody_reduces_it(tmp_path: Pa
         partial_sums(case, "0/-/norm.weight/param_grad", parts[0] + parts[1])
     finding = case.judged().findings[0]
     assert (finding.comparison.id.microbatch is None) == is_reduced
-    assert finding.cause.name == ("microbatches" if is_reduced else "missing all-reduce")
+    assert finding.cause.name == (CauseName.MICROBATCHES if is_reduced else CauseName.MISSING_ALL_REDUCE)
 
 
 def test_an_unexplained_error_names_the_cuts_that_were_only_inferred(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_an_unexplained_error_names_the_cuts_that_were_only_inferred(tmp_path: P
         case.candidate.record(rank, "0/-/attn.qkv.weight/param", weight.chunk(2)[rank].contiguous())
     case.both("0/0/attn/output", drawn(4, 8, seed=1), "a b", lambda x: x + 0.3 * drawn(4, 8, seed=5))
     [finding] = case.judged().findings
-    assert finding.cause.name == UNEXPLAINED
+    assert finding.cause.name is CauseName.UNEXPLAINED
     assert "inferred from their shapes: attn.qkv.weight (d0/tp d1)" in finding.cause.evidence[-1]
     assert "fused(3)" in finding.cause.evidence[-1]
 
@@ -125,7 +126,7 @@ def test_a_partial_result_whose_sum_is_missing_is_not_accused(tmp_path: Path) ->
     partial_sums(case, "0/0/proj/output", drawn(4, 8))
     judgement = case.judged()
     assert call_of(judgement).verdict is Verdict.UNJUDGED
-    assert judgement.findings[0].cause.name == "missing all-reduce"
+    assert judgement.findings[0].cause.name == CauseName.MISSING_ALL_REDUCE
 
 
 def test_a_result_that_differs_like_the_output_is_accused(tmp_path: Path) -> None:

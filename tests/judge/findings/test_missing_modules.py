@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from tests.support.traces import Case, drawn, verdict_of
-from ttrace.judge.verdict import Exit, Verdict
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import CauseName, Exit, Verdict
 
 LAYER = ("layers.3/input", "layers.3.fc/input", "layers.3.fc/output", "layers.3/output")
 
@@ -26,7 +27,7 @@ def case_with(tmp_path: Path, lacking: str = "") -> Case:
 def test_a_missing_layer_is_one_problem(tmp_path: Path) -> None:
     judgement = case_with(tmp_path, "candidate").judged()
     assert judgement.problems == ("the candidate has no layers.3: 4 tensors missing",)
-    assert verdict_of(judgement, "0/0/layers.3.fc/output").reason == "the candidate has no layers.3"
+    assert describe(verdict_of(judgement, "0/0/layers.3.fc/output").why) == "the candidate has no layers.3"
     assert judgement.exit is Exit.UNJUDGED
 
 
@@ -51,7 +52,7 @@ def test_a_single_missing_tensor_speaks_for_itself(tmp_path: Path) -> None:
     case.trusted("0/0/head/output", drawn(4, 8))
     judgement = case.judged()
     assert judgement.problems == ()
-    assert verdict_of(judgement, "0/0/head/output").reason == "the candidate has no such tensor"
+    assert describe(verdict_of(judgement, "0/0/head/output").why) == "the candidate has no such tensor"
 
 
 def test_missing_tensors_of_a_module_that_both_have_are_no_absence(tmp_path: Path) -> None:
@@ -66,14 +67,14 @@ def test_a_model_that_is_wrong_without_the_layer_is_wrong_because_of_it(tmp_path
     case.right("0/0/./input")
     case.wrong("0/0/norm/input", "0/0/./output")
     first = case.judged().findings[0]
-    assert (first.module, first.cause.name) == (".", "missing modules")
+    assert (first.module, first.cause.name) == (".", CauseName.MISSING_MODULES)
     assert first.cause.sentence == "the candidate has no layers.3: 4 tensors missing"
 
 
 def test_a_known_cause_is_not_put_down_to_the_missing_layer(tmp_path: Path) -> None:
     case = case_with(tmp_path, "candidate")
     case.both("0/0/./output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
-    assert case.judged().findings[0].cause.name == "double reduction"
+    assert case.judged().findings[0].cause.name == CauseName.DOUBLE_REDUCTION
 
 
 def test_many_missing_layers_are_counted(tmp_path: Path) -> None:

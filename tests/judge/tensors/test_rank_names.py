@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.traces import Case, drawn
 from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis, name_ranks
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.mesh import Mesh
 
 MESH = Mesh.of(dp=2, tp=4)
@@ -29,7 +29,7 @@ def cause_of(tmp_path: Path, wrong: set[int], count: int = 4, *, factor: float |
 def test_wrong_microbatches_are_those_of_a_rank(tmp_path: Path) -> None:
     cause = cause_of(tmp_path, {1, 3})
     assert cause.sentence == "only microbatches 1 and 3 are wrong: those of dp rank 1"
-    assert (cause.name, cause.axis) == ("some ranks", "dp")
+    assert (cause.name, cause.axis) == (CauseName.SOME_RANKS, "dp")
 
 
 def test_a_known_cause_stays_and_has_them_as_evidence(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_one_microbatch_is_named_with_its_rank(tmp_path: Path) -> None:
 
 def test_no_rank_is_accused_that_ran_right_ones_too(tmp_path: Path) -> None:
     cause = cause_of(tmp_path, {1})
-    assert cause.name == "unexplained"
+    assert cause.name == CauseName.UNEXPLAINED
     assert cause.evidence == ("of 4 microbatches only microbatch 1 is wrong",)
 
 

@@ -9,8 +9,9 @@ import torch
 
 from tests.support.traces import Case, drawn, nudged, verdict_of
 from ttrace.judge.margin import MARGIN
+from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance.estimate import TINY, Sample, is_zero, replica_tolerance, tolerances, unit
-from ttrace.judge.verdict import UNPROVEN, UNSTABLE, ZERO, Exit, Tolerance, Verdict
+from ttrace.judge.verdict import Exit, Tolerance, Verdict
 from ttrace.tensors.ids import TensorId
 
 F32, BF16 = unit(torch.float32), unit(torch.bfloat16)
@@ -123,7 +124,7 @@ def test_a_gradient_without_siblings_or_terms_is_not_proven_zero(tmp_path: Path)
     case.right("0/0/a/output")
     case.both("0/-/key.bias/param_grad", 1e-9 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
     judgement = case.judged()
-    assert verdict_of(judgement, "0/-/key.bias/param_grad").reason == UNPROVEN
+    assert verdict_of(judgement, "0/-/key.bias/param_grad").reason is Reason.UNPROVEN_ZERO
     assert judgement.exit is Exit.UNJUDGED
 
 
@@ -131,7 +132,7 @@ def test_a_gradient_that_is_large_beside_rounding_of_its_terms_is_not_proven_zer
     case = Case(tmp_path)
     case.right("0/0/a/output", "0/0/key/grad_output")
     case.both("0/-/key.bias/param_grad", 1e-3 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
-    assert verdict_of(case.judged(), "0/-/key.bias/param_grad").reason == UNPROVEN
+    assert verdict_of(case.judged(), "0/-/key.bias/param_grad").reason is Reason.UNPROVEN_ZERO
 
 
 def test_a_gradient_as_small_as_rounding_of_its_terms_is_not_judged_and_excused(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_gradient_as_small_as_rounding_of_its_terms_is_not_judged_and_excused(
     case.both("0/-/key.bias/param_grad", 1e-9 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
     judgement = case.judged()
     comparison = verdict_of(judgement, "0/-/key.bias/param_grad")
-    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, ZERO)
+    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, Reason.ZERO)
     assert judgement.exit is Exit.PASSED
 
 
@@ -158,7 +159,7 @@ def test_activations_that_twins_cannot_repeat_are_an_unstable_reference_and_no_s
     case.right("0/0/a/output")
     case.both("0/0/b/output", drawn(64), "a/tp", lambda x: -x, noise=1.0)
     judgement = case.judged()
-    assert verdict_of(judgement, "0/0/b/output").reason == UNSTABLE
+    assert verdict_of(judgement, "0/0/b/output").reason is Reason.UNSTABLE
     assert judgement.exit is Exit.UNJUDGED
 
 

@@ -9,6 +9,7 @@ import torch
 
 from tests.support.traces import Case, drawn
 from ttrace.judge.tolerance.grad_norm import norm_error
+from ttrace.judge.verdict import CauseName
 
 
 def judged_modules(tmp_path: Path, *, wrong_gradient: bool) -> list[str]:
@@ -38,7 +39,7 @@ def test_a_norm_of_each_ranks_own_gradients_names_the_axis(tmp_path: Path) -> No
     for rank, share in enumerate((3.0, 4.0)):
         case.candidate.record(rank, "0/-/./grad_norm", torch.tensor(share), "")
     cause = case.judged().findings[0].cause
-    assert (cause.name, cause.axis) == ("gradient norm", "pp")
+    assert (cause.name, cause.axis) == (CauseName.GRADIENT_NORM, "pp")
     assert cause.sentence.endswith("each rank has the norm of its own: not combined over pp")
 
 

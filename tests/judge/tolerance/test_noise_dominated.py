@@ -10,8 +10,9 @@ import torch
 from bench._models import CUTS, Model, bed
 from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
 from ttrace.judge.check import checked
+from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance.noise_dominated import lost_elements
-from ttrace.judge.verdict import LOST, UNDECIDED, Comparison, Exit, Verdict
+from ttrace.judge.verdict import Comparison, Exit, Verdict
 from ttrace.tensors.ids import TensorId
 
 GRAD, AFTER = "0/-/fc.weight/param_grad", "0/-/fc.weight/param_after"
@@ -112,7 +113,7 @@ def test_an_update_that_rounding_decides_altogether_is_not_called_right(tmp_path
     case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
     judgement = case.judged()
     comparison = verdict_of(judgement, AFTER)
-    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, LOST)
+    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, Reason.LOST_UPDATE)
     assert judgement.exit is Exit.PASSED
 
 
@@ -122,7 +123,7 @@ def test_an_update_is_not_excused_by_a_gradient_that_is_not_proven_zero(tmp_path
     case.both(GRAD, gradient(), "a b/tp", lambda x: -x, noise=2.0)
     case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
     judgement = case.judged()
-    assert verdict_of(judgement, AFTER).reason == UNDECIDED
+    assert verdict_of(judgement, AFTER).reason is Reason.UNPROVEN_UPDATE
     assert judgement.exit is Exit.UNJUDGED
 
 

@@ -11,8 +11,9 @@ from torch import nn
 from bench._models import CUTS, Bed, Model, bed
 from tests.support.traces import Case, TraceBuilder, drawn, nudged
 from ttrace.judge.check import check, checked
+from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance import scale
-from ttrace.judge.verdict import NO_TWIN, Exit, Judgement, Tolerance, Verdict
+from ttrace.judge.verdict import CauseName, Exit, Judgement, Tolerance, Verdict
 from ttrace.tensors.ids import TensorId
 from ttrace.values.stats import Stats
 
@@ -48,7 +49,7 @@ def test_a_twin_that_lacks_tensors_says_nothing_of_them(tmp_path: Path) -> None:
     judgement = check(case.reference.close(), [case.twin.close(), short.close()], case.candidate.close())
     assert judgement.findings == ()
     assert judgement.exit is Exit.UNJUDGED
-    assert [str(c.id) for c in judgement.comparisons if c.reason == NO_TWIN] == ["0/0/last/output"]
+    assert [str(c.id) for c in judgement.comparisons if c.reason is Reason.NO_TWIN] == ["0/0/last/output"]
     assert judgement.count(Verdict.PASS) == len(judgement.comparisons) - 1
 
 
@@ -59,7 +60,7 @@ def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
 def test_one_tensor_is_mis_scaled_although_its_error_is_within_the_tolerance(tmp_path: Path) -> None:
     judgement = judged(tmp_path, 1.02, only=3)
     (finding,) = judgement.findings
-    assert (str(finding.comparison.id), finding.cause.name) == ("0/0/m3/grad_input", scale.MIS_SCALED)
+    assert (str(finding.comparison.id), finding.cause.name) == ("0/0/m3/grad_input", CauseName.MIS_SCALED)
     assert finding.comparison.error < finding.comparison.tolerance.value  # type: ignore[union-attr]
     assert finding.comparison.excess > 1.0
     assert "1.019" in finding.cause.sentence
@@ -69,7 +70,7 @@ def test_many_tensors_are_mis_scaled_together_although_none_is_alone(tmp_path: P
     judgement = judged(tmp_path, 0.999)
     assert judgement.count(Verdict.FAIL) == 0
     (finding,) = judgement.findings
-    assert (finding.module, finding.cause.name) == (".", scale.MIS_SCALED)
+    assert (finding.module, finding.cause.name) == (".", CauseName.MIS_SCALED)
     assert finding.cause.sentence.startswith("all 12 gradients of inputs together are 0.99")
     assert judgement.exit is Exit.FOUND
 
@@ -118,12 +119,12 @@ def test_clean_training_in_bf16_passes(small: Bed, cut: str) -> None:
 def test_gradients_mis_scaled_by_half_a_percent_in_bf16_are_found(small: Bed) -> None:
     judgement = checked(small.twins, small.candidate(CUTS["tp=2"], scaled_gradients))
     (finding,) = judgement.findings
-    assert (finding.module, finding.comparison.id.kind, finding.cause.name) == (".", "param_grad", scale.MIS_SCALED)
+    assert (finding.module, finding.comparison.id.kind, finding.cause.name) == (".", "param_grad", CauseName.MIS_SCALED)
 
 
 def test_a_backward_mis_scaled_by_half_a_percent_in_bf16_is_found(small: Bed) -> None:
     judgement = checked(small.twins, small.candidate(CUTS["tp=2"], backward=0.995))
-    assert [finding.cause.name for finding in judgement.findings] == [scale.MIS_SCALED]
+    assert [finding.cause.name for finding in judgement.findings] == [CauseName.MIS_SCALED]
     assert judgement.findings[0].comparison.id.kind == "grad_output"
 
 

@@ -13,8 +13,9 @@ from bench._models import CUTS, NUM_TWINS, Cut, divide, train
 from tests.support.traces import Case, TraceBuilder, drawn, nudged, verdict_of
 from ttrace.capture.plan import Plan
 from ttrace.judge.check import check, checked
+from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance.model import Twins
-from ttrace.judge.verdict import LOST, UNPROVEN, ZERO, Exit, Judgement, Verdict
+from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import HEADS, HIDDEN, Gpt
 
@@ -64,7 +65,7 @@ def test_one_that_is_exactly_zero_in_the_reference_is_judged_too(tmp_path: Path)
 def test_noise_that_is_as_large_as_the_siblings_is_no_proven_zero(tmp_path: Path) -> None:
     judgement = zero_case(tmp_path, noise=0.5)
     comparison = verdict_of(judgement, BIAS)
-    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, UNPROVEN)
+    assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, Reason.UNPROVEN_ZERO)
     assert judgement.exit is Exit.UNJUDGED
 
 
@@ -109,7 +110,7 @@ def test_a_twin_that_is_off_excuses_neither_a_gradient_nor_its_update(
     assert twins_case(tmp_path / "sound", own, *twins).exit is Exit.FOUND
     judgement = twins_case(tmp_path / "off", own, *twins[:-1], struck(twins[-1], value))
     assert judgement.exit is not Exit.PASSED
-    assert {c.reason for c in judgement.comparisons} & {ZERO, LOST} == set()
+    assert {c.reason for c in judgement.comparisons} & {Reason.ZERO, Reason.LOST_UPDATE} == set()
 
 
 def test_a_reference_that_is_off_proves_no_zero_either(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_reference_that_is_off_proves_no_zero_either(tmp_path: Path) -> None:
     for number, damaged in enumerate((struck(own, 1e38), torch.zeros_like(own))):
         judgement = twins_case(tmp_path / str(number), damaged, *twins)
         assert judgement.exit is not Exit.PASSED
-        assert {c.reason for c in judgement.comparisons} & {ZERO, LOST} == set()
+        assert {c.reason for c in judgement.comparisons} & {Reason.ZERO, Reason.LOST_UPDATE} == set()
 
 
 def test_a_small_gradient_is_not_zero_because_one_twin_says_so(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_a_small_gradient_is_not_zero_because_one_twin_says_so(tmp_path: Path) -
     own = 1e-2 * drawn(64, 64)
     twins = [nudged(own, 1e-2, seed=number) for number in range(3)]
     judgement = twins_case(tmp_path, own, *twins[:-1], twins[-1] + 5e-2 * drawn(64, 64, seed=5))
-    assert verdict_of(judgement, WEIGHT).reason == UNPROVEN
+    assert verdict_of(judgement, WEIGHT).reason is Reason.UNPROVEN_ZERO
     assert judgement.exit is not Exit.PASSED
 
 
@@ -134,7 +135,7 @@ def test_twins_that_agree_on_noise_prove_a_zero_and_excuse_its_update(tmp_path: 
     noise = [1e-7 * drawn(64, 64, seed=number) for number in range(4)]
     judgement = twins_case(tmp_path, *noise, wrong=-1.0)
     assert verdict_of(judgement, WEIGHT).verdict is Verdict.PASS
-    assert verdict_of(judgement, "0/-/attention.key.weight/update").reason == LOST
+    assert verdict_of(judgement, "0/-/attention.key.weight/update").reason is Reason.LOST_UPDATE
     assert judgement.exit is Exit.PASSED
 
 

@@ -18,6 +18,7 @@ from bench._tensors import write_run
 from ttrace.errors import TTraceError
 from ttrace.judge.comparison.compare import Comparer
 from ttrace.judge.engine import Lot
+from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tolerance.estimate import Sample
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
@@ -49,7 +50,7 @@ def test_results_are_kept_bit_by_bit(tmp_path: Path) -> None:
     comparison = Comparison(
         IDS[0],
         Verdict.FAIL,
-        "größe",
+        Why(Reason.ALLOWED, "größe", ("tp",), ((2, 3), ()), (1,), value=0.1, limit=math.inf, text="größe"),
         Stats(3, 0.1 + 0.2, max_diff=5e-324, max_at=(1, 2)),
         Tolerance(1e-3, math.inf, 1 / 3),
         (Part((0, 3), 2 / 3),),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ttrace.judge.causes.evidence import FAR, Evidence
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.region import Region
 
@@ -28,7 +28,7 @@ def find_own_statistics(e: Evidence) -> Cause | None:
         return None
     named = ", ".join(axes)
     return Cause(
-        "own statistics",
+        CauseName.OWN_STATISTICS,
         f"statistics of this rank's rows only: they are not combined over {named}",
         axes[0] if len(axes) == 1 else None,
         (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ttrace.judge.causes.evidence import Evidence
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 
 
 def offset(e: Evidence) -> Cause | None:
@@ -29,7 +29,7 @@ def offset(e: Evidence) -> Cause | None:
     right = shifts.pop(0, set())
     named = [f"{_who(ranks, alone=not right and len(shifts) == 1)}: reference {by:+d}" for by, ranks in shifts.items()]
     words = ", ".join(named).replace("reference +", "reference + ").replace("reference -", "reference - ")
-    return Cause("offset", f"integers differ by a constant; {words}")
+    return Cause(CauseName.OFFSET, f"integers differ by a constant; {words}")
 
 
 def _who(ranks: set[int], *, alone: bool) -> str:

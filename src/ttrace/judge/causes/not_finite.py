@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ttrace.judge.causes.evidence import Evidence
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.region import Region
 
 
@@ -12,7 +12,7 @@ def not_finite(e: Evidence) -> Cause | None:
     if e.stats.finite_b or not e.stats.finite_a:
         return None
     return Cause(
-        "not finite",
+        CauseName.NOT_FINITE,
         "the candidate is not finite where the reference is",
         evidence=() if e.candidate.num_buckets else (_not_finite_elements(e),),
     )

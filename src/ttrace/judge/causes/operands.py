@@ -13,7 +13,7 @@ import torch
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.tensors.logical import Logical
 from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.ids import Kind, TensorId, of_any_layer
 
 _MOST = 1 << 22
@@ -45,7 +45,7 @@ def lookup(e: Evidence) -> Cause | None:
     kept = source[is_wrong].unique().tolist()
     which = f"row{'s' * (len(kept) > 1)} {enumerate_few(kept)}"
     return Cause(
-        "wrong lookup",
+        CauseName.WRONG_LOOKUP,
         f"{int(is_wrong.sum())} of {len(ours)} rows are other rows of {name} than the reference's: {which}",
         evidence=(f"as rows of {name} they have an error of {rest:.1e}",),
     )
@@ -67,7 +67,7 @@ def stale_input(e: Evidence) -> Cause | None:
         rest = 1.0 if made is None else _error(pair[1], made)
         if e.is_explained_error(rest):
             return Cause(
-                "stale input",
+                CauseName.STALE_INPUT,
                 f"the gradient is made from {words}, not from its own: what was kept for the backward was overwritten",
                 evidence=(f"made from that, the error is {rest:.1e}",),
             )
@@ -96,7 +96,7 @@ def microbatches(e: Evidence) -> Cause | None:
         return None
     wrong = [_name_count(e, count, those, set(shares)) for count, those in by_count.items()]
     return Cause(
-        "microbatches",
+        CauseName.MICROBATCHES,
         f"microbatches are not summed once each: {', '.join(wrong)}",
         evidence=(f"summed so, the error is {rest:.1e}",),
     )
@@ -135,7 +135,7 @@ def backward_left_out(e: Evidence) -> Cause | None:
         rest = _error(ours, gradient)
         if e.is_explained_error(rest):
             return Cause(
-                "backward left out",
+                CauseName.BACKWARD_LEFT_OUT,
                 f"the gradient is the one before the backward of a {name} along the last dim, which was left out",
                 evidence=(f"after it, the error is {rest:.1e}",),
             )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
 from ttrace.judge.causes.optimizer_settings import name_different_settings
 from ttrace.judge.tensors.logical import Logical, Piece, measured
-from ttrace.judge.verdict import Cause, Verdict
+from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Shard, Trace
 
@@ -21,7 +21,7 @@ def not_updated(e: Evidence) -> Cause | None:
     if e.comparison.id.kind is not Kind.UPDATE or e.stats.aa == 0.0:
         return None
     if e.comparison.verdict is Verdict.FAIL and e.stats.bb == 0.0:
-        return Cause("not updated", "the optimizer left this parameter as it was")
+        return Cause(CauseName.NOT_UPDATED, "the optimizer left this parameter as it was")
     shards = [(piece, shard) for piece in e.candidate.pieces for shard in piece.summands[0]]
     stale = [shard for _, shard in shards if not bool(shard.stored().any())]
     rest = [pair for pair in shards if pair[1] not in stale]
@@ -32,7 +32,7 @@ def not_updated(e: Evidence) -> Cause | None:
         return None
     ranks = sorted({shard.coord.rank for shard in stale})
     return Cause(
-        "not updated",
+        CauseName.NOT_UPDATED,
         f"rank {', '.join(map(str, ranks))} left this parameter as it was: the update never arrived there",
         evidence=(f"the update of all other ranks is the reference's to {error:.1e}",),
     )
@@ -44,7 +44,9 @@ def other_settings(e: Evidence) -> Cause | None:
         return None
     name = e.comparison.id.name
     words = name_different_settings(e.reference_trace, e.candidate_trace, name)
-    return Cause("optimizer settings", f"the optimizer's settings differ for {name}: {words}") if words else None
+    return (
+        Cause(CauseName.OPTIMIZER_SETTINGS, f"the optimizer's settings differ for {name}: {words}") if words else None
+    )
 
 
 def updated_twice(e: Evidence) -> Cause | None:
@@ -55,14 +57,14 @@ def updated_twice(e: Evidence) -> Cause | None:
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
     if math.isclose(s.scale, 2.0, rel_tol=0.01) and rest <= min(NEAR * e.tolerance * 2, FAR):
         return Cause(
-            "updated twice",
+            CauseName.UPDATED_TWICE,
             f"the update is {s.scale:.4g} x the reference's, whose gradient is the same: updated twice",
             evidence=(f"without that factor the error is {rest:.1e}",),
         )
     error = _error_of_two_steps(e)
     if error <= min(NEAR * e.tolerance, FAR * s.error):
         return Cause(
-            "updated twice",
+            CauseName.UPDATED_TWICE,
             "the update is that of two steps of the reference: updated twice",
             evidence=(f"against the reference after the next step the error is {error:.1e}",),
         )
@@ -88,7 +90,9 @@ def other_count(e: Evidence) -> Cause | None:
     if ours is None or theirs is None or bool((ours.tensor() == theirs.tensor()).all()):
         return None
     steps = [f"{float(found.tensor().flatten()[0]):g}" for found in (theirs, ours)]
-    return Cause("step count", f"the optimizer believes that this is step {steps[0]}, and the reference's {steps[1]}")
+    return Cause(
+        CauseName.STEP_COUNT, f"the optimizer believes that this is step {steps[0]}, and the reference's {steps[1]}"
+    )
 
 
 def tied_copies(e: Evidence) -> Cause | None:
@@ -105,7 +109,7 @@ def tied_copies(e: Evidence) -> Cause | None:
         return None
     named = " and ".join(f"{copy} (rank {_ranks(shards)})" for copy, shards in copies.items())
     return Cause(
-        "tied copies",
+        CauseName.TIED_COPIES,
         f"tied copies of one weight diverged: {named}",
         evidence=(f"replicas differ by {e.comparison.replica_error:.1e}",),
     )

@@ -21,23 +21,11 @@ from ttrace.judge.causes.not_finite import not_finite
 from ttrace.judge.causes.uneven_weights import uneven_weights
 from ttrace.judge.tensors.logical import Logical, Piece, compared
 from ttrace.judge.tensors.rank_names import name_ranks
-from ttrace.judge.verdict import (
-    CONSTANT_FACTOR,
-    DOUBLE_REDUCTION,
-    SOME_RANKS,
-    UNEXPLAINED,
-    Cause,
-    Comparison,
-    Verdict,
-)
+from ttrace.judge.verdict import Cause, CauseName, Comparison, Verdict
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.trace.reader import Shard, Trace
 
-MISSING_ALL_REDUCE = "missing all-reduce"
-REPLICAS_DIFFER = "replicas differ"
-VAGUE = (UNEXPLAINED, REPLICAS_DIFFER)
-"""Causes that say less than any other would."""
 _TOO_OFTEN = ", as if summed once too often"
 _NAMED = {MICROBATCH_AXIS: "the number of microbatches"}
 
@@ -45,7 +33,7 @@ _NAMED = {MICROBATCH_AXIS: "the number of microbatches"}
 def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
     """Why this tensor probably is wrong."""
     if comparison.id.kind.is_recompute:
-        return Cause("recompute", "recomputation gives other values than the first forward did")
+        return Cause(CauseName.RECOMPUTE, "recomputation gives other values than the first forward did")
     evidence = Evidence.of(comparison, reference, candidate)
     if evidence is not None:
         for test in _TESTS:
@@ -53,14 +41,14 @@ def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
                 found = test(evidence)
                 if found is not None:
                     return found
-    return Cause(UNEXPLAINED, "no known pattern explains the difference")
+    return Cause(CauseName.UNEXPLAINED, "no known pattern explains the difference")
 
 
 def _zeros(e: Evidence) -> Cause | None:
     # Of replicas that differ only the first was measured.
     if e.stats.bb != 0.0 or e.stats.aa == 0.0 or e.comparison.verdict is not Verdict.FAIL:
         return None
-    return Cause("zeros", "the candidate is zero everywhere")
+    return Cause(CauseName.ZEROS, "the candidate is zero everywhere")
 
 
 def _missing_all_reduce(e: Evidence) -> Cause | None:
@@ -71,7 +59,7 @@ def _missing_all_reduce(e: Evidence) -> Cause | None:
         error = e.error_of(_summed_over(e, axis))
         if e.is_explained(error):
             return Cause(
-                MISSING_ALL_REDUCE,
+                CauseName.MISSING_ALL_REDUCE,
                 f"replicas differ and sum to the reference: missing all-reduce over {axis}",
                 axis,
                 (
@@ -92,7 +80,7 @@ def _missing_average(e: Evidence) -> Cause | None:
         error = e.error_of(_summed_over(e, axis), 1 / e.sizes[axis])
         if e.is_explained(error):
             return Cause(
-                "missing average",
+                CauseName.MISSING_AVERAGE,
                 f"replicas differ and average to the reference: missing gradient averaging over {axis}",
                 axis,
                 (f"their mean over {axis}={e.sizes[axis]} is the reference to {error:.1e}",),
@@ -114,7 +102,7 @@ def _wrong_group(e: Evidence) -> Cause | None:
             error = e.error_of(summed, 1 / size) if other != axis and size > 1 else math.inf
             if e.is_explained(error):
                 return Cause(
-                    "wrong group",
+                    CauseName.WRONG_GROUP,
                     f"summed over {other} instead of {axis}",
                     axis,
                     (f"the sum over {axis}={e.sizes[axis]} is {size} x the reference to {error:.1e}",),
@@ -135,7 +123,7 @@ def _missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
         rest = float((surplus - surplus.mean(0)).norm() / reference.norm())
         if e.is_explained(rest):
             return Cause(
-                MISSING_ALL_REDUCE,
+                CauseName.MISSING_ALL_REDUCE,
                 f"replicas differ and sum to the reference plus a bias of each: missing all-reduce over {axis}",
                 axis,
                 (f"but for one row, their sum over {axis}={e.sizes[axis]} is the reference to {rest:.1e}",),
@@ -150,15 +138,15 @@ def _gradient_norm(e: Evidence) -> Cause | None:
         return None
     if kind is Kind.CLIP and e.comparison.id.at(Kind.GRAD_NORM) in e.reference_trace.shards:
         words = f"gradients and their norm are right, but the clip factor is {ratio:.4g} x the reference's"
-        return Cause("clip factor", words)
+        return Cause(CauseName.CLIP_FACTOR, words)
     axis = _axis_left_out(e)
     if axis is not None:
         words = f"the gradients are right, but each rank has the norm of its own: not combined over {axis}"
-        return Cause("gradient norm", words, axis, (f"their squares over {axis} sum to the reference's",))
+        return Cause(CauseName.GRADIENT_NORM, words, axis, (f"their squares over {axis} sum to the reference's",))
     square = ratio**2 if kind is Kind.GRAD_NORM else ratio**-2
     axes, words = _explained(square, e.sizes)
     return Cause(
-        "gradient norm",
+        CauseName.GRADIENT_NORM,
         f"the gradients are right, but their norm is {ratio if kind is Kind.GRAD_NORM else 1 / ratio:.4g} x the "
         f"reference's{f'; its square is{words[1:]}' if words else ''}",
         axes[0] if len(axes) == 1 else None,
@@ -190,7 +178,7 @@ def _constant_factor(e: Evidence) -> Cause | None:
         return None  # one number is always a multiple of another
     is_summed_twice = s.scale > 1.0 and bool(axes) and MICROBATCH_AXIS not in axes
     return Cause(
-        DOUBLE_REDUCTION if is_summed_twice else CONSTANT_FACTOR,
+        CauseName.DOUBLE_REDUCTION if is_summed_twice else CauseName.CONSTANT_FACTOR,
         f"the candidate is {s.scale:.4g} x the reference{words}{_TOO_OFTEN if is_summed_twice else ''}",
         axes[0] if len(axes) == 1 else None,
         (f"without that factor the error is {rest:.1e}",),
@@ -209,7 +197,7 @@ def _some_ranks(e: Evidence) -> Cause | None:
     ranks = {rank for part in wrong for rank in part.ranks}
     everybody = {rank for part in e.comparison.parts for rank in part.ranks}
     return Cause(
-        SOME_RANKS,
+        CauseName.SOME_RANKS,
         f"only the shards of {name_ranks(ranks, everybody, e.mesh)} are wrong",
         evidence=tuple(f"rank {', '.join(map(str, part.ranks))}: error {part.error:.1e}" for part in wrong[:4]),
     )
@@ -220,7 +208,7 @@ def _replicas_differ(e: Evidence) -> Cause | None:
         return None
     axes = axes_of_conflict(e)
     return Cause(
-        REPLICAS_DIFFER,
+        CauseName.REPLICAS_DIFFER,
         f"replicas that must agree differ along {', '.join(axes) or 'no single axis'}",
         axes[0] if len(axes) == 1 else None,
         (f"replicas differ by {e.comparison.replica_error:.1e}", *_wrong_replicas(e)),

@@ -9,7 +9,7 @@ import torch
 
 from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
 from ttrace.judge.causes.index_names import name_holders, name_indices
-from ttrace.judge.verdict import Cause
+from ttrace.judge.verdict import Cause, CauseName
 
 _MEAN = ", as in a mean of means over parts of different sizes"
 _MOST_NAMED = 4
@@ -39,7 +39,7 @@ def uneven_weights(e: Evidence) -> Cause | None:
         if is_uneven and e.is_explained_error(rest):
             ending = _MEAN if _is_mean_of_means(pair[0].movedim(dim, 0), runs, e.tolerance) else ""
             return Cause(
-                "uneven weights",
+                CauseName.UNEVEN_WEIGHTS,
                 f"indices of dim {dim} do not count alike: {_name_runs(e, dim, runs)}{ending}",
                 evidence=(f"weighted so, the error is {rest:.1e}",),
             )

@@ -18,7 +18,7 @@ from ttrace.judge.causes.index_names import name_indices
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import Logical, Piece, measured
 from ttrace.judge.tolerance.estimate import unit
-from ttrace.judge.verdict import Cause, Verdict
+from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, is_inside, of_any_layer
 from ttrace.tensors.ranges import Ranges
 
@@ -40,7 +40,7 @@ def other_tensors(e: Evidence) -> Cause | None:
         error = measured(other, wrong, factor=e.factor)[0].error
         if error <= min(NEAR * e.tolerance, FAR * e.stats.error):
             return Cause(
-                "another's values",
+                CauseName.OTHERS_VALUES,
                 f"the candidate holds the reference's values of {words}",
                 evidence=(f"against {other_id} the error is {error:.1e}",),
             )
@@ -80,7 +80,7 @@ def other_message(e: Evidence) -> Cause | None:
         error = measured(other, e.wrong_pieces(), factor=factor)[0].error
         if error <= min(NEAR * e.tolerance, FAR * e.stats.error):
             return Cause(
-                "another's values",
+                CauseName.OTHERS_VALUES,
                 f"what arrived is {other_id} of the reference: a message that was meant for another layer",
                 evidence=(f"against it the error is {error:.1e}",),
             )
@@ -115,7 +115,7 @@ def moved(e: Evidence) -> Cause | None:
         if len(away) and e.is_explained_error(rest) and not _is_chance(e, source, away):
             lost = f"; zeros at {name_indices(e, dim, empty)}" if len(empty) else ""
             return Cause(
-                "moved",
+                CauseName.MOVED,
                 f"the right values in the wrong place along dim {dim}: {_movement(e, dim, source, away)}{lost}",
                 evidence=(f"put back, the error is {rest:.1e}",),
             )
@@ -172,7 +172,7 @@ def transposed(e: Evidence) -> Cause | None:
             rest = _relative(other, theirs)
             if other.shape == theirs.shape and e.is_explained_error(rest):
                 return Cause(
-                    "transposed",
+                    CauseName.TRANSPOSED,
                     f"the right values with dims {i} and {j} read in the wrong order: transposed or not contiguous",
                     evidence=(f"read the other way, the error is {rest:.1e}",),
                 )
@@ -196,7 +196,7 @@ def some_rows(e: Evidence) -> Cause | None:
         is_rest_right = rest <= min(e.tolerance, FAR * e.stats.error)
         if 0 < len(wrong) <= size // 3 and is_rest_right and not _is_whole_shards(e, dim, wrong):
             return Cause(
-                "some rows",
+                CauseName.SOME_ROWS,
                 f"only {_count(len(wrong), size, dim)} wrong: {name_indices(e, dim, wrong)}{_edge(e, dim, wrong)}",
                 evidence=(f"without {'it' if len(wrong) == 1 else 'them'} the error is {rest:.1e}",),
             )
@@ -242,7 +242,7 @@ def bias(e: Evidence) -> Cause | None:
     if len(surplus) < 2 or not e.is_explained_error(rest):
         return None
     return Cause(
-        "bias",
+        CauseName.BIAS,
         f"the candidate is the reference plus one row, the same everywhere{_multiple(e, row)}",
         evidence=(f"without that row the error is {rest:.1e}",),
     )
@@ -275,7 +275,7 @@ def weaker_dtype(e: Evidence) -> Cause | None:
             continue
         name = str(weak).removeprefix("torch.")
         return Cause(
-            "weaker dtype",
+            CauseName.WEAKER_DTYPE,
             f"the candidate {'holds' if e.comparison.id.kind is Kind.PARAM else 'computes in'} {name} where the "
             f"reference has {str(ours).removeprefix('torch.')}",
             evidence=(f"every value fits {name}, and the error is {e.stats.error / unit(weak):.1g} of its roundings",),
@@ -302,7 +302,7 @@ def partial_sum(e: Evidence) -> Cause | None:
         if errors and e.is_explained_error(max(errors)):
             axes = inner.pending
             return Cause(
-                "partial sum",
+                CauseName.PARTIAL_SUM,
                 f"a partial sum was passed on: each part is one rank's summand of {inner_id.site}, never summed over "
                 f"{', '.join(axes)}",
                 axes[0] if len(axes) == 1 else None,

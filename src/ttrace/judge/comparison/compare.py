@@ -9,32 +9,14 @@ from functools import cached_property
 
 from ttrace.judge.comparison.decisions import decided
 from ttrace.judge.comparison.own_rows import judge_own_rows
+from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import Logical, compared, measured
 from ttrace.judge.tolerance.estimate import is_zero, replica_tolerance
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.noise_dominated import NONE_LOST
 from ttrace.judge.tolerance.scale import mis_scaled
-from ttrace.judge.verdict import (
-    COMPILED,
-    LOST,
-    NO_LAYOUT,
-    NO_TWIN,
-    NOT_FINITE,
-    OWN_MICROBATCHES,
-    PASSED_BY,
-    STREAMED,
-    TOGETHER,
-    UNDECIDED,
-    UNPROVEN,
-    UNSTABLE,
-    UNTRACED,
-    ZERO,
-    Comparison,
-    Part,
-    Tolerance,
-    Verdict,
-)
+from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, TensorId, scores_slot
 from ttrace.trace.reader import Shard, Trace
@@ -71,23 +53,23 @@ class Comparer:
         ours = self.reference.shards.get(tensor_id)
         theirs = self.candidate.shards.get(tensor_id)
         if ours and not theirs and not tensor_id.kind.is_of_param and self.candidate.is_opaque(tensor_id.name):
-            return Comparison(tensor_id, Verdict.UNJUDGED, COMPILED)
+            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.COMPILED))
         if ours and not theirs and tensor_id.kind in self.candidate.untraced:
-            return Comparison(tensor_id, Verdict.UNJUDGED, UNTRACED)
+            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.UNTRACED_IN_CANDIDATE))
         if theirs and not ours and tensor_id.kind in self.reference.untraced:
-            return Comparison(tensor_id, Verdict.UNJUDGED, STREAMED)
+            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.UNTRACED_IN_REFERENCE))
         if theirs and self.reference.is_passed(tensor_id):
-            return Comparison(tensor_id, Verdict.UNJUDGED, PASSED_BY)
+            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.SKIPPED_BLOCK))
         if ours and not theirs and self._is_contribution_of_none(tensor_id):
-            return Comparison(tensor_id, Verdict.UNJUDGED, TOGETHER)
+            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_MICROBATCH_GRADIENTS))
         if not ours or not theirs:
             side = "candidate" if ours else "reference"
-            return Comparison(tensor_id, Verdict.MISSING, f"the {side} has no such tensor")
+            return Comparison(tensor_id, Verdict.MISSING, Why(Reason.NO_TENSOR, side=side))
         a = Logical.found(self.reference, tensor_id)
         if a is None:
-            return Comparison(tensor_id, Verdict.UNJUDGED, "the reference's layout is not known")
+            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_REFERENCE_LAYOUT))
         if tensor_id not in self.twins.tolerances:
-            return Comparison(tensor_id, Verdict.UNJUDGED, NO_TWIN)
+            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_TWIN))
         b = Logical.found(self.candidate, tensor_id, a.shape)
         if b is None:
             return Comparison(tensor_id, Verdict.UNJUDGED, _no_layout(theirs, a))
@@ -96,17 +78,17 @@ class Comparer:
             return Comparison(tensor_id, *misfit, layout=b.layout, by=b.by)
         return self._judged(tensor_id, a, b)
 
-    def _misfit(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, str] | None:
+    def _misfit(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, Why | None] | None:
         """Why the candidate's shards do not make up the reference's tensor, decided without looking at data."""
         for side, logical, trace in (("reference", a, self.reference), ("candidate", b, self.candidate)):
-            flaw = _flaw(logical, _num_summands(tensor_id, logical, trace))
+            flaw = _flaw(logical, _num_summands(tensor_id, logical, trace), side)
             if flaw is not None:
-                return flaw[0], f"in the {side} {flaw[1]}"
+                return flaw
         if a.shape != b.shape:
-            return Verdict.UNJUDGED, f"the candidate's shape {b.shape} is not the reference's {a.shape}"
+            return Verdict.UNJUDGED, Why(Reason.OTHER_SHAPE, shapes=(a.shape, b.shape))
         absent = self._absent(tensor_id, b)
         if absent:
-            return Verdict.MISSING, f"rank {absent[0]} owns the module but has no such tensor"
+            return Verdict.MISSING, Why(Reason.ABSENT_ON_RANK, count=absent[0])
         return None
 
     def _recomputed(self, tensor_id: TensorId) -> Comparison:
@@ -118,21 +100,21 @@ class Comparer:
         for again in self.candidate.shards[tensor_id]:
             before = first.get((again.coord.rank, again.record.microbatch))
             if before is None or tolerance is None or before.record.shape != again.record.shape:
-                return Comparison(tensor_id, Verdict.MISSING, "there is no first forward to hold this against")
+                return Comparison(tensor_id, Verdict.MISSING, Why(Reason.NO_FIRST_FORWARD))
             found = compared(before.stored(), again.stored())
             parts.append(Part((again.coord.rank,), found.error))
             total = total + found
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
-        return Comparison(tensor_id, verdict, "", total, tolerance, tuple(parts), by=_FIRST_FORWARD)
+        return Comparison(tensor_id, verdict, None, total, tolerance, tuple(parts), by=_FIRST_FORWARD)
 
-    def _decided(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, str]:
+    def _decided(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, Why | None]:
         """A choice that differs: innocent where rounding may have turned the scores."""
         reasons = tensor_id.at(Kind.DECISION, slot=scores_slot(tensor_id.site.slot))
         scores = Logical.found(self.reference, reasons)
         if scores is not None and reasons not in self.twins.tolerances:
-            return Verdict.UNJUDGED, NO_TWIN
+            return Verdict.UNJUDGED, Why(Reason.NO_TWIN)
         if scores is None:  # these are scores themselves
-            return Verdict.FAIL, ""
+            return Verdict.FAIL, None
         return decided(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)
 
     def _is_contribution_of_none(self, tensor_id: TensorId) -> bool:
@@ -190,17 +172,18 @@ class Comparer:
             lost = self.twins.lost(tensor_id)
             total, parts = measured(a, b, factor=factor, lost=lost) if lost else (total, parts)
         replica_error, allowed = self._worst_replicas(tensor_id, b, tolerance)
-        verdict, reason = _verdict(tensor_id, total, (replica_error, allowed), tolerance)
+        verdict, why = _verdict(tensor_id, total, (replica_error, allowed), tolerance)
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
-            verdict, reason = self._decided(tensor_id, a, b)
+            verdict, why = self._decided(tensor_id, a, b)
         if verdict.is_wrong and self._is_of_some_microbatches(tensor_id, b):
-            return Comparison(tensor_id, Verdict.UNJUDGED, OWN_MICROBATCHES, layout=b.layout, by=b.by)
+            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.OWN_MICROBATCHES), layout=b.layout, by=b.by)
         if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
-            verdict, reason = Verdict.UNJUDGED, LOST if tolerance.is_proven_zero else UNDECIDED
+            verdict = Verdict.UNJUDGED
+            why = Why(Reason.LOST_UPDATE if tolerance.is_proven_zero else Reason.UNPROVEN_UPDATE)
         comparison = Comparison(
             tensor_id,
             verdict,
-            reason,
+            why,
             total,
             tolerance,
             tuple(Part(piece.ranks, tolerance.error(part)) for piece, part in parts),
@@ -238,37 +221,38 @@ def _num_summands(tensor_id: TensorId, logical: Logical, trace: Trace) -> int:
     return len({tuple(coord.get(axis, 0) for axis in logical.pending) for coord in owners})
 
 
-def _flaw(logical: Logical, num_summands: int) -> tuple[Verdict, str] | None:
+def _flaw(logical: Logical, num_summands: int, side: str) -> tuple[Verdict, Why | None] | None:
     """Why shards make up no tensor at all."""
     if len(shapes := logical.shapes()) > 1:
-        return Verdict.UNJUDGED, f"the ranks speak of different shapes: {', '.join(map(str, sorted(shapes)))}"
+        return Verdict.UNJUDGED, Why(Reason.DIFFERENT_SHAPES, side, shapes=tuple(sorted(shapes)))
     cover = logical.coverage()
     if cover.num_gap:
-        return Verdict.GAP, f"nobody holds {cover.num_gap} elements, the first at {cover.first_gap}"
+        return Verdict.GAP, Why(Reason.GAP, side, count=cover.num_gap, index=cover.first_gap or ())
     if cover.num_overlap:
-        return Verdict.UNJUDGED, f"different shards hold the same {cover.num_overlap} elements"
+        return Verdict.UNJUDGED, Why(Reason.OVERLAP, side, count=cover.num_overlap)
     if any(len(piece.summands) != num_summands for piece in logical.pieces):
-        return Verdict.GAP, f"a summand over {', '.join(logical.pending)} is missing"
+        return Verdict.GAP, Why(Reason.MISSING_SUMMAND, side, names=logical.pending)
     return None
 
 
 def _verdict(
     tensor_id: TensorId, total: Stats, replicas: tuple[float, float], tolerance: Tolerance
-) -> tuple[Verdict, str]:
+) -> tuple[Verdict, Why | None]:
     """`replicas` is how far apart they are, and how far they may be."""
     if _is_erratic(total, tolerance):
-        return Verdict.UNJUDGED, NOT_FINITE
+        return Verdict.UNJUDGED, Why(Reason.REFERENCE_NOT_FINITE)
     if not total.finite_b:
-        return Verdict.FAIL, "the candidate is not finite"
+        return Verdict.FAIL, Why(Reason.NOT_FINITE)
     if is_zero((tolerance.twin_error,)):
         # Gradients may well be zero but for rounding; activations like that come from an unstable reference.
         is_forward = not (tensor_id.kind.is_backward or tensor_id.kind.is_of_param)
-        return Verdict.UNJUDGED, UNSTABLE if is_forward else ZERO if tolerance.is_proven_zero else UNPROVEN
+        gradient = Reason.ZERO if tolerance.is_proven_zero else Reason.UNPROVEN_ZERO
+        return Verdict.UNJUDGED, Why(Reason.UNSTABLE if is_forward else gradient)
     is_off = tolerance.error(total) > tolerance.value
     # Of replicas that are wrong alike but for a little, being wrong is the story.
     if replicas[0] > (max(replicas[1], tolerance.value) if is_off else replicas[1]):
-        return Verdict.CONFLICT, f"replicas differ by {replicas[0]:.1e}"
-    return (Verdict.FAIL if is_off else Verdict.PASS), ""
+        return Verdict.CONFLICT, Why(Reason.REPLICAS_DIFFER, value=replicas[0])
+    return (Verdict.FAIL if is_off else Verdict.PASS), None
 
 
 def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
@@ -281,6 +265,6 @@ def _is_of_integers(logical: Logical) -> bool:
     return not logical.dtype.is_floating_point and not logical.num_buckets
 
 
-def _no_layout(shards: list[Shard], a: Logical) -> str:
+def _no_layout(shards: list[Shard], a: Logical) -> Why:
     held = sorted({shard.record.shape for shard in shards})
-    return f"{NO_LAYOUT}: the ranks hold {', '.join(map(str, held))} of {a.shape}; add a rule for this site"
+    return Why(Reason.NO_LAYOUT, shapes=(a.shape, *held))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Verdict
 
 
-def decided(ours: torch.Tensor, theirs: torch.Tensor, scores: torch.Tensor, tolerance: float) -> tuple[Verdict, str]:
+def decided(
+    ours: torch.Tensor, theirs: torch.Tensor, scores: torch.Tensor, tolerance: float
+) -> tuple[Verdict, Why | None]:
     """Two choices along the last dim of the reference's scores, whose relative error may be `tolerance`.
 
     Choices are sets: the order in which equals are named means nothing. What a differing choice gives away, measured by
@@ -17,7 +20,7 @@ def decided(ours: torch.Tensor, theirs: torch.Tensor, scores: torch.Tensor, tole
         ours, theirs = ours[..., None], theirs[..., None]
     differs = (ours.sort(-1).values != theirs.sort(-1).values).any(-1)
     if not bool(differs.any()):
-        return Verdict.PASS, ""
+        return Verdict.PASS, None
     exact = scores.to(torch.float64)
     given_away = (exact.gather(-1, ours).sum(-1) - exact.gather(-1, theirs).sum(-1)).abs()[differs]
     finite = exact[exact.isfinite()]
@@ -25,8 +28,5 @@ def decided(ours: torch.Tensor, theirs: torch.Tensor, scores: torch.Tensor, tole
     count, total = int(differs.sum()), differs.numel()
     worst = float(given_away.max())
     if worst <= allowed:
-        return Verdict.PASS, f"{count} of {total} choices differ, all within rounding of a tie"
-    return (
-        Verdict.FAIL,
-        f"{count} of {total} choices differ, by up to {worst:.1e} in score; rounding explains {allowed:.1e}",
-    )
+        return Verdict.PASS, Why(Reason.CHOICES_TIED, count=count, total=total)
+    return Verdict.FAIL, Why(Reason.CHOICES_DIFFER, count=count, total=total, value=worst, limit=allowed)

@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.logical import Logical, Piece, compared, measured
-from ttrace.judge.verdict import OWN_ROWS, Comparison, Part, Tolerance, Verdict
+from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Shard, Trace
@@ -36,7 +37,7 @@ def judge_own_rows(comparison: Comparison, a: Logical, b: Logical, candidate: Tr
             return replace(
                 comparison,
                 verdict=Verdict.PASS,
-                reason="",
+                why=None,
                 stats=total,
                 parts=tuple(Part(piece.ranks, tolerance.error(part)) for piece, part in parts),
                 replica_error=0.0,
@@ -45,7 +46,7 @@ def judge_own_rows(comparison: Comparison, a: Logical, b: Logical, candidate: Tr
     # Where some ranks are right, all of them should be: that is no value of own rows.
     errors = [tolerance.error(measured(a, part)[0]) for part in _split_summands(grouped)]
     is_own = all(error > tolerance.value for error in errors)
-    return replace(comparison, verdict=Verdict.UNJUDGED, reason=OWN_ROWS) if is_own else comparison
+    return replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.OWN_ROWS)) if is_own else comparison
 
 
 def _group_by_rows(piece: Piece, axes: Sequence[str], tolerance: Tolerance) -> Piece | None:

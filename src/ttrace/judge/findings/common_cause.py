@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ttrace.judge.causes.evidence import NEAR
-from ttrace.judge.verdict import FACTORS, UNEXPLAINED, Comparison, Finding, Verdict
+from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Finding, Verdict
 from ttrace.tensors.ids import Kind, TensorId
 
 _GRADIENTS = (Kind.PARAM_GRAD, Kind.MAIN_GRAD)
@@ -30,7 +30,7 @@ def merge_gradients(findings: Sequence[Finding], comparisons: Sequence[Compariso
         return tuple(findings)
     count = len({c.id.name for c in wrong})
     words = f"in all {count} parameter gradients {first.cause.sentence}"
-    if first.cause.name == UNEXPLAINED:
+    if first.cause.name is CauseName.UNEXPLAINED:
         words = f"all {count} parameter gradients are wrong, and {first.cause.sentence}"
     evidence = (*first.cause.evidence, _WHERE)
     covers = frozenset(c.id for c in wrong if c.id != first.comparison.id)

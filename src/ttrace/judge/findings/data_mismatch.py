@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ttrace.judge.verdict import OTHER_DATA, Comparison, Verdict
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
 
@@ -29,7 +31,7 @@ def excuse_data(comparison: Comparison) -> Comparison:
     is_start = comparison.id.kind in (Kind.PARAM, Kind.BUFFER) and comparison.id.step == 0
     if is_start or is_from_outside(comparison) or not comparison.verdict.is_wrong:
         return comparison
-    return replace(comparison, verdict=Verdict.UNJUDGED, reason=OTHER_DATA)
+    return replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.OTHER_DATA))
 
 
 def is_from_outside(comparison: Comparison) -> bool:
@@ -91,8 +93,8 @@ def _explain_other_data(comparison: Comparison) -> str:
         )
     if comparison.spoils:
         return (
-            f"{comparison.id}: it is not known whether both sides were fed the same data: {comparison.reason}. Nothing "
-            "that depends on it was judged. Pass the same tensors through session.batch(...) on both sides."
+            f"{comparison.id}: it is not known whether both sides were fed the same data: {describe(comparison.why)}. "
+            "Nothing that depends on it was judged. Pass the same tensors through session.batch(...) on both sides."
         )
     return ""
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum, auto
 
-from ttrace.judge.verdict import PASSED_BY, Finding, Judgement, Verdict
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import Finding, Judgement, Verdict
 from ttrace.tensors.ids import Kind
 
 
@@ -71,6 +73,7 @@ def _wrong_calls(isolated: Judgement) -> dict[str, str]:
 def _notes(isolated: Judgement) -> list[str]:
     unjudged = sum(comparison.spoils for comparison in isolated.comparisons)
     words = [f"{unjudged} tensors of the isolated run could not be judged"] if unjudged else []
-    passed = sum(comparison.reason == PASSED_BY for comparison in isolated.comparisons)
-    words += [f"{passed} tensors were not judged in isolation: {PASSED_BY}"] if passed else []
+    passed = sum(comparison.reason is Reason.SKIPPED_BLOCK for comparison in isolated.comparisons)
+    why = describe(Why(Reason.SKIPPED_BLOCK))
+    words += [f"{passed} tensors were not judged in isolation: {why}"] if passed else []
     return [*words, *(f"isolated: {problem}" for problem in isolated.problems)]

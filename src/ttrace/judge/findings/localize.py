@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ttrace.judge.causes.reductions import VAGUE, cause
-from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
+from ttrace.judge.causes.reductions import cause
+from ttrace.judge.verdict import VAGUE, Cause, CauseName, Comparison, Finding, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
 
@@ -85,7 +85,7 @@ def _cause(
     found = cause(start, reference, candidate)
     if found.name not in VAGUE:
         return found
-    skipped = _skipped(module, comparisons, candidate) if found.name == UNEXPLAINED else None
+    skipped = _skipped(module, comparisons, candidate) if found.name is CauseName.UNEXPLAINED else None
     if start.id.kind is Kind.LOSS:
         return skipped or _gradient_of(start, comparisons, reference, candidate) or found
     return skipped or _handed_over(start, module, comparisons, reference, candidate) or found
@@ -134,7 +134,7 @@ def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -
     if not outermost:
         return None
     named = ", ".join(outermost[:4]) + (f" and {len(outermost) - 4} more" if len(outermost) > 4 else "")
-    return Cause("skipped", f"the candidate never runs {named}")
+    return Cause(CauseName.SKIPPED, f"the candidate never runs {named}")
 
 
 def _replaced(reference: Trace) -> frozenset[TensorId]:

@@ -11,9 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ttrace.judge.causes.reductions import MISSING_ALL_REDUCE, cause
+from ttrace.judge.causes.reductions import cause
+from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.factor import is_before_reduction
-from ttrace.judge.verdict import PARTIAL_CALL, REDUCED_LATER, UNEXPLAINED, Comparison, Finding, Verdict
+from ttrace.judge.verdict import CauseName, Comparison, Finding, Verdict
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
@@ -45,8 +46,8 @@ def excuse_partial_calls(comparisons: Sequence[Comparison], reference: Trace, ca
         own = comparison.id
         if own.kind is Kind.CALL and comparison.verdict is Verdict.CONFLICT:
             is_summed_later = any((t.step, t.microbatch, t.name, t.call) == _call_of(own) for t in agreeing)
-            if is_summed_later or cause(comparison, reference, candidate).name == MISSING_ALL_REDUCE:
-                comparison = replace(comparison, verdict=Verdict.UNJUDGED, reason=PARTIAL_CALL)
+            if is_summed_later or cause(comparison, reference, candidate).name is CauseName.MISSING_ALL_REDUCE:
+                comparison = replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.PARTIAL_CALL))
         result.append(comparison)
     return result
 
@@ -100,7 +101,7 @@ def unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candidate: 
 
 def doubted(finding: Finding, comparisons: Sequence[Comparison]) -> Finding:
     """A finding that nothing explains, with what the module's parameters were taken for: they may be cut otherwise."""
-    if finding.cause.name != UNEXPLAINED:
+    if finding.cause.name is not CauseName.UNEXPLAINED:
         return finding
     cuts = {
         comparison.id.name: comparison.layout
@@ -141,17 +142,14 @@ def _is_final_reduced(tensor_id: TensorId, alike: set[TensorId]) -> bool:
 
 
 def _as_reduced_later(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
-    if cause(comparison, reference, candidate).name != MISSING_ALL_REDUCE:
+    if cause(comparison, reference, candidate).name is not CauseName.MISSING_ALL_REDUCE:
         return comparison
-    return replace(comparison, verdict=Verdict.UNJUDGED, reason=REDUCED_LATER)
+    return replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.REDUCED_LATER))
 
 
 def _as_pending_sum(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
     found = cause(comparison, reference, candidate)
-    if found.name != MISSING_ALL_REDUCE:
+    if found.name is not CauseName.MISSING_ALL_REDUCE:
         return comparison
-    reason = (
-        f"its replicas sum to the reference over {found.axis}, and the module around it is right: a pending sum that "
-        f'nobody stated. If it is meant, add the rule "{comparison.id.site}": "... +{found.axis}"'
-    )
-    return replace(comparison, verdict=Verdict.UNJUDGED, reason=reason, suggestion=f"... +{found.axis}")
+    why = Why(Reason.UNSTATED_SUM, names=(str(comparison.id.site), str(found.axis)))
+    return replace(comparison, verdict=Verdict.UNJUDGED, why=why, suggestion=f"... +{found.axis}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ttrace.judge.verdict import UNEXPLAINED, Cause, Comparison, Finding, Verdict
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Verdict
 from ttrace.tensors.ids import is_inside
 from ttrace.trace.reader import Trace
-
-_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,12 @@ class Absence:
     num_tensors: int
 
     @property
-    def reason(self) -> str:
-        """In words, for each of the tensors."""
-        more = f" and {len(self.names) - _MOST_NAMED} more" if len(self.names) > _MOST_NAMED else ""
-        return f"the {self.side} has no {', '.join(self.names[:_MOST_NAMED])}{more}"
+    def why(self) -> Why:
+        """The reason of each of the tensors."""
+        return Why(Reason.NO_MODULE, self.side, self.names)
 
     def __str__(self) -> str:
-        return f"{self.reason}: {self.num_tensors} tensors missing"
+        return f"{describe(self.why)}: {self.num_tensors} tensors missing"
 
 
 def absences(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Absence]:
@@ -44,7 +43,7 @@ def absences(comparisons: Sequence[Comparison], reference: Trace, candidate: Tra
 
 def with_reasons(comparisons: Sequence[Comparison], found: Sequence[Absence]) -> list[Comparison]:
     """Each missing tensor with the absence that it is part of as its reason."""
-    return [replace(c, reason=absence.reason) if (absence := _of(c, found)) else c for c in comparisons]
+    return [replace(c, why=absence.why) if (absence := _of(c, found)) else c for c in comparisons]
 
 
 def explained(findings: tuple[Finding, ...], found: Sequence[Absence]) -> tuple[Finding, ...]:
@@ -54,8 +53,10 @@ def explained(findings: tuple[Finding, ...], found: Sequence[Absence]) -> tuple[
 
 def _explained(finding: Finding, found: Sequence[Absence]) -> Finding:
     for absence in found:
-        if finding.cause.name == UNEXPLAINED and any(is_inside(name, finding.module) for name in absence.names):
-            return replace(finding, cause=Cause("missing modules", str(absence)))
+        if finding.cause.name is CauseName.UNEXPLAINED and any(
+            is_inside(name, finding.module) for name in absence.names
+        ):
+            return replace(finding, cause=Cause(CauseName.MISSING_MODULES, str(absence)))
     return finding
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ttrace.judge.verdict import SOME_RANKS, UNEXPLAINED, Cause, Comparison, Finding, Verdict
+from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Verdict
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
@@ -58,8 +58,8 @@ def add_microbatches(finding: Finding, comparisons: Sequence[Comparison], candid
     words = f"only {which} {verb} wrong: {'those' if len(wrong) > 1 else 'that'} of {who}"
     if len(wrong) > _MOST_NAMED:
         words = f"only the {len(wrong)} microbatches of {who} are wrong"
-    if finding.cause.name == UNEXPLAINED:
-        return replace(finding, cause=Cause(SOME_RANKS, words, axis, finding.cause.evidence))
+    if finding.cause.name is CauseName.UNEXPLAINED:
+        return replace(finding, cause=Cause(CauseName.SOME_RANKS, words, axis, finding.cause.evidence))
     return _add_evidence(finding, words)
 
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.sentences import describe
 from ttrace.judge.tolerance.estimate import TINY, is_zero, unit
-from ttrace.judge.verdict import Cause, Comparison, Finding, Tolerance, Verdict
+from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Tolerance, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId, of_any_layer
 from ttrace.values.stats import Stats
 
@@ -32,8 +34,6 @@ POWER = 0.25
 """Noise falls with the number of elements, but slower than with its root: their errors are not independent."""
 MANY = 8
 """How many tensors of a kind it takes to speak together."""
-MIS_SCALED = "mis-scaled"
-_ENDING = "its error does not show it"
 
 TwinStats = Mapping[TensorId, Sequence[Stats]]
 
@@ -67,14 +67,14 @@ def mis_scaled(comparison: Comparison) -> Comparison:
     tolerance = comparison.tolerance
     if comparison.verdict is not Verdict.PASS or tolerance is None or comparison.scale_error <= tolerance.scale:
         return comparison
-    return replace(comparison, verdict=Verdict.FAIL, reason=_sentence(comparison))
+    return replace(comparison, verdict=Verdict.FAIL, why=_measure_scale(comparison, tolerance))
 
 
 def named(finding: Finding) -> Finding:
     """The finding with its cause, if the scale alone showed it: patterns of the elements are lost in rounding there."""
     if not _is_by_scale(finding.comparison):
         return finding
-    return replace(finding, cause=Cause(MIS_SCALED, finding.comparison.reason))
+    return replace(finding, cause=Cause(CauseName.MIS_SCALED, describe(finding.comparison.why)))
 
 
 def together(comparisons: Sequence[Comparison], twins: TwinStats, *, margin: float = MARGIN) -> tuple[Finding, ...]:
@@ -91,7 +91,11 @@ def together(comparisons: Sequence[Comparison], twins: TwinStats, *, margin: flo
     first, rest = departed[0], [str(pool) for pool in departed[1:]]
     alone = f"only {len(wrong)} show it alone" if wrong else "below rounding noise one by one"
     sentence = f"{first}: {alone}, {abs(first.mean) / first.noise:.0f} sigma together"
-    return (Finding(first.comparisons[0], ROOT, "", Cause(MIS_SCALED, sentence, evidence=tuple(rest)), num_after=0),)
+    return (
+        Finding(
+            first.comparisons[0], ROOT, "", Cause(CauseName.MIS_SCALED, sentence, evidence=tuple(rest)), num_after=0
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ def _is_known(comparison: Comparison) -> bool:
 
 def _is_by_scale(comparison: Comparison) -> bool:
     """Whether only its scale shows that a tensor is wrong."""
-    return comparison.verdict is Verdict.FAIL and comparison.reason.endswith(_ENDING)
+    return comparison.verdict is Verdict.FAIL and comparison.reason is Reason.MIS_SCALED
 
 
 def _least(floor: float) -> float:
@@ -228,12 +232,8 @@ def _is_judged(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats]
     return tensor_id.kind in _WORDS and tolerance.floor > 0.0 and is_right and bool(twins) and twins[0].count >= TINY
 
 
-def _sentence(comparison: Comparison) -> str:
-    assert comparison.tolerance is not None
-    return (
-        f"the candidate is {comparison.stats.scale:.5g} x the reference, rounding explains a factor within "
-        f"{comparison.tolerance.scale:.1e} of 1; {_ENDING}"
-    )
+def _measure_scale(comparison: Comparison, tolerance: Tolerance) -> Why:
+    return Why(Reason.MIS_SCALED, value=comparison.stats.scale, limit=tolerance.scale)
 
 
 def _rms(values: Iterable[float]) -> float:

@@ -22,7 +22,8 @@ def errors(findings: Sequence[Finding], root: Path) -> Iterator[str]:
     for first, *others in alike(findings)[:_MOST_ANNOTATIONS]:
         site, rest = headline(first, first=first is findings[0])
         text = "\n".join([f"{site} {rest}", *(f"{label} {fact}".strip() for label, fact in facts(first, others))])
-        yield f"::error {_place(first.source, root)}title={_property(f'ttrace: {first.cause.name}')}::{_data(text)}"
+        title = _property(f"ttrace: {first.cause.name.value}")
+        yield f"::error {_place(first.source, root)}title={title}::{_data(text)}"
 
 
 def summary(judgement: Judgement, title: str) -> str:

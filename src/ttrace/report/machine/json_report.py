@@ -6,12 +6,14 @@ docs/reference/report.schema.json is made from its types, which tests/report/mac
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic reads the standard library's only from Python 3.12 on
 
-from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.judge.reason import Reason
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import CauseName, Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.report.layout_source import describe_provenance
 
 SCHEMA = 1
@@ -28,7 +30,7 @@ class FindingReport(TypedDict):
     kind: str
     source: str
     """File and line of the module's class; empty if it is not known."""
-    cause: str
+    cause: Annotated[str, Field(json_schema_extra={"enum": [name.value for name in CauseName]})]
     """One of a closed set of names, see docs/reference/commands.md."""
     sentence: str
     axis: str | None
@@ -50,6 +52,8 @@ class TensorReport(TypedDict):
     id: str
     verdict: Verdict
     reason: str
+    reason_name: Annotated[str, Field(json_schema_extra={"enum": ["", *(reason.value for reason in Reason)]})]
+    """The reason without its numbers: one of a closed set of names; empty where there is none."""
     error: float | None
     scale: float | None
     tolerance: float | None
@@ -121,7 +125,7 @@ def _finding(finding: Finding) -> FindingReport:
         "module": finding.module,
         "kind": finding.comparison.id.kind.value,
         "source": finding.source,
-        "cause": finding.cause.name,
+        "cause": finding.cause.name.value,
         "sentence": finding.cause.sentence,
         "axis": finding.cause.axis,
         "evidence": list(finding.cause.evidence),
@@ -138,7 +142,8 @@ def _comparison(comparison: Comparison) -> TensorReport:
     return {
         "id": str(comparison.id),
         "verdict": comparison.verdict,
-        "reason": comparison.reason,
+        "reason": describe(comparison.why),
+        "reason_name": comparison.reason.value if comparison.reason else "",
         "error": _number(comparison.error),
         "scale": _number(comparison.stats.scale),
         "tolerance": _number(tolerance.value) if tolerance else None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from ttrace.judge.verdict import NO_LAYOUT, Comparison, Judgement
+from ttrace.judge.reason import Reason
+from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.pattern import matches
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Site
@@ -48,7 +49,7 @@ def _kinds(judgement: Judgement) -> tuple[list[Comparison], ...]:
     comparisons = judgement.comparisons
     inferred = [c for c in comparisons if c.by == INFERRED and c.layout and not c.suggestion]
     pending = [c for c in comparisons if c.suggestion]
-    unknown = [c for c in comparisons if c.reason.startswith(NO_LAYOUT)]
+    unknown = [c for c in comparisons if c.reason is Reason.NO_LAYOUT]
     # One rule speaks of all microbatches of a site, and of all kinds of a parameter: one that is wrong is enough.
     wrong = {_exact(c.id.site) for c in inferred if c.verdict.is_wrong}
     decided_elsewhere = {_exact(c.id.site) for c in (*pending, *unknown)}

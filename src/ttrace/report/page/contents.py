@@ -18,6 +18,7 @@ from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.reductions import axes_of_conflict
 from ttrace.judge.notes.blind_spots import without_power
 from ttrace.judge.selftest import Power
+from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, alike, facts, has_only_problems, headline
 from ttrace.report.layout_source import describe_provenance
@@ -139,7 +140,7 @@ def _tensors(comparisons: Sequence[Comparison], depth: Depth) -> dict[str, Any]:
         "slot": columns.words(i.site.slot for i in ids),
         "verdict": columns.words(c.verdict.value for c in comparisons),
         "spoils": columns.integers(int(c.spoils) for c in comparisons),
-        "reason": columns.words(c.reason for c in comparisons),
+        "reason": columns.words(describe(c.why) for c in comparisons),
         "layout": columns.words(c.layout for c in comparisons),
         "by": columns.words(describe_provenance(c.by) for c in comparisons),
         # What was not measured has no error; Stats would say 0.
@@ -208,7 +209,7 @@ def _coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     reasons: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         if comparison.verdict is not Verdict.PASS and not comparison.verdict.is_wrong:
-            reasons.setdefault(comparison.reason, []).append(comparison)
+            reasons.setdefault(describe(comparison.why), []).append(comparison)
     return {
         "kinds": [[kind.value, *(counts[v] for v in Verdict)] for kind, counts in kinds.items() if counts],
         "verdicts": [verdict.value for verdict in Verdict],

@@ -11,6 +11,8 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from ttrace.judge.reason import Reason
+from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, alike, facts, has_only_problems, headline
 from ttrace.report.terminal.branches import branches
@@ -126,11 +128,10 @@ def _unjudged(judgement: Judgement) -> list[RenderableType]:
     lines += [Text.assemble(("? ", "bold yellow"), problem) for problem in judgement.problems[:_MOST_SHOWN]]
     if len(judgement.problems) > _MOST_SHOWN:
         lines.append(Text(f"... and {len(judgement.problems) - _MOST_SHOWN} further problems", "dim"))
-    # What a problem tells of many together is not told of each.
-    told = {problem.rpartition(":")[0] for problem in judgement.problems if ":" in problem}
-    spoilt = [comparison for comparison in judgement.comparisons if comparison.spoils and comparison.reason not in told]
+    # One problem speaks of all tensors of a missing module.
+    spoilt = [c for c in judgement.comparisons if c.spoils and c.reason is not Reason.NO_MODULE]
     lines += [
-        Text.assemble(("? ", "bold yellow"), f"{comparison.id} is {comparison.verdict}: {comparison.reason}")
+        Text.assemble(("? ", "bold yellow"), f"{comparison.id} is {comparison.verdict}: {describe(comparison.why)}")
         for comparison in spoilt[:_MOST_SHOWN]
     ]
     if len(spoilt) > _MOST_SHOWN:

@@ -54,6 +54,8 @@ def plain(value: Any) -> Any:
     """A result as JSON has it: a dataclass is the list of its fields."""
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, torch.dtype):
         return DTYPE_NAMES[value]
     if is_dataclass(value):
