@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.traces import Case, drawn
 from ttrace.judge.verdict import Finding
-from ttrace.report.facts import facts, headline
+from ttrace.report.facts import list_facts, make_headline
 
 
 def finding_of(folder: Path, *, factor: float | None = None) -> Finding:
@@ -23,16 +23,16 @@ def finding_of(folder: Path, *, factor: float | None = None) -> Finding:
 @pytest.mark.parametrize(("alone", "words"), [(True, "wrong by itself too"), (False, "wrong too"), (None, "wrong too")])
 def test_only_what_isolation_showed_is_wrong_by_itself(tmp_path: Path, alone: bool | None, words: str) -> None:
     finding = replace(finding_of(tmp_path), alone=alone)
-    assert headline(finding, first=False)[1] == f"is {words}  (step 0, microbatch 0)"
+    assert make_headline(finding, first=False)[1] == f"is {words}  (step 0, microbatch 0)"
 
 
 def test_without_isolation_nothing_is_said_of_it(tmp_path: Path) -> None:
-    assert "isolated" not in dict(facts(finding_of(tmp_path), []))
+    assert "isolated" not in dict(list_facts(finding_of(tmp_path), []))
 
 
 def test_a_constant_factor_does_not_take_real_values(tmp_path: Path) -> None:
     factor = replace(finding_of(tmp_path / "a", factor=2.0), alone=False)
     words = "right on generated inputs and gradients: the factor comes from outside this module"
-    assert dict(facts(factor, []))["isolated"] == words
+    assert dict(list_facts(factor, []))["isolated"] == words
     other = replace(finding_of(tmp_path / "b"), alone=False)
-    assert dict(facts(other, []))["isolated"].endswith("it takes the real ones to go wrong")
+    assert dict(list_facts(other, []))["isolated"].endswith("it takes the real ones to go wrong")

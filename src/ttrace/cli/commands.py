@@ -231,7 +231,7 @@ def trace(
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
     Stage(tuple(command), settings).run(timeout=timeout)
-    summary = listing.summary(settings.written)
+    summary = listing.summarize(settings.written)
     if json_output:
         typer.echo(json.dumps(summary))
         return
@@ -323,7 +323,7 @@ def show(
     json_output: options.Json = False,
 ) -> None:
     """List what was recorded, or everything known of one tensor: shards, regions, layouts, who decided them."""
-    rows = listing.rows(folder, tensor)
+    rows = listing.list_rows(folder, tensor)
     if json_output:
         typer.echo(json.dumps(rows))
     else:
@@ -340,7 +340,7 @@ def diff(
     Run(folder).check_complete()
     run = Run(folder).seen
     reference, candidate = Trace(run.reference), Trace(run.candidate)
-    found = difference(reference, candidate, listing.named_id((reference, candidate), tensor))
+    found = difference(reference, candidate, listing.find_id((reference, candidate), tensor))
     if json_output:
         typer.echo(json.dumps(difference_report.as_json(found)))
     else:
@@ -383,11 +383,11 @@ def lint(
 ) -> None:
     """List the sites whose layout nobody stated, and what it seems to be."""
     judgement = Run(folder).judged(Strictness(margin))
-    rows = suggest.unstated(judgement)
+    rows = suggest.find_unstated(judgement)
     if json_output:
-        typer.echo(json.dumps({"sites": rows, "rules": suggest.suggested(judgement)} if suggest_rules else rows))
+        typer.echo(json.dumps({"sites": rows, "rules": suggest.suggest_rules(judgement)} if suggest_rules else rows))
     elif suggest_rules:
-        typer.echo(suggest.suggested(judgement), nl=False)
+        typer.echo(suggest.suggest_rules(judgement), nl=False)
     else:
         for row in rows:
             layout = f' "{row["layout"]}"' if row["layout"] else ""

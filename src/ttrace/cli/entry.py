@@ -70,7 +70,7 @@ def _refuse(message: str) -> int:
         if "--json" in sys.argv:
             from ttrace.report.machine import json_report
 
-            sys.stdout.write(json.dumps(json_report.failure(message)) + "\n")
+            sys.stdout.write(json.dumps(json_report.make_failure(message)) + "\n")
             sys.stdout.flush()
         Console(stderr=True).print(Text.assemble(("ttrace: ", "bold red"), message), soft_wrap=True)
     return _UNJUDGED

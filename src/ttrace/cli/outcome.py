@@ -16,8 +16,8 @@ from ttrace.judge.baseline import NOTHING, Baseline
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import sweep as sweep_report
 from ttrace.report.machine import github, json_report, junit
-from ttrace.report.page.contents import About, page
-from ttrace.report.page.document import document
+from ttrace.report.page.contents import About, build_page
+from ttrace.report.page.document import render_document
 from ttrace.report.terminal import summary
 from ttrace.workflow.run import Run
 from ttrace.workflow.sweeps.sweep import Swept
@@ -58,12 +58,12 @@ def tell(
     else:
         summary.show(console(), judgement, next_command, None if is_stored else run.folder / "report.html")
     if junit_file is not None:
-        text = summary.text(judgement, next_command)
+        text = summary.render_text(judgement, next_command)
         junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), code, text.splitlines()[0], text)])
     if github.is_on():
-        for line in github.errors(known.new(judgement), Path.cwd()):
+        for line in github.format_errors(known.new(judgement), Path.cwd()):
             typer.echo(line, err=True)
-        github.add_summary(github.summary(judgement, str(run.folder)))
+        github.add_summary(github.format_summary(judgement, str(run.folder)))
     status = _status(code, fail_on)
     if not leaves_code:
         (run.folder / EXIT_CODE).unlink(missing_ok=True)  # of an earlier check
@@ -103,9 +103,9 @@ def tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, juni
             write(result.run, result.judgement)  # the isolated run has added to it
     report = sweep_report.as_json(table, swept.exit)
     _write(out / "sweep.json", json.dumps(report, indent=1))
-    _write(out / "sweep.html", sweep_report.page(table))
+    _write(out / "sweep.html", sweep_report.render_page(table))
     if junit_file is not None:
-        junit.write(junit_file, "ttrace sweep", sweep_report.cases(table))
+        junit.write(junit_file, "ttrace sweep", sweep_report.make_cases(table))
     worst = next(iter([*table.failing, *(row for row in table.rows if row.exit is not Exit.PASSED), *table.rows]))
     if json_output:
         typer.echo(json.dumps(report))
@@ -127,7 +127,7 @@ def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: 
 def write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:
     out = run.folder / "report.html" if out is None else out
     about = About.of(run.folder, run.next_command(judgement), run.seen.folder)
-    _write(out, document(page(judgement, about)), "Choose another place with `ttrace report -o`.")
+    _write(out, render_document(build_page(judgement, about)), "Choose another place with `ttrace report -o`.")
     return out
 
 

@@ -16,7 +16,7 @@ _ALL_ALONE = "wrong also where the inputs and incoming gradients of all modules 
 _RIGHT_ALONE = "right on generated inputs and gradients"
 
 
-def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
+def group_alike(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings of one kind with one cause, together: one bug in many modules is told once."""
     groups: dict[tuple[str, str, str | None], list[Finding]] = {}
     for i, finding in enumerate(findings):
@@ -32,7 +32,7 @@ def has_only_problems(judgement: Judgement) -> bool:
     return bool(judgement.problems) and not is_open and judgement.count(Verdict.PASS) > 0
 
 
-def headline(finding: Finding, *, first: bool) -> tuple[str, str]:
+def make_headline(finding: Finding, *, first: bool) -> tuple[str, str]:
     """What is wrong, and the rest of the sentence."""
     comparison = finding.comparison
     when = f"step {comparison.id.step}"
@@ -42,7 +42,7 @@ def headline(finding: Finding, *, first: bool) -> tuple[str, str]:
     return str(comparison.id.site), f"is {what}  ({when})"
 
 
-def facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     """Everything that is known of a finding, each with its label; `others` are wrong in the same way."""
     comparison, cause = finding.comparison, finding.cause
     yield "cause", cause.sentence

@@ -22,7 +22,7 @@ _STYLES = {Exit.PASSED: "green", Exit.FOUND: "bold red", Exit.UNJUDGED: "bold ye
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One cell, and what is worth a line of it."""
 
     name: str
@@ -36,7 +36,7 @@ class Row:
     """Its cause, or why nothing could be judged."""
 
     @classmethod
-    def of(cls, judgement: Judgement | None, problem: str = "", **known: Any) -> Row:
+    def of(cls, judgement: Judgement | None, problem: str = "", **known: Any) -> SweepRow:
         if judgement is None:
             return cls(**known, why=problem)
         if judgement.findings:
@@ -47,10 +47,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class SweepTable:
     """Everything a sweep says."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     num_references: int
     condition: str = ""
     """When it fails; empty if nothing does."""
@@ -58,7 +58,7 @@ class Table:
     """The names of the smallest cells that fail, one for each part of the condition."""
 
     @property
-    def failing(self) -> list[Row]:
+    def failing(self) -> list[SweepRow]:
         """The smallest of them."""
         return [row for row in self.rows if row.name in self.smallest]
 
@@ -70,7 +70,7 @@ class Table:
         return f"{len(self.rows)} cells: {cells}; {self.num_references} reference{'s'[: self.num_references != 1]}"
 
 
-def as_json(table: Table, code: Exit) -> dict[str, Any]:
+def as_json(table: SweepTable, code: Exit) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "exit": int(code),
@@ -91,7 +91,7 @@ def as_json(table: Table, code: Exit) -> dict[str, Any]:
     }
 
 
-def cases(table: Table) -> list[junit.Case]:
+def make_cases(table: SweepTable) -> list[junit.Case]:
     """The cells for JUnit."""
     return [
         junit.Case(row.name, row.exit, _line(row), f"{_line(row)}\n{table.condition}", row.seconds)
@@ -99,7 +99,7 @@ def cases(table: Table) -> list[junit.Case]:
     ]
 
 
-def show(console: Console, table: Table, next_command: str, report: str) -> None:
+def show(console: Console, table: SweepTable, next_command: str, report: str) -> None:
     """The condition first, the next command last."""
     if table.condition:
         console.print(Text.assemble(("✗ ", "bold red"), (table.condition, "bold red")), soft_wrap=True)
@@ -113,7 +113,7 @@ def show(console: Console, table: Table, next_command: str, report: str) -> None
     console.print(Text.assemble(("next: ", "dim"), (next_command, "bold")), soft_wrap=True)
 
 
-def page(table: Table) -> str:
+def render_page(table: SweepTable) -> str:
     """The same as one small HTML file that loads nothing."""
     axes = list(table.rows[0].values)
     head = "".join(f"<th>{escape(word)}</th>" for word in ("", *axes, "seconds", "first wrong tensor", "why"))
@@ -149,14 +149,14 @@ th, td { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #8884;
 """
 
 
-def _html_row(row: Row) -> str:
+def _html_row(row: SweepRow) -> str:
     name = PurePath(row.folder).name
     link = f'<a href="cells/{escape(name)}/report.html">{SYMBOLS[row.exit]}</a>'
     words = [*map(_value, row.values.values()), f"{row.seconds:.1f}", row.first, row.why]
     return f'<tr class="{row.exit.name}"><td>{link}</td>{"".join(f"<td>{escape(w)}</td>" for w in words)}</tr>'
 
 
-def _cells(rows: Sequence[Row]) -> RichTable:
+def _cells(rows: Sequence[SweepRow]) -> RichTable:
     table = RichTable(box=None, pad_edge=False, header_style="dim")
     for word in ("", *rows[0].values, "seconds"):
         table.add_column(word, justify="right" if word == "seconds" else "left")
@@ -172,5 +172,5 @@ def _value(value: float | str | bool) -> str:
     return ("yes" if value else "-") if isinstance(value, bool) else str(value)
 
 
-def _line(row: Row) -> str:
+def _line(row: SweepRow) -> str:
     return f"{row.first}: {row.why}" if row.first else row.why

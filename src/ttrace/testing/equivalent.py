@@ -14,7 +14,7 @@ from ttrace.capture.plan import Plan
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.report.terminal.summary import text
+from ttrace.report.terminal.summary import render_text
 from ttrace.testing.call import Call, Function
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.lock import hold
@@ -62,7 +62,7 @@ def assert_equivalent(
     with hold(folder):
         judgement = _judged(flow, repeat=repeat, isolate=isolate)
     if judgement.exit is not Exit.PASSED:
-        raise AssertionError(text(judgement, run.next_command(judgement)).strip())
+        raise AssertionError(render_text(judgement, run.next_command(judgement)).strip())
     removal.close()
 
 

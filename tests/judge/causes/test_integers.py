@@ -9,7 +9,7 @@ import torch
 
 from tests.support.traces import Case, drawn
 from ttrace.judge.verdict import CauseName, Finding, Judgement
-from ttrace.report.facts import facts
+from ttrace.report.facts import list_facts
 
 POSITIONS = torch.arange(16)
 
@@ -34,7 +34,7 @@ def positioned(folder: Path, theirs: torch.Tensor) -> Judgement:
 
 
 def shown(finding: Finding) -> dict[str, str]:
-    return dict(facts(finding, ()))
+    return dict(list_facts(finding, ()))
 
 
 def test_the_earliest_wrong_tensor_leads_where_it_is_of_integers(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ttrace.judge.tolerance.estimate import replica_tolerance, unit
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import CauseName, Comparison, Exit, Tolerance, Verdict
-from ttrace.report.facts import facts
+from ttrace.report.facts import list_facts
 from ttrace.tensors.ids import TensorId
 
 GRAD = "0/-/fc.weight/param_grad"
@@ -58,7 +58,7 @@ def test_what_a_framework_reduced_is_equal_bit_for_bit(tmp_path: Path) -> None:
     assert judgement.exit is Exit.FOUND
     [finding] = judgement.findings
     assert (finding.cause.name, finding.cause.axis) == (CauseName.REPLICAS_DIFFER, "dp")
-    assert dict(facts(finding, ()))["error"].endswith("between replicas, which must be equal, bit for bit")
+    assert dict(list_facts(finding, ()))["error"].endswith("between replicas, which must be equal, bit for bit")
 
 
 def test_only_replicas_along_the_reduced_axis_are_copies(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.support.traces import Case, drawn
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import sweep as sweep_report
 from ttrace.report.machine import github, junit
-from ttrace.report.sweep import Row, Table
-from ttrace.report.terminal.summary import text
+from ttrace.report.sweep import SweepRow, SweepTable
+from ttrace.report.terminal.summary import render_text
 
 
 @pytest.fixture
@@ -29,18 +29,18 @@ def judgement(tmp_path: Path) -> Judgement:
 
 
 def test_an_annotation_stands_at_the_modules_line(judgement: Judgement, tmp_path: Path) -> None:
-    (line,) = github.errors(judgement.findings, tmp_path)
+    (line,) = github.format_errors(judgement.findings, tmp_path)
     assert line.startswith("::error file=sub%2C dir/model.py,line=12,title=ttrace%3A double reduction::fc/output is")
     assert "\n" not in line
     assert "%0Acause the candidate is 2 x the reference" in line
     nowhere = [replace(judgement.findings[0], source="")]
-    assert next(github.errors(nowhere, tmp_path)).startswith("::error title=")
+    assert next(github.format_errors(nowhere, tmp_path)).startswith("::error title=")
 
 
 def test_the_summary_is_added_to_the_steps(judgement: Judgement, tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
     for _ in range(2):
-        github.add_summary(github.summary(judgement, "runs/a"), {"GITHUB_STEP_SUMMARY": str(path)})
+        github.add_summary(github.format_summary(judgement, "runs/a"), {"GITHUB_STEP_SUMMARY": str(path)})
     assert path.read_text().count("### ✗ TTrace: `runs/a`") == 2
     assert "**`fc/output`** is the first wrong tensor" in path.read_text()
     github.add_summary("nobody asked", {})
@@ -54,7 +54,7 @@ def test_junit_holds_whatever_a_trace_says() -> None:
         junit.Case("<bad>", Exit.FOUND, 'a "quoted" \x00 text', "two\nlines & \ud800"),
         junit.Case("odd", Exit.UNJUDGED, "why"),
     ]
-    (suite,) = ElementTree.fromstring(junit.junit("ttrace", cases))
+    (suite,) = ElementTree.fromstring(junit.format_junit("ttrace", cases))
     assert {key: suite.get(key) for key in ("tests", "failures", "errors")} == {
         "tests": "3",
         "failures": "1",
@@ -69,7 +69,7 @@ def test_junit_holds_whatever_a_trace_says() -> None:
 
 
 def test_a_finding_as_text_fits_a_screen(judgement: Judgement) -> None:
-    lines = text(judgement, "ttrace diff a b", height=24).splitlines()
+    lines = render_text(judgement, "ttrace diff a b", height=24).splitlines()
     assert lines[0].startswith("✗ fc/output is the first wrong tensor")
     assert lines[-1] == "next: ttrace diff a b"
     assert len(lines) < 24
@@ -77,20 +77,21 @@ def test_a_finding_as_text_fits_a_screen(judgement: Judgement) -> None:
 
 
 @pytest.fixture
-def table(judgement: Judgement) -> Table:
+def table(judgement: Judgement) -> SweepTable:
     values = [{"tp": 1, "note": "<script>"}, {"tp": 2, "note": "<script>"}, {"tp": 4, "note": "<script>"}]
     known: list[dict[str, Any]] = [
         {"name": f"tp={v['tp']}", "values": v, "seconds": 1.0, "folder": f"out/cells/tp={v['tp']}"} for v in values
     ]
+    clean = replace(judgement, findings=(), comparisons=judgement.comparisons[:1])
     rows = (
-        Row.of(replace(judgement, findings=(), comparisons=judgement.comparisons[:1]), **known[0], exit=Exit.PASSED),
-        Row.of(judgement, **known[1], exit=Exit.FOUND),
-        Row.of(None, "torchrun ended\nbadly", **known[2], exit=Exit.UNJUDGED),
+        SweepRow.of(clean, **known[0], exit=Exit.PASSED),
+        SweepRow.of(judgement, **known[1], exit=Exit.FOUND),
+        SweepRow.of(None, "torchrun ended\nbadly", **known[2], exit=Exit.UNJUDGED),
     )
-    return Table(rows, 1, "fails iff tp > 1", ("tp=2",))
+    return SweepTable(rows, 1, "fails iff tp > 1", ("tp=2",))
 
 
-def test_a_sweeps_json_says_when_it_fails(table: Table) -> None:
+def test_a_sweeps_json_says_when_it_fails(table: SweepTable) -> None:
     report = json.loads(json.dumps(sweep_report.as_json(table, Exit.FOUND)))
     assert (report["exit"], report["condition"], report["references"]) == (1, "fails iff tp > 1", 1)
     assert report["smallest"] == [{"tp": 2, "note": "<script>"}]
@@ -99,8 +100,8 @@ def test_a_sweeps_json_says_when_it_fails(table: Table) -> None:
     assert report["cells"][2]["why"] == "torchrun ended\nbadly"
 
 
-def test_a_sweeps_page_loads_nothing_and_escapes_texts(table: Table) -> None:
-    page = sweep_report.page(table)
+def test_a_sweeps_page_loads_nothing_and_escapes_texts(table: SweepTable) -> None:
+    page = sweep_report.render_page(table)
     assert "<script>" not in page
     assert page.count("&lt;script&gt;") == 3
     assert "<h1>fails iff tp &gt; 1</h1>" in page
@@ -108,6 +109,6 @@ def test_a_sweeps_page_loads_nothing_and_escapes_texts(table: Table) -> None:
     assert "3 cells: 1 passed, 1 failed, 1 could not be judged; 1 reference<" in page
 
 
-def test_a_sweeps_cells_are_cases(table: Table) -> None:
-    (suite,) = ElementTree.fromstring(junit.junit("sweep", sweep_report.cases(table)))
+def test_a_sweeps_cells_are_cases(table: SweepTable) -> None:
+    (suite,) = ElementTree.fromstring(junit.format_junit("sweep", sweep_report.make_cases(table)))
     assert [[kind.tag for kind in case] for case in suite] == [[], ["failure"], ["error"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.traces import Case, drawn
 from ttrace.layouts.rules import Rules
-from ttrace.report.machine.suggest import suggested, unstated
+from ttrace.report.machine.suggest import find_unstated, suggest_rules
 from ttrace.tensors.ids import Kind, Site
 
 
@@ -23,7 +23,7 @@ def test_numbered_modules_share_a_rule_where_they_agree(tmp_path: Path) -> None:
     for i in range(3):
         unstated_site(case, f"0/0/layers.{i}.fc1/output", cut=True)
         unstated_site(case, f"0/0/layers.{i}.mixed/output", cut=i == 1)
-    table = tomllib.loads(suggested(case.judged()))["layouts"]
+    table = tomllib.loads(suggest_rules(case.judged()))["layouts"]
     assert table == {
         "layers.*.fc1/output": "d0 d1/tp",
         "layers.0.mixed/output": "d0 d1",
@@ -35,7 +35,7 @@ def test_numbered_modules_share_a_rule_where_they_agree(tmp_path: Path) -> None:
 def test_the_file_is_one_that_attach_reads(tmp_path: Path) -> None:
     case = Case(tmp_path / "traces", "tp=2")
     unstated_site(case, "0/0/layers.0.fc1/output", cut=True)
-    (tmp_path / "rules.toml").write_text(suggested(case.judged()))
+    (tmp_path / "rules.toml").write_text(suggest_rules(case.judged()))
     rule = Rules.of(tmp_path / "rules.toml").decide(Site("layers.7.fc1", Kind.OUTPUT))
     assert rule is not None
     assert str(rule.layout) == "d0 d1/tp"
@@ -48,7 +48,7 @@ def test_a_pending_sum_is_only_ever_a_comment_with_a_warning(tmp_path: Path) -> 
     for rank, local in enumerate((part, full - part)):
         case.candidate.record(rank, "0/0/attn.proj/output", local)
     case.both("0/0/attn/output", drawn(4, 8, seed=4))
-    text = suggested(case.judged())
+    text = suggest_rules(case.judged())
     assert "proj" not in tomllib.loads(text)["layouts"]
     assert '# "attn.proj/output" = "... +tp"' in text
     assert "looks exactly like a pending sum" in text
@@ -66,12 +66,12 @@ def test_every_unstated_site_is_listed_once_with_what_is_known(tmp_path: Path) -
         case.candidate.record(rank, "0/0/odd/output", full[:, :3].contiguous())
     case.both("0/0/attn/output", drawn(4, 8, seed=4))
     judgement = case.judged()
-    assert unstated(judgement) == [
+    assert find_unstated(judgement) == [
         {"site": "fc1/output", "how": "inferred", "layout": "d0 d1/tp"},
         {"site": "attn.proj/output", "how": "pending sum", "layout": "... +tp"},
         {"site": "odd/output", "how": "unknown", "layout": ""},
     ]
-    text = suggested(judgement)
+    text = suggest_rules(judgement)
     assert tomllib.loads(text)["layouts"] == {"fc1/output": "d0 d1/tp"}
     assert '# "odd/output" = "?"' in text
 
@@ -80,7 +80,7 @@ def test_a_parameter_needs_one_line_for_all_its_kinds(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
     for kind in ("param", "param_grad", "param_after"):
         unstated_site(case, f"0/-/layers.0.fc1.weight/{kind}", cut=True)
-    assert tomllib.loads(suggested(case.judged()))["layouts"] == {"layers.*.fc1.weight": "d0 d1/tp"}
+    assert tomllib.loads(suggest_rules(case.judged()))["layouts"] == {"layers.*.fc1.weight": "d0 d1/tp"}
 
 
 def contradicted_site(case: Case, name: str) -> None:
@@ -98,7 +98,7 @@ def test_no_rule_is_both_live_and_contradicted(tmp_path: Path) -> None:
     contradicted_site(case, "0/0/layers.1.fc2/input")
     unstated_site(case, "0/0/head/output", cut=True)
     contradicted_site(case, "0/1/head/output")
-    text = suggested(case.judged())
+    text = suggest_rules(case.judged())
     assert tomllib.loads(text)["layouts"] == {"layers.0.fc2/input": "d0 d1/tp"}
     comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith('# "')]
     assert comments == [

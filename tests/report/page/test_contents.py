@@ -17,11 +17,11 @@ from tests.report.samples import large
 from tests.support.traces import Case, drawn
 from ttrace.judge.verdict import Judgement
 from ttrace.report.page import columns
-from ttrace.report.page.contents import About, page
+from ttrace.report.page.contents import About, build_page
 from ttrace.report.page.depth import Depth
-from ttrace.report.page.document import document
+from ttrace.report.page.document import render_document
 from ttrace.report.page.provenance import Provenance, read_provenance
-from ttrace.report.page.timing import stages
+from ttrace.report.page.timing import measure_stages
 from ttrace.trace.format import Sketched
 from ttrace.trace.storage.seal import seal_document
 
@@ -33,18 +33,18 @@ def unpacked(packed: dict[str, str]) -> list[Any]:
 
 @pytest.mark.parametrize(("values", "kind"), [([0, -128, 127], "b"), ([128], "h"), ([-(1 << 15) - 1], "i"), ([], "b")])
 def test_whole_numbers_take_as_few_bytes_as_they_need(values: list[int], kind: str) -> None:
-    packed = columns.integers(values)
+    packed = columns.pack_integers(values)
     assert (packed["as"], unpacked(packed)) == (kind, values)
 
 
 def test_numbers_that_do_not_fit_are_infinite_and_others_stay() -> None:
-    *numbers, none = unpacked(columns.floats([0.5, 1e300, -math.inf, math.nan]))
+    *numbers, none = unpacked(columns.pack_floats([0.5, 1e300, -math.inf, math.nan]))
     assert numbers == [0.5, math.inf, -math.inf]
     assert math.isnan(none)
 
 
 def test_texts_are_kept_once() -> None:
-    packed = columns.words(["a", "b", "a"])
+    packed = columns.pack_words(["a", "b", "a"])
     assert packed["words"] == ["a", "b"]
     assert unpacked(packed) == [0, 1, 0]
 
@@ -71,7 +71,7 @@ def test_forward_backward_and_parameters_share_one_depth(found: Judgement) -> No
 
 
 def test_the_page_says_what_the_judgement_says(found: Judgement, tmp_path: Path) -> None:
-    made = page(found, About.of(tmp_path, "ttrace diff x"))
+    made = build_page(found, About.of(tmp_path, "ttrace diff x"))
     assert made["head"] | {"rest": ""} == {
         "exit": 1, "symbol": "✗", "mesh": "tp=2", "ranks": 2, "what": "fc/output", "rest": "",
     }  # fmt: skip
@@ -91,7 +91,7 @@ def test_replicas_that_differ_are_told_by_axis(tmp_path: Path) -> None:
     case.trusted("0/0/fc/output", full)
     for rank in range(4):
         case.candidate.record(rank, "0/0/fc/output", full * (1 + rank % 2), "...")
-    (conflict,) = page(case.judged(), About.of(tmp_path, ""))["conflicts"]
+    (conflict,) = build_page(case.judged(), About.of(tmp_path, ""))["conflicts"]
     assert (conflict["axis"], conflict["count"], conflict["first"]) == ("tp", 1, "0/0/fc/output")
 
 
@@ -106,36 +106,36 @@ def test_sketches_have_no_maps_and_no_axes(tmp_path: Path) -> None:
     for trace in about.traces:
         for shards in trace.shards.values():
             shards[:] = [replace(s, record=replace(s.record, sketch=Sketched(16, 0.0))) for s in shards]
-    made = page(judgement, about)
+    made = build_page(judgement, about)
     assert made["maps"] == []
     assert made["conflicts"][0]["axis"] == "not known: only sketches were recorded"
 
 
 def test_an_empty_judgement_has_a_page_too(tmp_path: Path) -> None:
-    made = page(Case(tmp_path).judged(), About("runs/a", "ttrace show runs/a"))
+    made = build_page(Case(tmp_path).judged(), About("runs/a", "ttrace show runs/a"))
     assert made["head"]["symbol"] == "?"
-    assert "<script" in document(made)
+    assert "<script" in render_document(made)
 
 
 def test_a_run_in_which_only_problems_are_left_says_so(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.right("0/0/a/output")
     judgement = replace(case.judged(), problems=("a rule does not fit",))
-    head = page(judgement, About("runs/a", ""))["head"]
+    head = build_page(judgement, About("runs/a", ""))["head"]
     assert head["rest"] == "every tensor agrees with the reference as far as rounding allows, but the run has problems"
 
 
 def test_no_tag_begins_inside_the_data(tmp_path: Path) -> None:
     case = Case(tmp_path, notes=("</script><!--",))
     case.wrong("0/0/<script>{{REST}}/output")
-    text = document(page(case.judged(), About.of(tmp_path, "")))
+    text = render_document(build_page(case.judged(), About.of(tmp_path, "")))
     assert text.count("<!--") == 0
     assert text.count("</script>") == text.count("<script") == 5
     assert "{{REST}}" in text  # what is filled in is not filled in again
 
 
 def test_a_large_model_is_a_small_file() -> None:
-    assert len(document(page(large(10, 20), About("runs/a", "")))) < 600_000
+    assert len(render_document(build_page(large(10, 20), About("runs/a", "")))) < 600_000
 
 
 def test_each_trace_says_when_and_from_which_commit_it_was_made(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_the_root_is_named_by_its_class(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.right("0/0/./output")
     judgement = case.judged()
-    assert page(judgement, About.of(tmp_path, ""))["root"] == "Module"
-    assert page(judgement, About("runs/a", ""))["root"] == "model"
+    assert build_page(judgement, About.of(tmp_path, ""))["root"] == "Module"
+    assert build_page(judgement, About("runs/a", ""))["root"] == "model"
 
 
 def test_a_stage_lasts_from_its_plan_to_the_end_of_its_last_rank(tmp_path: Path) -> None:
@@ -173,4 +173,4 @@ def test_a_stage_lasts_from_its_plan_to_the_end_of_its_last_rank(tmp_path: Path)
             folder.mkdir(parents=True)
             (folder / "end.json").touch()
             os.utime(folder / "end.json", (end, end))
-    assert list(stages(tmp_path).items()) == [("reference", 2.0), ("candidate", 10.0)]
+    assert list(measure_stages(tmp_path).items()) == [("reference", 2.0), ("candidate", 10.0)]

@@ -21,8 +21,8 @@ from tests.report.browser import DESKTOP, PHONE, chromium, opened
 from tests.report.samples import large
 from tests.support.traces import Case, drawn, nudged
 from ttrace.judge.verdict import Judgement
-from ttrace.report.page.contents import About, page
-from ttrace.report.page.document import document
+from ttrace.report.page.contents import About, build_page
+from ttrace.report.page.document import render_document
 from ttrace.trace.storage.seal import seal_document
 
 SHOTS = Path(__file__).parent / "shots"
@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 def written(folder: Path, judgement: Judgement, about: About | None = None) -> Path:
     path = folder / "report.html"
-    path.write_text(document(page(judgement, about or About("runs/a", NEXT))), encoding="utf-8")
+    path.write_text(render_document(build_page(judgement, about or About("runs/a", NEXT))), encoding="utf-8")
     return path
 
 

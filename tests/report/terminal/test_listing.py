@@ -39,7 +39,7 @@ def close(case: Case) -> None:
 
 def listed(folder: Path, pattern: str = "*", width: int = 120) -> str:
     file = io.StringIO()
-    listing.show(Console(file=file, width=width), folder, listing.rows(folder, pattern))
+    listing.show(Console(file=file, width=width), folder, listing.list_rows(folder, pattern))
     return file.getvalue()
 
 
@@ -51,13 +51,13 @@ def compared(case: Case, name: str, folder: str = "runs/a") -> str:
 
 
 def test_a_summary_counts(run: Path) -> None:
-    found = listing.summary(run / "candidate")
+    found = listing.summarize(run / "candidate")
     assert (found["role"], found["mesh"], found["ranks"], found["tensors"]) == ("candidate", "tp=2", 2, 2)
     assert found["problems"] == []
 
 
 def test_every_id_of_both_sides_has_a_row(run: Path) -> None:
-    rows = listing.rows(run, "*")
+    rows = listing.list_rows(run, "*")
     assert [(row["id"], row["side"], row["shards"]) for row in rows] == [
         (ID, "reference", 1),
         ("0/0/head/output", "reference", 1),
@@ -69,7 +69,7 @@ def test_every_id_of_both_sides_has_a_row(run: Path) -> None:
 
 
 def test_one_id_shows_its_shards(run: Path) -> None:
-    rows = listing.rows(run, ID)
+    rows = listing.list_rows(run, ID)
     assert [(row["side"], row["where"], row["region"]) for row in rows] == [
         ("reference", "rank 0", "whole"),
         ("candidate", "rank 0 (tp0)", "[0:4, 0:4]"),
@@ -83,7 +83,7 @@ def test_one_id_shows_its_shards(run: Path) -> None:
 
 
 def test_pending_sums_are_shown(run: Path) -> None:
-    assert [row["pending"] for row in listing.rows(run, "*head*")] == [[], ["tp"], ["tp"]]
+    assert [row["pending"] for row in listing.list_rows(run, "*head*")] == [[], ["tp"], ["tp"]]
 
 
 def test_many_ids_end_with_how_to_see_one(run: Path) -> None:
@@ -98,14 +98,14 @@ def test_a_single_trace_is_not_sent_to_diff(run: Path) -> None:
 
 def test_nothing_found_says_how_to_list_all(run: Path) -> None:
     with pytest.raises(TTraceError, match=r"has no tensor 'nothing'\. `ttrace show .*` lists all"):
-        listing.rows(run, "nothing")
+        listing.list_rows(run, "nothing")
 
 
 def test_rows_are_valid_json_also_of_what_is_not_finite(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.both(ID, torch.full((4, 8), torch.nan), "a b/tp")
     close(case)
-    rows = json.loads(json.dumps(listing.rows(tmp_path, ID), allow_nan=False))
+    rows = json.loads(json.dumps(listing.list_rows(tmp_path, ID), allow_nan=False))
     assert {row["norm"] for row in rows} == {None}
     assert "not finite" in listed(tmp_path, ID)
 
@@ -115,7 +115,7 @@ def test_a_shard_without_a_layout_is_shown_as_such(tmp_path: Path) -> None:
     for rank in range(2):
         case.candidate.record(rank, ID, drawn(4, 4))
     case.candidate.close()
-    rows = listing.rows(tmp_path / "candidate", ID)
+    rows = listing.list_rows(tmp_path / "candidate", ID)
     assert [(row["region"], row["by"]) for row in rows] == [("unknown", "nobody")] * 2
 
 
@@ -173,18 +173,18 @@ def test_show_and_diff_agree_on_who_decided_a_layout(tmp_path: Path) -> None:
     for rank, local in enumerate(full.chunk(2, 1)):
         case.candidate.record(rank, ID, local.contiguous())
     found = difference(case.reference.close(), case.candidate.close(), TensorId.parse(ID))
-    rows = [row for row in listing.rows(tmp_path, ID) if row["side"] == "candidate"]
+    rows = [row for row in listing.list_rows(tmp_path, ID) if row["side"] == "candidate"]
     assert {(row["layout"], row["by"]) for row in rows} == {(found.layout, describe_provenance(found.by))}
     assert [row["region"] for row in rows] == [rank.region for rank in found.ranks] == ["[0:4, 0:4]", "[0:4, 4:8]"]
 
 
 def test_a_part_of_a_name_is_enough(run: Path) -> None:
-    assert {row["id"] for row in listing.rows(run, "fc")} == {ID}
-    assert {row["id"] for row in listing.rows(run, "d/out*")} == {"0/0/head/output"}
+    assert {row["id"] for row in listing.list_rows(run, "fc")} == {ID}
+    assert {row["id"] for row in listing.list_rows(run, "d/out*")} == {"0/0/head/output"}
 
 
 def test_an_id_in_full_means_only_itself(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.right("0/0/fc/output", "0/0/fc/output.1", "10/0/fc/output")
     close(case)
-    assert {row["id"] for row in listing.rows(tmp_path, ID)} == {ID}
+    assert {row["id"] for row in listing.list_rows(tmp_path, ID)} == {ID}

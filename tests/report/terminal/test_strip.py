@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Comparison, Tolerance, Verdict
-from ttrace.report.terminal.strip import strip
+from ttrace.report.terminal.strip import draw_strip
 from ttrace.tensors.ids import TensorId
 from ttrace.values.stats import Stats
 
@@ -19,4 +19,4 @@ def test_an_error_beyond_all_measure_has_a_mark() -> None:
     )
     assert math.isinf(exact.excess)
     other = replace(exact, id=TensorId.parse("0/-/layers.1.calls/buffer_after"), stats=Stats())
-    assert dict(strip([exact, other], 80))["updates"] == "▇▁"
+    assert dict(draw_strip([exact, other], 80))["updates"] == "▇▁"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ttrace.judge.verdict import Exit, Finding, Judgement
-from ttrace.report.facts import PASSED, SYMBOLS, alike, facts, headline
+from ttrace.report.facts import PASSED, SYMBOLS, group_alike, list_facts, make_headline
 
 _MOST_ANNOTATIONS = 10
 """GitHub shows ten errors of a step."""
@@ -17,24 +17,24 @@ def is_on(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("GITHUB_ACTIONS") == "true"
 
 
-def errors(findings: Sequence[Finding], root: Path) -> Iterator[str]:
+def format_errors(findings: Sequence[Finding], root: Path) -> Iterator[str]:
     """Workflow commands, one for all modules that are wrong in the same way."""
-    for first, *others in alike(findings)[:_MOST_ANNOTATIONS]:
-        site, rest = headline(first, first=first is findings[0])
-        text = "\n".join([f"{site} {rest}", *(f"{label} {fact}".strip() for label, fact in facts(first, others))])
+    for first, *others in group_alike(findings)[:_MOST_ANNOTATIONS]:
+        site, rest = make_headline(first, first=first is findings[0])
+        text = "\n".join([f"{site} {rest}", *(f"{label} {fact}".strip() for label, fact in list_facts(first, others))])
         title = _property(f"ttrace: {first.cause.name.value}")
         yield f"::error {_place(first.source, root)}title={title}::{_data(text)}"
 
 
-def summary(judgement: Judgement, title: str) -> str:
+def format_summary(judgement: Judgement, title: str) -> str:
     """Markdown: how it ended, and what was found."""
     lines = [f"### {SYMBOLS[judgement.exit]} TTrace: {_code(title)}", ""]
     if judgement.exit is Exit.PASSED:
         lines.append(f"{len(judgement.comparisons)} tensors: {PASSED}.")
-    for first, *others in alike(judgement.findings):
-        site, rest = headline(first, first=first is judgement.findings[0])
+    for first, *others in group_alike(judgement.findings):
+        site, rest = make_headline(first, first=first is judgement.findings[0])
         lines += [f"**{_code(site)}** {rest}", ""]
-        lines += [f"- {label or 'and'}: {_code(fact)}" for label, fact in facts(first, others)]
+        lines += [f"- {label or 'and'}: {_code(fact)}" for label, fact in list_facts(first, others)]
         lines.append("")
     lines += [f"- {_code(problem)}" for problem in judgement.problems]
     return "\n".join(lines) + "\n"

@@ -83,7 +83,7 @@ class Report(TypedDict):
     tensors: list[TensorReport]
 
 
-def schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     """The JSON schema of a report."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -105,7 +105,7 @@ def as_json(judgement: Judgement, next_command: str) -> Report:
     }
 
 
-def failure(message: str) -> Report:
+def make_failure(message: str) -> Report:
     """The same form for a command that could not judge anything."""
     return {
         "schema": SCHEMA,

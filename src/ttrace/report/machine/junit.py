@@ -29,12 +29,12 @@ class Case:
 def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
     """What was found is a failure, what could not be judged an error."""
     try:
-        path.write_text(junit(suite, cases), encoding="utf-8")
+        path.write_text(format_junit(suite, cases), encoding="utf-8")
     except OSError as error:
         raise TTraceError(f"{path} cannot be written: {error}. Choose another --junit.") from None
 
 
-def junit(suite: str, cases: Sequence[Case]) -> str:
+def format_junit(suite: str, cases: Sequence[Case]) -> str:
     counts = {
         "tests": len(cases),
         "failures": sum(case.exit is Exit.FOUND for case in cases),
@@ -42,7 +42,7 @@ def junit(suite: str, cases: Sequence[Case]) -> str:
     }
     root = ElementTree.Element("testsuites")
     numbers = {name: str(count) for name, count in counts.items()}
-    parent = ElementTree.SubElement(root, "testsuite", {"name": _allowed(suite), **numbers})
+    parent = ElementTree.SubElement(root, "testsuite", {"name": _drop_forbidden(suite), **numbers})
     for case in cases:
         _add(parent, suite, case)
     ElementTree.indent(root)
@@ -50,12 +50,12 @@ def junit(suite: str, cases: Sequence[Case]) -> str:
 
 
 def _add(parent: ElementTree.Element, suite: str, case: Case) -> None:
-    known = {"classname": _allowed(suite), "name": _allowed(case.name), "time": f"{case.seconds:.3f}"}
+    known = {"classname": _drop_forbidden(suite), "name": _drop_forbidden(case.name), "time": f"{case.seconds:.3f}"}
     element = ElementTree.SubElement(parent, "testcase", known)
     if case.exit is not Exit.PASSED:
         kind = "failure" if case.exit is Exit.FOUND else "error"
-        ElementTree.SubElement(element, kind, message=_allowed(case.message)).text = _allowed(case.text)
+        ElementTree.SubElement(element, kind, message=_drop_forbidden(case.message)).text = _drop_forbidden(case.text)
 
 
-def _allowed(text: str) -> str:
+def _drop_forbidden(text: str) -> str:
     return _FORBIDDEN.sub("?", text)

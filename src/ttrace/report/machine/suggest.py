@@ -17,7 +17,7 @@ _WARNING = (
 )
 
 
-def unstated(judgement: Judgement) -> list[dict[str, str]]:
+def find_unstated(judgement: Judgement) -> list[dict[str, str]]:
     """Every site whose layout nobody stated, with the layout it seems to have and how that is known."""
     rows: dict[str, dict[str, str]] = {}
     for how, comparisons in zip(("inferred", "pending sum", "contradicted", "unknown"), _kinds(judgement), strict=True):
@@ -27,7 +27,7 @@ def unstated(judgement: Judgement) -> list[dict[str, str]]:
     return list(rows.values())
 
 
-def suggested(judgement: Judgement) -> str:
+def suggest_rules(judgement: Judgement) -> str:
     """A rules file: a line for every site whose layout was inferred; what must be decided first is switched off."""
     inferred, pending, contradicted, unknown = _kinds(judgement)
     doubtful = [*pending, *contradicted, *unknown]

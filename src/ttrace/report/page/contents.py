@@ -20,12 +20,12 @@ from ttrace.judge.notes.blind_spots import without_power
 from ttrace.judge.selftest import Power
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
-from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, alike, facts, has_only_problems, headline
+from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, group_alike, has_only_problems, list_facts, make_headline
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.page import columns
 from ttrace.report.page.depth import Depth
 from ttrace.report.page.provenance import ROLES, Provenance, read_provenance
-from ttrace.report.page.timing import stages
+from ttrace.report.page.timing import measure_stages
 from ttrace.tensors.ids import ROOT, Kind
 from ttrace.trace.format import DTYPES
 from ttrace.trace.reader import Trace
@@ -55,12 +55,13 @@ class About:
     def of(cls, folder: Path, next_command: str, seen: Path | None = None) -> About:
         """What a run's folder tells; `seen` is the one in which tensors are known best, if it is another."""
         traces = Trace((seen or folder) / "reference"), Trace((seen or folder) / "candidate")
-        return cls(str(folder), next_command, read_provenance(folder), stages(folder), traces)
+        return cls(str(folder), next_command, read_provenance(folder), measure_stages(folder), traces)
 
 
-def page(judgement: Judgement, about: About) -> dict[str, Any]:
+def build_page(judgement: Judgement, about: About) -> dict[str, Any]:
     """Everything on the page, as JSON can hold it. Texts are as the traces have them: whoever shows them escapes."""
     comparisons = judgement.comparisons
+    groups = group_alike(judgement.findings)
     depth = Depth.of(comparisons)
     return {
         "title": about.title,
@@ -70,7 +71,7 @@ def page(judgement: Judgement, about: About) -> dict[str, Any]:
         "count": len(comparisons),
         "counts": {verdict.value: judgement.count(verdict) for verdict in Verdict},
         "precision": _precision(comparisons),
-        "findings": [_finding(group, first=i == 0) for i, group in enumerate(alike(judgement.findings))][:_MOST_LISTED],
+        "findings": [_finding(group, first=i == 0) for i, group in enumerate(groups[:_MOST_LISTED])],
         "problems": list(judgement.problems)[:_MOST_LISTED],
         "notes": list(judgement.notes)[:_MOST_LISTED],
         "places": list(depth.names),
@@ -96,7 +97,7 @@ def _head(judgement: Judgement, about: About) -> dict[str, Any]:
         manifest = about.traces[1].manifest
         head |= {"mesh": manifest.mesh, "ranks": manifest.num_ranks}
     if exit_code is Exit.FOUND:
-        what, rest = headline(judgement.findings[0], first=True)
+        what, rest = make_headline(judgement.findings[0], first=True)
         return head | {"what": what, "rest": rest}
     if exit_code is Exit.PASSED:
         return head | {"what": "", "rest": PASSED}
@@ -108,12 +109,12 @@ def _head(judgement: Judgement, about: About) -> dict[str, Any]:
 
 
 def _finding(group: Sequence[Finding], *, first: bool) -> dict[str, Any]:
-    what, rest = headline(group[0], first=first)
+    what, rest = make_headline(group[0], first=first)
     return {
         "id": str(group[0].comparison.id),
         "what": what,
         "rest": rest,
-        "facts": [list(fact) for fact in facts(group[0], group[1:])],
+        "facts": [list(fact) for fact in list_facts(group[0], group[1:])],
         "ids": [str(finding.comparison.id) for finding in group[:_MOST_LISTED]],
     }
 
@@ -131,25 +132,25 @@ def _tensors(comparisons: Sequence[Comparison], depth: Depth) -> dict[str, Any]:
     tolerances = [comparison.tolerance for comparison in comparisons]
     return {
         "count": len(comparisons),
-        "place": columns.integers(depth.places),
-        "step": columns.integers(i.step for i in ids),
-        "microbatch": columns.integers(-1 if i.microbatch is None else i.microbatch for i in ids),
-        "call": columns.integers(i.call for i in ids),
-        "name": columns.words(i.name for i in ids),
-        "kind": columns.words(i.kind.value for i in ids),
-        "slot": columns.words(i.site.slot for i in ids),
-        "verdict": columns.words(c.verdict.value for c in comparisons),
-        "spoils": columns.integers(int(c.spoils) for c in comparisons),
-        "reason": columns.words(describe(c.why) for c in comparisons),
-        "layout": columns.words(c.layout for c in comparisons),
-        "by": columns.words(describe_provenance(c.by) for c in comparisons),
+        "place": columns.pack_integers(depth.places),
+        "step": columns.pack_integers(i.step for i in ids),
+        "microbatch": columns.pack_integers(-1 if i.microbatch is None else i.microbatch for i in ids),
+        "call": columns.pack_integers(i.call for i in ids),
+        "name": columns.pack_words(i.name for i in ids),
+        "kind": columns.pack_words(i.kind.value for i in ids),
+        "slot": columns.pack_words(i.site.slot for i in ids),
+        "verdict": columns.pack_words(c.verdict.value for c in comparisons),
+        "spoils": columns.pack_integers(int(c.spoils) for c in comparisons),
+        "reason": columns.pack_words(describe(c.why) for c in comparisons),
+        "layout": columns.pack_words(c.layout for c in comparisons),
+        "by": columns.pack_words(describe_provenance(c.by) for c in comparisons),
         # What was not measured has no error; Stats would say 0.
-        "error": columns.floats(c.error if c.tolerance else math.nan for c in comparisons),
-        "replicas": columns.floats(c.replica_error if c.tolerance else math.nan for c in comparisons),
-        "scale": columns.floats(c.stats.scale - 1.0 for c in comparisons),
-        "tolerance": columns.floats(t.value if t else math.nan for t in tolerances),
-        "twins": columns.floats(t.twin_error if t else math.nan for t in tolerances),
-        "scale_tolerance": columns.floats(t.scale if t else math.nan for t in tolerances),
+        "error": columns.pack_floats(c.error if c.tolerance else math.nan for c in comparisons),
+        "replicas": columns.pack_floats(c.replica_error if c.tolerance else math.nan for c in comparisons),
+        "scale": columns.pack_floats(c.stats.scale - 1.0 for c in comparisons),
+        "tolerance": columns.pack_floats(t.value if t else math.nan for t in tolerances),
+        "twins": columns.pack_floats(t.twin_error if t else math.nan for t in tolerances),
+        "scale_tolerance": columns.pack_floats(t.scale if t else math.nan for t in tolerances),
     }
 
 
@@ -170,7 +171,7 @@ def _maps(judgement: Judgement, traces: tuple[Trace, Trace]) -> list[dict[str, A
 
 def _rank_map(rank: RankMap) -> dict[str, Any]:
     blocks = [value for row in rank.blocks for value in row]
-    return {"where": rank.where, "region": rank.region, "rows": len(rank.blocks), "blocks": columns.floats(blocks)}
+    return {"where": rank.where, "region": rank.region, "rows": len(rank.blocks), "blocks": columns.pack_floats(blocks)}
 
 
 def _conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace]) -> list[dict[str, Any]]:

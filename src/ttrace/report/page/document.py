@@ -16,7 +16,7 @@ _REST = ("data.js", "plots.js", "tree.js", "maps.js", "tables.js", "list.js", "p
 """What needs the tensors, of which there may be many: read when the first screen is there."""
 
 
-def document(data: dict[str, Any]) -> str:
+def render_document(data: dict[str, Any]) -> str:
     """The whole file."""
     filled = {
         "STYLE": "\n".join(map(_file, _STYLES)),

@@ -12,7 +12,7 @@ from ttrace.trace.format import END
 _PLAN = ".plan.json"
 
 
-def stages(folder: Path) -> dict[str, float]:
+def measure_stages(folder: Path) -> dict[str, float]:
     """Seconds by stage, in the order in which they ran; without those that never ended."""
     found: dict[str, tuple[float, float]] = {}
     for place in (folder, folder / "isolated"):

@@ -24,7 +24,7 @@ class _Node:
     count: int = 0
 
 
-def branches(comparisons: Sequence[Comparison], first: Comparison) -> Tree | None:
+def draw_branches(comparisons: Sequence[Comparison], first: Comparison) -> Tree | None:
     """The tree; None where only one module is wrong, which is told already."""
     root = _Node()
     for comparison in comparisons:

@@ -26,7 +26,7 @@ from ttrace.trace.storage.store import Place
 Row = dict[str, Any]
 
 
-def summary(folder: Place) -> Row:
+def summarize(folder: Place) -> Row:
     """A trace in numbers."""
     trace = Trace(folder)
     return {
@@ -39,7 +39,7 @@ def summary(folder: Place) -> Row:
     }
 
 
-def rows(folder: Path, pattern: str) -> list[Row]:
+def list_rows(folder: Path, pattern: str) -> list[Row]:
     """A row per id that matches; a row per shard if only one does. A run shows both of its sides.
 
     In a run, a layout that nobody stated is inferred as a check infers it: from the shapes that the reference has.
@@ -149,7 +149,7 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def named_id(traces: Sequence[Trace], text: str) -> TensorId:
+def find_id(traces: Sequence[Trace], text: str) -> TensorId:
     """The id that somebody meant: in full, or the first that ends like this, without a step and microbatch."""
     ids = {str(tensor_id): tensor_id for trace in traces for tensor_id in trace.shards}
     meant = next((known for known in ids if known == text or known.endswith(f"/{text}")), None)

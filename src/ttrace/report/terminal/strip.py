@@ -19,7 +19,7 @@ _ROWS: Mapping[str, frozenset[Kind]] = {
 }
 
 
-def strip(comparisons: Sequence[Comparison], width: int) -> list[tuple[str, str]]:
+def draw_strip(comparisons: Sequence[Comparison], width: int) -> list[tuple[str, str]]:
     """Labels and what they label: a line that says which layers, and a line for each part of a step.
 
     Nothing for a model without layers. Where there are more layers than `width`, several share a character.

@@ -14,9 +14,9 @@ from rich.text import Text
 from ttrace.judge.reason import Reason
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
-from ttrace.report.facts import BUT_PROBLEMS, PASSED, alike, facts, has_only_problems, headline
-from ttrace.report.terminal.branches import branches
-from ttrace.report.terminal.strip import WRONG, strip
+from ttrace.report.facts import BUT_PROBLEMS, PASSED, group_alike, has_only_problems, list_facts, make_headline
+from ttrace.report.terminal.branches import draw_branches
+from ttrace.report.terminal.strip import WRONG, draw_strip
 
 _MOST_SHOWN = 5
 _INDENT = 12
@@ -53,7 +53,7 @@ def show(console: Console, judgement: Judgement, next_command: str, report: Path
     console.print(Group(*(part for block in blocks for part in block.parts)), soft_wrap=True)
 
 
-def text(judgement: Judgement, next_command: str, *, width: int = 100, height: int = 40) -> str:
+def render_text(judgement: Judgement, next_command: str, *, width: int = 100, height: int = 40) -> str:
     """The same as plain text that fits a screen, for where others print it."""
     output = StringIO()
     console = Console(file=output, width=width, height=height, force_terminal=True, color_system=None)
@@ -74,7 +74,7 @@ def _fitting(console: Console, blocks: list[_Block]) -> list[_Block]:
 
 
 def _findings(judgement: Judgement, width: int) -> list[_Block]:
-    groups = alike(judgement.findings)
+    groups = group_alike(judgement.findings)
     blocks = []
     for i, (finding, *others) in enumerate(groups[:_MOST_SHOWN]):
         blocks.append(_Block([_headline(finding, first=i == 0)]))
@@ -87,7 +87,7 @@ def _findings(judgement: Judgement, width: int) -> list[_Block]:
 def _strip(judgement: Judgement, width: int) -> list[Text]:
     return [
         Text.assemble((f"  {label:<{_INDENT - 4}}  ", "dim"), _coloured(marks))
-        for label, marks in strip(judgement.comparisons, max(width - _INDENT, 20))
+        for label, marks in draw_strip(judgement.comparisons, max(width - _INDENT, 20))
     ]
 
 
@@ -100,20 +100,20 @@ def _coloured(marks: str) -> Text:
 def _tree(console: Console, judgement: Judgement) -> list[Text]:
     """In lines of their own: whole, a tree would fill them up with blanks."""
     found = judgement.findings
-    tree = branches(judgement.comparisons, found[0].comparison) if found else None
+    tree = draw_branches(judgement.comparisons, found[0].comparison) if found else None
     lines = console.render_lines(tree, pad=False) if tree is not None else []
     return [Text.assemble("  ", *((part.text, part.style or "") for part in line)) for line in lines]
 
 
 def _headline(finding: Finding, *, first: bool) -> Text:
-    what, rest = headline(finding, first=first)
+    what, rest = make_headline(finding, first=first)
     return Text.assemble(("✗ ", "bold red"), (what, "bold red"), f" {rest}")
 
 
 def _details(finding: Finding, others: list[Finding], width: int) -> list[RenderableType]:
     """What is known of a finding, in lines of this width: no table, which would fill them up with blanks."""
     lines: list[RenderableType] = []
-    for label, text in facts(finding, others):
+    for label, text in list_facts(finding, others):
         wrapped = textwrap.wrap(text, max(width - _INDENT, 40), break_long_words=False, break_on_hyphens=False)
         for i, part in enumerate(wrapped):
             head = f"  {label if i == 0 else '':<{_INDENT - 4}}  "

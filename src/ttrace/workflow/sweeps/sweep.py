@@ -19,7 +19,7 @@ import torch
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.report.sweep import Row, Table
+from ttrace.report.sweep import SweepRow, SweepTable
 from ttrace.workflow.flow import Commands, Flow, Tell
 from ttrace.workflow.launch import Launches
 from ttrace.workflow.lock import CELLS, REFERENCES, is_empty
@@ -56,10 +56,10 @@ class Swept:
         return next((code for code in (Exit.FOUND, Exit.UNJUDGED) if code in found), Exit.PASSED)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> SweepTable:
         """What there is to tell."""
         rows = [
-            Row.of(
+            SweepRow.of(
                 result.judgement,
                 result.problem,
                 name=result.cell.name,
@@ -72,7 +72,7 @@ class Swept:
         ]
         smallest = tuple(spelled(dict(cell)) for cell in self.shrunk.smallest) if self.shrunk else ()
         condition = str(self.shrunk) if self.shrunk else ""
-        return Table(tuple(rows), self.num_references, condition, smallest)
+        return SweepTable(tuple(rows), self.num_references, condition, smallest)
 
 
 @dataclass(frozen=True)
