@@ -1,7 +1,7 @@
-"""DDP as most scripts use it: the global batch is split over the ranks. Run alone it is the reference.
+"""DDP as most scripts use it: the global batch is split over the ranks. Run alone, this is the reference.
 
-`--bug ignored` leaves one parameter out of DDP, `--bug loss` divides the loss by the wrong batch size, and `--bug norm`
-normalises each rank's rows by themselves. The four lines for TTrace are numbered; nothing is annotated.
+`--bug ignored` excludes one parameter from DDP, `--bug loss` divides the loss by the wrong batch size, and `--bug norm`
+normalises the rows of each rank separately. The four lines for TTrace are numbered. There are no annotations.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""DTensor tensor parallelism, with no annotation for TTrace at all; `--bug` mislabels one gradient.
+"""DTensor tensor parallelism without any annotation for TTrace; `--bug` mislabels one gradient.
 
-The gated layers compute on local tensors, as MoE experts do. `to_local` must say that the gradient it will get back is
-a partial sum. Left out, DTensor takes it for the whole gradient: no crash, the same loss, wrong gradients below.
+The gated layers compute on local tensors, as MoE experts do. `to_local` must state that its incoming gradient is
+a partial sum. Otherwise DTensor takes it for the whole gradient: no crash, the same loss, wrong gradients below.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""FSDP2 with gradient accumulation. Run alone it is the reference, which runs the microbatches of all ranks."""
+"""FSDP2 with gradient accumulation. Run alone, this is the reference: it runs the microbatches of all ranks."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""A tensor-parallel MLP stack written by hand; `--bug` drops one all-reduce of the backward pass.
+"""A hand-written tensor-parallel stack of MLPs; `--bug` omits one all-reduce in the backward pass.
 
-Run alone it is the reference, under torchrun the candidate. The five lines for TTrace are numbered.
+Run alone, this is the reference; run by torchrun, it is the candidate. The five lines for TTrace are numbered.
 """
 
 import os
@@ -19,7 +19,7 @@ RULES = {"*.fc1.*": "out/tp ...", "*.fc1/output": "batch hidden/tp", "*.fc2.weig
 
 
 class AllReduce(torch.autograd.Function):
-    """Adds up what the ranks hold, in the forward pass, in the backward pass, or in neither."""
+    """Sum over the ranks in the forward pass, in the backward pass, or in neither."""
 
     @staticmethod
     def forward(ctx, x, forward, backward):

@@ -1,4 +1,4 @@
-"""A GPT built from megatron.core and trained as Megatron-LM does it. The three lines for TTrace are numbered."""
+"""A GPT built from megatron.core and trained as in Megatron-LM. The three lines for TTrace are numbered."""
 
 import argparse
 from functools import partial
@@ -102,7 +102,7 @@ def mean_loss(output):
 
 
 def microbatches(step: int, number: int):
-    """This rank's: data-parallel ranks take turns, so that every layout trains on the same samples."""
+    """Yield this rank's microbatches. Data-parallel ranks take turns, so every layout trains on the same samples."""
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     for i in range(number):
         generator = torch.Generator().manual_seed(step * SAMPLES + i * ranks + rank)

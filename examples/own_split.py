@@ -1,4 +1,4 @@
-"""A parallelism that TTrace has never heard of: each rank has every other column. `--bug` deals them out in blocks."""
+"""A parallelism that TTrace does not know: each rank has every other column. `--bug` takes the columns in blocks."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ def dealt(size, rank, world):
 
 
 class Summed(torch.autograd.Function):
-    """Adds up what the ranks have: forward if `is_forward`, else backward."""
+    """Sum over the ranks: in the forward pass if `is_forward`, else in the backward pass."""
 
     @staticmethod
     def forward(ctx, x, is_forward):
@@ -39,7 +39,7 @@ def summed(x):
 
 
 class Dealt(nn.Linear):
-    """Takes every other column of its input; the ranks' products add up."""
+    """A linear layer that takes every other column of its input; the products of the ranks add up."""
 
     def forward(self, x):
         x = Summed.apply(x, False)

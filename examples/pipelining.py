@@ -1,4 +1,4 @@
-"""A pipeline of two stages; `--bug` gives the second stage the microbatches' labels in the wrong order."""
+"""A pipeline of two stages; `--bug` gives the second stage the labels of the microbatches in the wrong order."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ PP, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0
 
 
 def stack(layers):
-    """These layers of the model, under the names that the whole model has for them."""
+    """Build these layers, with the names that they have in the whole model."""
     made = {str(i): nn.Sequential(nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, HIDDEN)) for i in layers}
     return nn.Sequential(OrderedDict(made))
 

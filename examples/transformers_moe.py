@@ -1,8 +1,8 @@
-"""A transformers mixture of experts under FSDP2 and expert parallelism, with no annotation for TTrace at all.
+"""A transformers mixture of experts under FSDP2 and expert parallelism, without any annotation for TTrace.
 
 On PyTorch 2.13 the gradients of the experts are half of what they should be: FSDP2 divides twice where it shards over a
-single rank, as it does for experts that lie whole on theirs. No crash, no warning, the loss is right. `--once` avoids
-the setting that causes it.
+single rank, which it does for experts that one rank holds completely. There is no crash and no warning, and the loss is
+right. `--once` avoids the setting that causes it.
 """
 
 import os
@@ -45,7 +45,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 session = ttrace.attach(model, optimizer)  # 2
 for step in range(10):
     with session.step():  # 3
-        num_mine = NUM_MICROBATCHES // WORLD  # each rank has data of its own
+        num_mine = NUM_MICROBATCHES // WORLD  # each rank has its own data
         for _ in range(num_mine):
             ids, labels = torch.randint(96, (2, 2, 16))
             batch = session.batch({"input_ids": ids, "labels": labels})  # 4
