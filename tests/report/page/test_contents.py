@@ -20,7 +20,7 @@ from ttrace.report.page import columns
 from ttrace.report.page.contents import About, build_page
 from ttrace.report.page.depth import Depth
 from ttrace.report.page.document import render_document
-from ttrace.report.page.provenance import Provenance, read_provenance
+from ttrace.report.page.sides import Side, read_sides
 from ttrace.report.page.timing import measure_stages
 from ttrace.trace.format import Sketched
 from ttrace.trace.storage.seal import seal_document
@@ -143,8 +143,8 @@ def test_each_trace_says_when_and_from_which_commit_it_was_made(tmp_path: Path) 
     (tmp_path / "reference.done.json").write_text(seal_document(json.dumps(mark)))
     (tmp_path / "candidate.done.json").write_text("damaged")
     (tmp_path / "run.json").write_text(seal_document('{"reference": "x", "candidate": "y", "git": "cdef"}'))
-    reference = Provenance("python 'a b.py'", "2026-11-16 05:53 UTC", "abababababab, with uncommitted changes")
-    assert read_provenance(tmp_path) == {"reference": reference, "candidate": Provenance("y", "", "cdef")}
+    reference = Side("python 'a b.py'", "2026-11-16 05:53 UTC", "abababababab, with uncommitted changes")
+    assert read_sides(tmp_path) == {"reference": reference, "candidate": Side("y", "", "cdef")}
 
 
 def test_a_reference_that_cells_share_has_its_own_mark(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_reference_that_cells_share_has_its_own_mark(tmp_path: Path) -> None:
     (shared.parent / "a.done.json").write_text(seal_document('{"git": "abc"}'))
     (tmp_path / "cell").mkdir()
     (tmp_path / "cell" / "reference").symlink_to(shared)
-    assert read_provenance(tmp_path / "cell")["reference"].commit == "abc"
+    assert read_sides(tmp_path / "cell")["reference"].commit == "abc"
 
 
 def test_the_root_is_named_by_its_class(tmp_path: Path) -> None:

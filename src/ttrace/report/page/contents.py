@@ -24,7 +24,7 @@ from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, group_alike, has_
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.page import columns
 from ttrace.report.page.depth import Depth
-from ttrace.report.page.provenance import ROLES, Provenance, read_provenance
+from ttrace.report.page.sides import ROLES, Side, read_sides
 from ttrace.report.page.timing import measure_stages
 from ttrace.tensors.ids import ROOT, Kind
 from ttrace.trace.format import DTYPES
@@ -45,7 +45,7 @@ class About:
 
     title: str
     next_command: str
-    provenance: Mapping[str, Provenance] = field(default_factory=dict)
+    sides: Mapping[str, Side] = field(default_factory=dict)
     """By role."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     traces: tuple[Trace, Trace] | None = None
@@ -55,7 +55,7 @@ class About:
     def of(cls, folder: Path, next_command: str, seen: Path | None = None) -> About:
         """What a run's folder tells; `seen` is the one in which tensors are known best, if it is another."""
         traces = Trace((seen or folder) / "reference"), Trace((seen or folder) / "candidate")
-        return cls(str(folder), next_command, read_provenance(folder), measure_stages(folder), traces)
+        return cls(str(folder), next_command, read_sides(folder), measure_stages(folder), traces)
 
 
 def build_page(judgement: Judgement, about: About) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _power(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace] | None
 
 def _run(about: About) -> dict[str, Any]:
     versions = [trace.manifest.versions for trace in about.traces] if about.traces else [{}, {}]
-    sides = {role: about.provenance.get(role, Provenance()) for role in ROLES}
+    sides = {role: about.sides.get(role, Side()) for role in ROLES}
     return {
         "date": sides["candidate"].date,
         "sides": [{"role": role, **asdict(side)} for role, side in sides.items()],

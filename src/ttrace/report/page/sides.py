@@ -16,7 +16,7 @@ _COMMIT_LETTERS = 12
 
 
 @dataclass(frozen=True)
-class Provenance:
+class Side:
     """What made one trace; what is not known is empty."""
 
     command: str = ""
@@ -26,7 +26,7 @@ class Provenance:
     """Shortened, and whether files differed from it."""
 
 
-def read_provenance(folder: Path) -> dict[str, Provenance]:
+def read_sides(folder: Path) -> dict[str, Side]:
     """Read what made the reference and the candidate of a run.
 
     Each trace has a mark of its own beside it, since a reference may be older than the candidate. Only marks of older
@@ -36,14 +36,14 @@ def read_provenance(folder: Path) -> dict[str, Provenance]:
     return {role: _read(folder / role, run, role) for role in ROLES}
 
 
-def _read(trace: Path, run: dict[str, Any], role: str) -> Provenance:
+def _read(trace: Path, run: dict[str, Any], role: str) -> Side:
     place = trace.resolve()  # cells of a sweep link to references that they share
     try:
         mark = read_document(place.parent / f"{place.name}.done.json")
     except TraceError:
         mark = {}  # a mark that is not what was written marks nothing
     command = mark.get("command")
-    return Provenance(
+    return Side(
         shlex.join(map(str, command)) if isinstance(command, list) else _text(run, role),
         _format_date(_text(mark, "time")),
         _format_commit(_text(mark, "git") or _text(run, "git")),
