@@ -32,7 +32,7 @@ def test_without_isolation_nothing_is_said_of_it(tmp_path: Path) -> None:
 
 def test_a_constant_factor_does_not_take_real_values(tmp_path: Path) -> None:
     factor = replace(finding_of(tmp_path / "a", factor=2.0), alone=False)
-    words = "right on generated inputs and gradients: the factor comes from outside this module"
+    words = "right with generated inputs and gradients: the factor comes from outside this module"
     assert dict(list_facts(factor, []))["isolated"] == words
     other = replace(finding_of(tmp_path / "b"), alone=False)
-    assert dict(list_facts(other, []))["isolated"].endswith("it takes the real ones to go wrong")
+    assert dict(list_facts(other, []))["isolated"].endswith("it is wrong only with the real ones")

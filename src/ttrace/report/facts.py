@@ -1,4 +1,4 @@
-"""This module puts a finding into words, for every report alike."""
+"""Findings in words, the same in every report."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.report.layout_source import describe_provenance
 
-PASSED = "every tensor agrees with the reference as far as rounding allows"
+PASSED = "every tensor agrees with the reference within rounding error"
 BUT_PROBLEMS = f"{PASSED}, but the run has problems"
 SYMBOLS = {Exit.PASSED: "✓", Exit.FOUND: "✗", Exit.UNJUDGED: "?"}
-_ALONE = "wrong by itself: also where its inputs and incoming gradients are generated"
-_ALL_ALONE = "wrong also where the inputs and incoming gradients of all modules are generated"
-_RIGHT_ALONE = "right on generated inputs and gradients"
+_ALONE = "wrong by itself: it is also wrong with generated inputs and gradients"
+_ALL_ALONE = "also wrong when the inputs and gradients of all modules are generated"
+_RIGHT_ALONE = "right with generated inputs and gradients"
 
 
 def group_alike(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings of one kind with one cause, together: one bug in many modules is told once."""
+    """Group findings of one kind with one cause: reports describe one bug in many modules once."""
     groups: dict[tuple[str, str, str | None], list[Finding]] = {}
     for i, finding in enumerate(findings):
         cause = finding.cause
@@ -33,7 +33,7 @@ def has_only_problems(judgement: Judgement) -> bool:
 
 
 def make_headline(finding: Finding, *, first: bool) -> tuple[str, str]:
-    """What is wrong, and the rest of the sentence."""
+    """Return the site that is wrong, and the rest of the sentence about it."""
     comparison = finding.comparison
     when = f"step {comparison.id.step}"
     if comparison.id.microbatch is not None:
@@ -43,10 +43,10 @@ def make_headline(finding: Finding, *, first: bool) -> tuple[str, str]:
 
 
 def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """Everything that is known of a finding, each with its label; `others` are wrong in the same way."""
+    """Yield what is known of a finding, each fact with its label; `others` are wrong in the same way."""
     comparison, cause = finding.comparison, finding.cause
     yield "cause", cause.sentence
-    yield "error", _error(comparison)
+    yield "error", _describe_error(comparison)
     for i, text in enumerate(cause.evidence):
         yield ("evidence" if i == 0 else ""), text
     if comparison.by:
@@ -55,26 +55,26 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
     if finding.source:
         yield "module", f"{finding.module}, {finding.source}"
     if finding.inside:
-        yield "inside", f"the first wrong result in its own code is that of {finding.inside}"
+        yield "inside", f"in its own code, {finding.inside} returns the first wrong result"
     if finding.alone is not None:
         alone = _ALL_ALONE if finding.covers else _ALONE
-        yield "isolated", alone if finding.alone else f"{_RIGHT_ALONE}: {_why_right(finding)}"
+        yield "isolated", alone if finding.alone else f"{_RIGHT_ALONE}: {_explain_right(finding)}"
     if others:
-        named = ", ".join(str(other.comparison.id.site) for other in others[:3])
+        names = ", ".join(str(other.comparison.id.site) for other in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        yield "also", f"{named}{more}, in the same way"
+        yield "also", f"{names}{more} {'is' if len(others) == 1 else 'are'} wrong in the same way"
     if finding.num_after:
         after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
         yield "then", f"{after} wrong"
 
 
-def _why_right(finding: Finding) -> str:
-    if finding.cause.name in FACTORS:  # which no value of an input makes or breaks
+def _explain_right(finding: Finding) -> str:
+    if finding.cause.name in FACTORS:  # no input can cause or hide a factor
         return "the factor comes from outside this module"
-    return "it takes the real ones to go wrong"
+    return "it is wrong only with the real ones"
 
 
-def _error(comparison: Comparison) -> str:
+def _describe_error(comparison: Comparison) -> str:
     tolerance = comparison.tolerance
     assert tolerance is not None
     worst = max(comparison.error, comparison.replica_error)

@@ -122,7 +122,7 @@ def test_a_run_in_which_only_problems_are_left_says_so(tmp_path: Path) -> None:
     case.right("0/0/a/output")
     judgement = replace(case.judged(), problems=("a rule does not fit",))
     head = build_page(judgement, About("runs/a", ""))["head"]
-    assert head["rest"] == "every tensor agrees with the reference as far as rounding allows, but the run has problems"
+    assert head["rest"] == "every tensor agrees with the reference within rounding error, but the run has problems"
 
 
 def test_no_tag_begins_inside_the_data(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_difference_says_what_was_summed_and_which_factor_is_to_come(tmp_path:
     name = "0/0/fc/grad_output"
     case.both(name, drawn(4, 8), "a b +tp", lambda x: 2 * x)
     line = compared(case, name).splitlines()[2]
-    assert line.startswith("summed over tp, after the factor 0.5 still to come, error ")
+    assert line.startswith("summed over tp, times the factor 0.5 of a later reduction, error ")
 
 
 def test_folders_with_spaces_are_quoted(tmp_path: Path) -> None:

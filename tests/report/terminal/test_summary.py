@@ -71,7 +71,7 @@ def test_success_is_told(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.right("0/0/a/output")
     lines = shown(case.judged()).splitlines()
-    assert lines[0] == "✓ every tensor agrees with the reference as far as rounding allows"
+    assert lines[0] == "✓ every tensor agrees with the reference within rounding error"
     assert lines[-1] == f"next: {NEXT}"
 
 
@@ -133,7 +133,7 @@ def test_many_findings_are_cut_short_and_counted(tmp_path: Path) -> None:
     assert text.count("is wrong too") == 4
     assert "by itself" not in text  # nothing ran in isolation
     assert "... and 3 further findings" in text
-    assert "... and 2 more that could not be judged" in text
+    assert "... and 2 more tensors could not be judged" in text
 
 
 def test_a_missing_layer_is_one_line(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_many_layers_share_marks(tmp_path: Path) -> None:
     lines = shown(many_layers(Case(tmp_path), 60), width=42).splitlines()
     (forward,) = [line.split()[1] for line in lines if line.startswith("  forward")]
     assert forward == "▁" + "✗" * 29
-    assert any("model.layers.0 to 59, 2 layers a mark" in line for line in lines)
+    assert any("model.layers.0 to 59, 2 layers per mark" in line for line in lines)
 
 
 def test_the_tree_leads_to_the_first_wrong_tensor(tmp_path: Path) -> None:
@@ -226,6 +226,6 @@ def test_a_problem_of_a_run_in_which_every_tensor_agrees_is_the_headline(tmp_pat
     problems = ['a/output: rule "a" does not fit', 'b/output: rule "b" does not fit']
     judgement = check(case.reference.close(), [case.twin.close()], case.candidate.close(problems=problems))
     lines = shown(judgement, width=200).splitlines()
-    agrees = "every tensor agrees with the reference as far as rounding allows"
+    agrees = "every tensor agrees with the reference within rounding error"
     assert lines[:3] == [f"? {agrees}, but the run has problems:", *(f"? {problem}" for problem in problems)]
     assert not any("does not fit" in line for line in lines[3:])

@@ -63,12 +63,12 @@ def _head(difference: Difference) -> Text:
     total = difference.total
     what = f"summed over {', '.join(difference.pending)}, " if difference.pending else ""
     if difference.factor != 1.0:
-        what += f"after the factor {difference.factor:g} still to come, "
+        what += f"times the factor {difference.factor:g} of a later reduction, "
     return Text.assemble(
         (str(difference.id), "bold"),
         f"  shape {list(difference.shape)}\n",
         f'layout "{difference.layout}", {describe_provenance(difference.by)}\n',
-        f"{what}error {total.error:.2e}, candidate = {total.scale:.6g} x reference along it",
+        f"{what}error {total.error:.2e}, best fit: candidate = {total.scale:.6g} x reference",
     )
 
 

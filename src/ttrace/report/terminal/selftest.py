@@ -1,4 +1,4 @@
-"""This module tells what a check is worth: by kind for people, tensor by tensor for programs."""
+"""Report of a selftest: a table by kind for people, every tensor for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ttrace.tensors.ids import Kind
 
 _MOST_SHOWN = 5
 _SHORT = ("x 1.01", "x 1.001", "lost", "swapped", "row", "other mb")
-"""The faults, in the order of INJECTIONS, in few letters: the table should fit a terminal."""
+"""Short names of the faults, in the order of INJECTIONS: the table has to fit a terminal."""
 
 
 def as_json(found: SelfTest) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def as_json(found: SelfTest) -> dict[str, Any]:
 
 
 def show(console: Console, found: SelfTest) -> None:
-    """Print a table by kind, with the smallest error that is seen in the middle and in the worst, then what is not."""
+    """Print a table by kind with the smallest error that the check sees, then what it does not protect."""
     console.print(_table(found.powers))
     blind: dict[str, list[str]] = {}
     for power in found.powers:
@@ -48,7 +48,7 @@ def show(console: Console, found: SelfTest) -> None:
 
 def _table(powers: Sequence[Power]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for name in ("kind", "tensors", "judged", "error", "worst", *_SHORT):
+    for name in ("kind", "tensors", "judged", "median", "worst", *_SHORT):
         table.add_column(name, justify="left" if name == "kind" else "right", overflow="fold")
     for kind in Kind:
         mine = [power for power in powers if power.comparison.id.kind is kind]

@@ -35,7 +35,7 @@ def draw_strip(comparisons: Sequence[Comparison], width: int) -> list[tuple[str,
         return []
     per_mark = -(-(last + 1) // width)
     name = f"{stack}." if stack else ""
-    shared = f", {per_mark} layers a mark" if per_mark > 1 else ""
+    shared = f", {per_mark} layers per mark" if per_mark > 1 else ""
     head = ("depth", f"{name}0 to {last}{shared}: {WRONG} wrong, {OPEN} not judged, ▁ to ▇ error within the tolerance")
     return [head, *_rows(mine, last // per_mark + 1, per_mark)]
 

@@ -135,7 +135,7 @@ def _unjudged(judgement: Judgement) -> list[RenderableType]:
         for comparison in spoilt[:_MOST_SHOWN]
     ]
     if len(spoilt) > _MOST_SHOWN:
-        lines.append(Text(f"... and {len(spoilt) - _MOST_SHOWN} more that could not be judged", "dim"))
+        lines.append(Text(f"... and {len(spoilt) - _MOST_SHOWN} more tensors could not be judged", "dim"))
     return lines
 
 
