@@ -1,4 +1,4 @@
-"""This module measures all that docs/evaluation.md says, and writes it."""
+"""Measurements for docs/evaluation.md, and the page made from them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from zoo.score import CAUSE, LOCALISED, SECONDS, Line, Score, score
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 MINUTES = 25
-"""The most that all bugs may take, and all controls."""
+"""The longest time that all bugs may take, and that all controls may take."""
 LOADED = 1.5
-"""Processes that wait for each core, from which on seconds say little."""
+"""The load per core above which measured seconds are not reliable."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that was measured."""
+    """All measurements."""
 
     score: Score
     clean: Clean
@@ -65,7 +65,7 @@ class Evaluation:
 
 
 def evaluated(tell: Callable[[str], None]) -> Evaluation:
-    """Everything, one after the other: half an hour."""
+    """Measure everything, one after the other; this takes half an hour."""
     cost = measured()
     tell(f"{cost}")
     found = score(bugs(), tell, judge=by_everyone)
@@ -82,9 +82,9 @@ def _summary(found: Evaluation) -> list[tuple[str, str, str]]:
     facts, lines = found.score.as_json(), found.score.lines
     num_real = sum(line.bug.tier is Tier.T1 for line in lines)
     return [
-        ("bugs", f"{len(lines)}, {num_real} of them in released packages as they are", "50, 12"),
+        ("bugs", f"{len(lines)}, {num_real} of them in unmodified released packages", "50, 12"),
         ("detected", f"{facts['detected']:.1%}", "100%"),
-        ("put into the exact module", f"{facts['localised']:.1%}", f"{LOCALISED:.0%}"),
+        ("located in the exact module", f"{facts['localised']:.1%}", f"{LOCALISED:.0%}"),
         ("right cause as the first finding", f"{facts['cause']:.1%}", f"{CAUSE:.0%}"),
         ("clean sides accused", f"{len(facts['false_alarms'])} of {len(lines)}", "0"),
         ("clean controls accused", f"{len(found.clean.accused)} of {len(found.clean.found)}", "0 of 200"),

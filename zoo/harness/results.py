@@ -11,11 +11,11 @@ from ttrace.judge.verdict import Exit, Judgement, Verdict
 
 _HEAD = """# The matrix of parallelisms
 
-One small transformer, trained for a step by every layout below in every setting, held against the same model in one
-process. Written by `python -m pytest -m matrix --all`; CPU, gloo.
+One small transformer is trained for a step with every layout below in every setting, and compared with the same model
+in one process. `python -m pytest -m matrix --all` writes this page; CPU, gloo.
 
-- *clean*: nothing is wrong and everything was judged, but for what the last column says.
-- *fault*: what was broken on purpose, where, and where the first finding was.
+- *clean*: nothing is wrong, and everything was judged except what the last column names.
+- *fault*: what was broken on purpose, where, and where the first finding is.
 - *neutral*: two steps with recording give the same parameters and gradients as without, bit for bit, on every rank.
 
 | cell | clean | fault | found at | neutral | tensors | passed | inferred | not judged |
