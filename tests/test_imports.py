@@ -60,7 +60,7 @@ FLOORS = {
         {"reader"},
         {"archive", "relayout"},
     ),
-    "report": ({"layout_source"}, {"facts"}, {"terminal", "page", "machine"}, {"sweep"}),
+    "report": ({"layout_source", "numbers"}, {"facts"}, {"terminal", "page", "machine"}, {"sweep"}),
     "workflow": (
         {"supervisor", "lock", "git", "disk_space"},
         {"launch"},

@@ -1,1 +1,1 @@
-"""This folder shows findings: to people in a terminal, to programs as JSON."""
+"""Reports of findings: for people in a terminal and as a page, for programs as JSON."""

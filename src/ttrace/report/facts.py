@@ -27,7 +27,7 @@ def group_alike(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def has_only_problems(judgement: Judgement) -> bool:
-    """Whether every tensor was judged and is right, so that only a problem keeps the run from passing."""
+    """Return whether every tensor was judged and is right, so that only a problem keeps the run from passing."""
     is_open = any(c.spoils or c.verdict.is_wrong for c in judgement.comparisons)
     return bool(judgement.problems) and not is_open and judgement.count(Verdict.PASS) > 0
 

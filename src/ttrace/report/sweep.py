@@ -1,4 +1,4 @@
-"""This module tells a sweep: when it fails, the smallest cell that does, and a table of all cells."""
+"""Report of a sweep: the condition for failure, the smallest cells that fail, and a table of all cells."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLES = {Exit.PASSED: "green", Exit.FOUND: "bold red", Exit.UNJUDGED: "bold ye
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One cell, and what is worth a line of it."""
+    """One cell, in one line."""
 
     name: str
     values: dict[str, int | float | str | bool]
@@ -31,7 +31,7 @@ class SweepRow:
     seconds: float
     folder: str
     first: str = ""
-    """The first wrong tensor, or nothing."""
+    """The first wrong tensor; empty if there is none."""
     why: str = ""
     """Its cause, or why nothing could be judged."""
 
@@ -48,18 +48,18 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class SweepTable:
-    """Everything a sweep says."""
+    """The whole result of a sweep."""
 
     rows: tuple[SweepRow, ...]
     num_references: int
     condition: str = ""
-    """When it fails; empty if nothing does."""
+    """When cells fail; empty if none does."""
     smallest: tuple[str, ...] = ()
     """The names of the smallest cells that fail, one for each part of the condition."""
 
     @property
     def failing(self) -> list[SweepRow]:
-        """The smallest of them."""
+        """The smallest cells that fail."""
         return [row for row in self.rows if row.name in self.smallest]
 
     @property
@@ -92,33 +92,35 @@ def as_json(table: SweepTable, code: Exit) -> dict[str, Any]:
 
 
 def make_cases(table: SweepTable) -> list[junit.Case]:
-    """The cells for JUnit."""
+    """Make a JUnit case of each cell."""
     return [
-        junit.Case(row.name, row.exit, _line(row), f"{_line(row)}\n{table.condition}", row.seconds)
+        junit.Case(row.name, row.exit, _describe_row(row), f"{_describe_row(row)}\n{table.condition}", row.seconds)
         for row in table.rows
     ]
 
 
 def show(console: Console, table: SweepTable, next_command: str, report: str) -> None:
-    """The condition first, the next command last."""
+    """Print the condition first, the next command last."""
     if table.condition:
         console.print(Text.assemble(("✗ ", "bold red"), (table.condition, "bold red")), soft_wrap=True)
     for row in table.failing:
         console.print(Text.assemble(("  smallest  ", "dim"), (row.name, "bold")), soft_wrap=True)
         console.print(Text.assemble(("  first     ", "dim"), row.first), soft_wrap=True)
         console.print(Text.assemble(("  cause     ", "dim"), row.why), soft_wrap=True)
-    console.print(_cells(table.rows))
+    console.print(_make_cells(table.rows))
     console.print(Text(table.counts))
     console.print(Text.assemble(("report: ", "dim"), report), soft_wrap=True)
     console.print(Text.assemble(("next: ", "dim"), (next_command, "bold")), soft_wrap=True)
 
 
 def render_page(table: SweepTable) -> str:
-    """The same as one small HTML file that loads nothing."""
+    """Render the same as one small HTML file that loads nothing."""
     axes = list(table.rows[0].values)
     head = "".join(f"<th>{escape(word)}</th>" for word in ("", *axes, "seconds", "first wrong tensor", "why"))
-    body = "\n".join(_html_row(row) for row in table.rows)
-    smallest = "".join(f"<p>Smallest: <b>{escape(row.name)}</b>. {escape(_line(row))}</p>\n" for row in table.failing)
+    body = "\n".join(_render_row(row) for row in table.rows)
+    smallest = "".join(
+        f"<p>Smallest: <b>{escape(row.name)}</b>. {escape(_describe_row(row))}</p>\n" for row in table.failing
+    )
     title = table.condition or "every cell that was judged agrees with its reference"
     return f"""<!doctype html>
 <html lang="en">
@@ -149,28 +151,31 @@ th, td { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #8884;
 """
 
 
-def _html_row(row: SweepRow) -> str:
+def _render_row(row: SweepRow) -> str:
     name = PurePath(row.folder).name
     link = f'<a href="cells/{escape(name)}/report.html">{SYMBOLS[row.exit]}</a>'
-    words = [*map(_value, row.values.values()), f"{row.seconds:.1f}", row.first, row.why]
+    words = [*map(_format_value, row.values.values()), f"{row.seconds:.1f}", row.first, row.why]
     return f'<tr class="{row.exit.name}"><td>{link}</td>{"".join(f"<td>{escape(w)}</td>" for w in words)}</tr>'
 
 
-def _cells(rows: Sequence[SweepRow]) -> RichTable:
+def _make_cells(rows: Sequence[SweepRow]) -> RichTable:
     table = RichTable(box=None, pad_edge=False, header_style="dim")
     for word in ("", *rows[0].values, "seconds"):
         table.add_column(word, justify="right" if word == "seconds" else "left")
     table.add_column("first wrong tensor", overflow="fold")
     for row in rows:
         first = row.first or (row.why.splitlines() or [""])[0]
-        cells = [Text(SYMBOLS[row.exit], _STYLES[row.exit]), *(Text(_value(value)) for value in row.values.values())]
+        cells = [
+            Text(SYMBOLS[row.exit], _STYLES[row.exit]),
+            *(Text(_format_value(value)) for value in row.values.values()),
+        ]
         table.add_row(*cells, Text(f"{row.seconds:.1f}"), Text(first))
     return table
 
 
-def _value(value: float | str | bool) -> str:
+def _format_value(value: float | str | bool) -> str:
     return ("yes" if value else "-") if isinstance(value, bool) else str(value)
 
 
-def _line(row: SweepRow) -> str:
+def _describe_row(row: SweepRow) -> str:
     return f"{row.first}: {row.why}" if row.first else row.why

@@ -1,4 +1,4 @@
-"""This module speaks to GitHub Actions: annotations at the lines of wrong modules, and a summary of the step."""
+"""Output for GitHub Actions: annotations at the lines of wrong modules, and a summary of the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ttrace.judge.verdict import Exit, Finding, Judgement
 from ttrace.report.facts import PASSED, SYMBOLS, group_alike, list_facts, make_headline
 
 _MOST_ANNOTATIONS = 10
-"""GitHub shows ten errors of a step."""
+"""GitHub shows at most ten errors of a step."""
 
 
 def is_on(environment: Mapping[str, str] = os.environ) -> bool:
@@ -18,55 +18,55 @@ def is_on(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def format_errors(findings: Sequence[Finding], root: Path) -> Iterator[str]:
-    """Workflow commands, one for all modules that are wrong in the same way."""
+    """Format findings as workflow commands, one for all modules that are wrong in the same way."""
     for first, *others in group_alike(findings)[:_MOST_ANNOTATIONS]:
         site, rest = make_headline(first, first=first is findings[0])
         text = "\n".join([f"{site} {rest}", *(f"{label} {fact}".strip() for label, fact in list_facts(first, others))])
-        title = _property(f"ttrace: {first.cause.name.value}")
-        yield f"::error {_place(first.source, root)}title={title}::{_data(text)}"
+        title = _escape_property(f"ttrace: {first.cause.name.value}")
+        yield f"::error {_format_place(first.source, root)}title={title}::{_escape_data(text)}"
 
 
 def format_summary(judgement: Judgement, title: str) -> str:
-    """Markdown: how it ended, and what was found."""
-    lines = [f"### {SYMBOLS[judgement.exit]} TTrace: {_code(title)}", ""]
+    """Format the verdict and the findings as Markdown."""
+    lines = [f"### {SYMBOLS[judgement.exit]} TTrace: {_quote_code(title)}", ""]
     if judgement.exit is Exit.PASSED:
         lines.append(f"{len(judgement.comparisons)} tensors: {PASSED}.")
     for first, *others in group_alike(judgement.findings):
         site, rest = make_headline(first, first=first is judgement.findings[0])
-        lines += [f"**{_code(site)}** {rest}", ""]
-        lines += [f"- {label or 'and'}: {_code(fact)}" for label, fact in list_facts(first, others)]
+        lines += [f"**{_quote_code(site)}** {rest}", ""]
+        lines += [f"- {label or 'and'}: {_quote_code(fact)}" for label, fact in list_facts(first, others)]
         lines.append("")
-    lines += [f"- {_code(problem)}" for problem in judgement.problems]
+    lines += [f"- {_quote_code(problem)}" for problem in judgement.problems]
     return "\n".join(lines) + "\n"
 
 
 def add_summary(text: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Append to the step's summary, where there is one."""
+    """Append to the step's summary, if there is one."""
     path = environment.get("GITHUB_STEP_SUMMARY")
     if path:
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(text)
 
 
-def _place(source: str, root: Path) -> str:
-    """Where the module's class stands; GitHub knows files by their path in the repository only."""
+def _format_place(source: str, root: Path) -> str:
+    """Locate the module's class; GitHub knows files only by their path in the repository."""
     file, _, line = source.rpartition(":")
     path = Path(file)
     if not file or not line.isdigit():
         return ""
     name = path.relative_to(root) if path.is_absolute() and path.is_relative_to(root) else path
-    return f"file={_property(str(name))},line={line},"
+    return f"file={_escape_property(str(name))},line={line},"
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _code(text: str) -> str:
-    """As it is, whatever Markdown or HTML it holds."""
+def _quote_code(text: str) -> str:
+    """Quote a text, so that Markdown and HTML in it have no effect."""
     fence = "``" if "`" in text else "`"
     return f"{fence}{' '.join(text.split())}{fence}"

@@ -1,6 +1,6 @@
-"""This module writes a judgement as JSON, for programs.
+"""JSON report of a judgement, for programs.
 
-docs/reference/report.schema.json is made from its types, which tests/report/machine/test_schema.py holds it to.
+docs/reference/report.schema.json is generated from its types; tests/report/machine/test_schema.py compares them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ttrace.judge.reason import Reason
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import CauseName, Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.report.layout_source import describe_provenance
+from ttrace.report.numbers import keep_finite
 
 SCHEMA = 1
 _CLOSED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -84,7 +85,7 @@ class Report(TypedDict):
 
 
 def build_schema() -> dict[str, Any]:
-    """The JSON schema of a report."""
+    """Build the JSON schema of a report."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **TypeAdapter(Report).json_schema(mode="serialization"),
@@ -92,21 +93,21 @@ def build_schema() -> dict[str, Any]:
 
 
 def as_json(judgement: Judgement, next_command: str) -> Report:
-    """The whole judgement; numbers that JSON cannot hold become null."""
+    """Return the whole judgement; numbers that JSON cannot hold become null."""
     return {
         "schema": SCHEMA,
         "exit": int(judgement.exit),
         "counts": {verdict.value: judgement.count(verdict) for verdict in Verdict},
-        "findings": [_finding(finding) for finding in judgement.findings],
+        "findings": [_report_finding(finding) for finding in judgement.findings],
         "problems": list(judgement.problems),
         "notes": list(judgement.notes),
         "next": next_command,
-        "tensors": [_comparison(comparison) for comparison in judgement.comparisons],
+        "tensors": [_report_tensor(comparison) for comparison in judgement.comparisons],
     }
 
 
 def make_failure(message: str) -> Report:
-    """The same form for a command that could not judge anything."""
+    """Make a report of the same form for a command that could not judge anything."""
     return {
         "schema": SCHEMA,
         "exit": int(Exit.UNJUDGED),
@@ -119,7 +120,7 @@ def make_failure(message: str) -> Report:
     }
 
 
-def _finding(finding: Finding) -> FindingReport:
+def _report_finding(finding: Finding) -> FindingReport:
     return {
         "id": str(finding.comparison.id),
         "module": finding.module,
@@ -129,30 +130,26 @@ def _finding(finding: Finding) -> FindingReport:
         "sentence": finding.cause.sentence,
         "axis": finding.cause.axis,
         "evidence": list(finding.cause.evidence),
-        "error": _number(finding.comparison.error),
-        "tolerance": _number(finding.comparison.tolerance.value if finding.comparison.tolerance else math.nan),
+        "error": keep_finite(finding.comparison.error),
+        "tolerance": keep_finite(finding.comparison.tolerance.value if finding.comparison.tolerance else math.nan),
         "num_after": finding.num_after,
         "alone": finding.alone,
         "inside": finding.inside,
     }
 
 
-def _comparison(comparison: Comparison) -> TensorReport:
+def _report_tensor(comparison: Comparison) -> TensorReport:
     tolerance = comparison.tolerance
     return {
         "id": str(comparison.id),
         "verdict": comparison.verdict,
         "reason": describe(comparison.why),
         "reason_name": comparison.reason.value if comparison.reason else "",
-        "error": _number(comparison.error),
-        "scale": _number(comparison.stats.scale),
-        "tolerance": _number(tolerance.value) if tolerance else None,
-        "twin_error": _number(tolerance.twin_error) if tolerance else None,
-        "replica_error": _number(comparison.replica_error),
+        "error": keep_finite(comparison.error),
+        "scale": keep_finite(comparison.stats.scale),
+        "tolerance": keep_finite(tolerance.value) if tolerance else None,
+        "twin_error": keep_finite(tolerance.twin_error) if tolerance else None,
+        "replica_error": keep_finite(comparison.replica_error),
         "layout": comparison.layout,
         "by": describe_provenance(comparison.by),
     }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""This module writes JUnit XML, which every CI system shows: a case for each run that was judged."""
+"""JUnit XML, which every CI system shows: a case for each run that was judged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML cannot hold, however it is escaped."""
+"""Characters that XML cannot hold, not even escaped."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run: how it ended, in a line and in full."""
+    """One run, and how it ended: in one line and in full."""
 
     name: str
     exit: Exit
@@ -27,7 +27,7 @@ class Case:
 
 
 def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
-    """What was found is a failure, what could not be judged an error."""
+    """Write the cases: a run with findings is a failure, a run that could not be judged an error."""
     try:
         path.write_text(format_junit(suite, cases), encoding="utf-8")
     except OSError as error:
@@ -44,12 +44,12 @@ def format_junit(suite: str, cases: Sequence[Case]) -> str:
     numbers = {name: str(count) for name, count in counts.items()}
     parent = ElementTree.SubElement(root, "testsuite", {"name": _drop_forbidden(suite), **numbers})
     for case in cases:
-        _add(parent, suite, case)
+        _add_case(parent, suite, case)
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _add(parent: ElementTree.Element, suite: str, case: Case) -> None:
+def _add_case(parent: ElementTree.Element, suite: str, case: Case) -> None:
     known = {"classname": _drop_forbidden(suite), "name": _drop_forbidden(case.name), "time": f"{case.seconds:.3f}"}
     element = ElementTree.SubElement(parent, "testcase", known)
     if case.exit is not Exit.PASSED:

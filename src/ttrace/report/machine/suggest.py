@@ -1,4 +1,4 @@
-"""This module lists the sites whose layout nobody stated, and writes the rules that would, for `attach(rules=...)`."""
+"""Sites whose layout nobody stated, and rules that would state it, for `attach(rules=...)`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ _WARNING = (
 
 
 def find_unstated(judgement: Judgement) -> list[dict[str, str]]:
-    """Every site whose layout nobody stated, with the layout it seems to have and how that is known."""
+    """Find every site whose layout nobody stated, the layout it seems to have, and how that is known."""
     rows: dict[str, dict[str, str]] = {}
-    for how, comparisons in zip(("inferred", "pending sum", "contradicted", "unknown"), _kinds(judgement), strict=True):
+    for how, comparisons in zip(
+        ("inferred", "pending sum", "contradicted", "unknown"), _sort_sites(judgement), strict=True
+    ):
         for comparison in comparisons:
             site = str(comparison.id.site)
             rows[site] = {"site": site, "how": how, "layout": comparison.suggestion or comparison.layout}
@@ -28,58 +30,63 @@ def find_unstated(judgement: Judgement) -> list[dict[str, str]]:
 
 
 def suggest_rules(judgement: Judgement) -> str:
-    """A rules file: a line for every site whose layout was inferred; what must be decided first is switched off."""
-    inferred, pending, contradicted, unknown = _kinds(judgement)
+    """Write a rules file: a line for every site whose layout was inferred; doubtful lines are commented out."""
+    inferred, pending, contradicted, unknown = _sort_sites(judgement)
     doubtful = [*pending, *contradicted, *unknown]
-    lines = ["[layouts]", *_lines(inferred, [c.layout for c in inferred], doubtful)]
+    lines = ["[layouts]", *_write_lines(inferred, [c.layout for c in inferred], doubtful)]
     if pending:
         lines += ["", _WARNING]
-        lines += [f"# {line}" for line in _lines(pending, [c.suggestion for c in pending], inferred)]
+        lines += [f"# {line}" for line in _write_lines(pending, [c.suggestion for c in pending], inferred)]
     if contradicted:
-        lines += ["", "# With these, inferred from shapes, the candidate is wrong: they may be, or the candidate is."]
-        lines += [f"# {line}" for line in _lines(contradicted, [c.layout for c in contradicted], inferred)]
+        lines += [
+            "",
+            "# These were inferred from shapes, and with them the candidate is wrong: either they are wrong, or it is.",
+        ]
+        lines += [f"# {line}" for line in _write_lines(contradicted, [c.layout for c in contradicted], inferred)]
     if unknown:
-        lines += ["", "# No single layout explains the shapes of these; only you know it."]
-        lines += [f"# {line}" for line in _lines(unknown, ["?"] * len(unknown), inferred)]
+        lines += ["", "# No single layout explains the shapes of these. Only you know their layouts."]
+        lines += [f"# {line}" for line in _write_lines(unknown, ["?"] * len(unknown), inferred)]
     return "\n".join(lines) + "\n"
 
 
-def _kinds(judgement: Judgement) -> tuple[list[Comparison], ...]:
-    """What was inferred, what looks like a pending sum, what was inferred and is wrong, and what nothing explains."""
+def _sort_sites(judgement: Judgement) -> tuple[list[Comparison], ...]:
+    """Sort sites: inferred, looks like a pending sum, inferred but wrong, and explained by no layout."""
     comparisons = judgement.comparisons
     inferred = [c for c in comparisons if c.by == INFERRED and c.layout and not c.suggestion]
     pending = [c for c in comparisons if c.suggestion]
     unknown = [c for c in comparisons if c.reason is Reason.NO_LAYOUT]
-    # One rule speaks of all microbatches of a site, and of all kinds of a parameter: one that is wrong is enough.
-    wrong = {_exact(c.id.site) for c in inferred if c.verdict.is_wrong}
-    decided_elsewhere = {_exact(c.id.site) for c in (*pending, *unknown)}
-    inferred = [c for c in inferred if _exact(c.id.site) not in decided_elsewhere]
+    # One rule is for all microbatches of a site, and for all kinds of a parameter: a single wrong one is enough.
+    wrong = {_make_pattern(c.id.site) for c in inferred if c.verdict.is_wrong}
+    decided_elsewhere = {_make_pattern(c.id.site) for c in (*pending, *unknown)}
+    inferred = [c for c in inferred if _make_pattern(c.id.site) not in decided_elsewhere]
     return (
-        [c for c in inferred if _exact(c.id.site) not in wrong],
+        [c for c in inferred if _make_pattern(c.id.site) not in wrong],
         pending,
-        [c for c in inferred if _exact(c.id.site) in wrong],
+        [c for c in inferred if _make_pattern(c.id.site) in wrong],
         unknown,
     )
 
 
-def _lines(comparisons: Sequence[Comparison], layouts: Sequence[str], others: Sequence[Comparison]) -> Iterator[str]:
-    """One line per pattern; numbered modules share one where they agree, and none of `others` is among them."""
+def _write_lines(
+    comparisons: Sequence[Comparison], layouts: Sequence[str], others: Sequence[Comparison]
+) -> Iterator[str]:
+    """Write one line per pattern; numbered modules share one if they agree and it matches none of `others`."""
     known = dict(zip((c.id.site for c in comparisons), layouts, strict=True))
     elsewhere = {c.id.site for c in others}
     patterns: dict[str, str] = {}
     for site, layout in known.items():
-        exact = _exact(site)
-        wide = exact.replace(site.name, _without_numbers(site.name), 1)
+        exact = _make_pattern(site)
+        wide = exact.replace(site.name, _drop_numbers(site.name), 1)
         agree = all(other == layout for where, other in known.items() if matches(wide, where))
         agree = agree and not any(matches(wide, where) for where in elsewhere)
         patterns[wide if agree else exact] = layout
     return (f"{json.dumps(pattern)} = {json.dumps(layout)}" for pattern, layout in patterns.items())
 
 
-def _exact(site: Site) -> str:
-    """The pattern of one site: a parameter and everything that is shaped like it have one layout, so one line."""
+def _make_pattern(site: Site) -> str:
+    """Make the pattern of one site; a parameter and all tensors of its shape share one layout, so one line."""
     return site.name if site.kind.is_of_param else str(site)
 
 
-def _without_numbers(name: str) -> str:
+def _drop_numbers(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))

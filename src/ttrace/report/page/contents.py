@@ -22,6 +22,7 @@ from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, group_alike, has_only_problems, list_facts, make_headline
 from ttrace.report.layout_source import describe_provenance
+from ttrace.report.numbers import keep_finite
 from ttrace.report.page import columns
 from ttrace.report.page.depth import Depth
 from ttrace.report.page.sides import ROLES, Side, read_sides
@@ -32,7 +33,7 @@ from ttrace.trace.reader import Trace
 
 MOST_MAPS = 8
 MOST_CONFLICTS = 24
-"""So many replicas that differ are read again, to say along which axes."""
+"""How many of the replicas that differ are read again, to find along which axes they do."""
 _MOST_LISTED = 200
 _EPSILONS = {
     torch.finfo(dtype).eps: str(dtype).removeprefix("torch.") for dtype in DTYPES.values() if dtype.is_floating_point
@@ -41,7 +42,7 @@ _EPSILONS = {
 
 @dataclass(frozen=True)
 class About:
-    """What a judgement does not know of itself."""
+    """What the page shows of a run besides its judgement."""
 
     title: str
     next_command: str
@@ -49,48 +50,48 @@ class About:
     """By role."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     traces: tuple[Trace, Trace] | None = None
-    """Reference and candidate; without them there are no maps, and nothing is said of axes and parameters."""
+    """Reference and candidate; without them the page has no maps, and says nothing about axes and parameters."""
 
     @classmethod
     def of(cls, folder: Path, next_command: str, seen: Path | None = None) -> About:
-        """What a run's folder tells; `seen` is the one in which tensors are known best, if it is another."""
+        """Read a run's folder; `seen` is the folder with the most complete traces, if that is another one."""
         traces = Trace((seen or folder) / "reference"), Trace((seen or folder) / "candidate")
         return cls(str(folder), next_command, read_sides(folder), measure_stages(folder), traces)
 
 
 def build_page(judgement: Judgement, about: About) -> dict[str, Any]:
-    """Everything on the page, as JSON can hold it. Texts are as the traces have them: whoever shows them escapes."""
+    """Build everything on the page, ready for JSON. Texts are not escaped: that is up to whatever shows them."""
     comparisons = judgement.comparisons
     groups = group_alike(judgement.findings)
     depth = Depth.of(comparisons)
     return {
         "title": about.title,
         "root": _name_root(about.traces),
-        "head": _head(judgement, about),
+        "head": _build_head(judgement, about),
         "next": about.next_command,
         "count": len(comparisons),
         "counts": {verdict.value: judgement.count(verdict) for verdict in Verdict},
-        "precision": _precision(comparisons),
-        "findings": [_finding(group, first=i == 0) for i, group in enumerate(groups[:_MOST_LISTED])],
+        "precision": _find_precision(comparisons),
+        "findings": [_build_finding(group, first=i == 0) for i, group in enumerate(groups[:_MOST_LISTED])],
         "problems": list(judgement.problems)[:_MOST_LISTED],
         "notes": list(judgement.notes)[:_MOST_LISTED],
         "places": list(depth.names),
-        "tensors": _tensors(comparisons, depth),
-        "maps": _maps(judgement, about.traces) if about.traces else [],
-        "conflicts": _conflicts(comparisons, about.traces) if about.traces else [],
-        "coverage": _coverage(comparisons),
-        "power": _power(comparisons, about.traces),
-        "run": _run(about),
+        "tensors": _pack_tensors(comparisons, depth),
+        "maps": _build_maps(judgement, about.traces) if about.traces else [],
+        "conflicts": _count_conflicts(comparisons, about.traces) if about.traces else [],
+        "coverage": _count_coverage(comparisons),
+        "power": _measure_power(comparisons, about.traces),
+        "run": _describe_run(about),
     }
 
 
 def _name_root(traces: tuple[Trace, Trace] | None) -> str:
-    """The class of the whole model: its own name is a dot."""
+    """Name the whole model by its class: in ids it is only a dot."""
     root = traces[0].manifest.modules.get(ROOT) if traces else None
     return root.type.rpartition(".")[2] if root else "model"
 
 
-def _head(judgement: Judgement, about: About) -> dict[str, Any]:
+def _build_head(judgement: Judgement, about: About) -> dict[str, Any]:
     exit_code = judgement.exit
     head: dict[str, Any] = {"exit": int(exit_code), "symbol": SYMBOLS[exit_code], "mesh": "", "ranks": 0}
     if about.traces is not None:
@@ -108,7 +109,7 @@ def _head(judgement: Judgement, about: About) -> dict[str, Any]:
     return head | {"what": "", "rest": words}
 
 
-def _finding(group: Sequence[Finding], *, first: bool) -> dict[str, Any]:
+def _build_finding(group: Sequence[Finding], *, first: bool) -> dict[str, Any]:
     what, rest = make_headline(group[0], first=first)
     return {
         "id": str(group[0].comparison.id),
@@ -119,15 +120,15 @@ def _finding(group: Sequence[Finding], *, first: bool) -> dict[str, Any]:
     }
 
 
-def _precision(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Machine epsilon of the working precision: that of most activations, or of anything."""
+def _find_precision(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Find the machine epsilon of most outputs, or else of most tensors."""
     floors = [c.tolerance.floor for c in comparisons if c.tolerance and c.tolerance.floor and c.id.kind is Kind.OUTPUT]
     floors = floors or [c.tolerance.floor for c in comparisons if c.tolerance and c.tolerance.floor]
     epsilon = 2 * statistics.median_low(floors) if floors else torch.finfo(torch.float32).eps
     return {"epsilon": epsilon, "name": _EPSILONS.get(epsilon, "")}
 
 
-def _tensors(comparisons: Sequence[Comparison], depth: Depth) -> dict[str, Any]:
+def _pack_tensors(comparisons: Sequence[Comparison], depth: Depth) -> dict[str, Any]:
     ids = [comparison.id for comparison in comparisons]
     tolerances = [comparison.tolerance for comparison in comparisons]
     return {
@@ -144,7 +145,7 @@ def _tensors(comparisons: Sequence[Comparison], depth: Depth) -> dict[str, Any]:
         "reason": columns.pack_words(describe(c.why) for c in comparisons),
         "layout": columns.pack_words(c.layout for c in comparisons),
         "by": columns.pack_words(describe_provenance(c.by) for c in comparisons),
-        # What was not measured has no error; Stats would say 0.
+        # A tensor that was not measured has no error, but its Stats would give 0.
         "error": columns.pack_floats(c.error if c.tolerance else math.nan for c in comparisons),
         "replicas": columns.pack_floats(c.replica_error if c.tolerance else math.nan for c in comparisons),
         "scale": columns.pack_floats(c.stats.scale - 1.0 for c in comparisons),
@@ -154,38 +155,38 @@ def _tensors(comparisons: Sequence[Comparison], depth: Depth) -> dict[str, Any]:
     }
 
 
-def _maps(judgement: Judgement, traces: tuple[Trace, Trace]) -> list[dict[str, Any]]:
-    """Where the error of the tensors that were found lies, then of the first wrong ones."""
+def _build_maps(judgement: Judgement, traces: tuple[Trace, Trace]) -> list[dict[str, Any]]:
+    """Map the errors of the findings' tensors, then of the first other wrong ones."""
     wrong = [finding.comparison for finding in judgement.findings]
     wrong += [comparison for comparison in judgement.comparisons if comparison.verdict.is_wrong]
     found = []
     for comparison in {c.id: c for c in wrong}.values():
         mapped = error_map(comparison, *traces)
         if mapped is not None:
-            ranks = [_rank_map(rank) for rank in mapped.ranks]
+            ranks = [_build_rank_map(rank) for rank in mapped.ranks]
             found.append({"id": str(comparison.id), "shape": mapped.shape, "of": mapped.num_ranks, "ranks": ranks})
         if len(found) == MOST_MAPS:
             break
     return found
 
 
-def _rank_map(rank: RankMap) -> dict[str, Any]:
+def _build_rank_map(rank: RankMap) -> dict[str, Any]:
     blocks = [value for row in rank.blocks for value in row]
     return {"where": rank.where, "region": rank.region, "rows": len(rank.blocks), "blocks": columns.pack_floats(blocks)}
 
 
-def _conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace]) -> list[dict[str, Any]]:
-    """Replicas that differ, by axis: how many tensors, the first and the worst of them."""
+def _count_conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace]) -> list[dict[str, Any]]:
+    """Count by axis the tensors whose replicas differ, with the first and the worst of them."""
     found: dict[str, list[Comparison]] = {}
     conflicts = [c for c in comparisons if c.verdict is Verdict.CONFLICT]
     for comparison in conflicts[:MOST_CONFLICTS]:
-        for axis in _axes(comparison, traces):
+        for axis in _find_axes(comparison, traces):
             found.setdefault(axis, []).append(comparison)
     return [
         {
             "axis": axis,
             "count": len(mine),
-            "worst": _number(max(c.replica_error for c in mine)),
+            "worst": keep_finite(max(c.replica_error for c in mine)),
             "first": str(mine[0].id),
             "looked_at": min(len(conflicts), MOST_CONFLICTS),
             "of": len(conflicts),
@@ -194,7 +195,7 @@ def _conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace]) -
     ]
 
 
-def _axes(comparison: Comparison, traces: tuple[Trace, Trace]) -> list[str]:
+def _find_axes(comparison: Comparison, traces: tuple[Trace, Trace]) -> list[str]:
     evidence = Evidence.of(comparison, *traces)
     try:
         return (axes_of_conflict(evidence) if evidence else []) or ["no single axis"]
@@ -202,8 +203,8 @@ def _axes(comparison: Comparison, traces: tuple[Trace, Trace]) -> list[str]:
         return ["not known: only sketches were recorded"]
 
 
-def _coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """What was compared by kind, what was not and why, and who said how tensors are cut."""
+def _count_coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Count what was compared by kind, what was not and why, and where layouts come from."""
     kinds: dict[Kind, Counter[Verdict]] = {kind: Counter() for kind in Kind}
     for comparison in comparisons:
         kinds[comparison.id.kind][comparison.verdict] += 1
@@ -218,23 +219,23 @@ def _coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             {"reason": reason, "count": len(mine), "first": str(mine[0].id), "spoils": any(c.spoils for c in mine)}
             for reason, mine in sorted(reasons.items(), key=lambda item: -len(item[1]))
         ][:_MOST_LISTED],
-        "layouts": _who(comparisons),
+        "layouts": _count_sources(comparisons),
     }
 
 
-def _who(comparisons: Iterable[Comparison]) -> list[list[Any]]:
+def _count_sources(comparisons: Iterable[Comparison]) -> list[list[Any]]:
     said = Counter("inferred" if c.has_inferred_layout else "stated" if c.by else "nobody" for c in comparisons)
     return [list(item) for item in said.most_common()]
 
 
-def _power(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace] | None) -> dict[str, Any]:
-    """The smallest error that would have been seen, from tolerances alone; `ttrace selftest` tries it."""
+def _measure_power(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace] | None) -> dict[str, Any]:
+    """Measure the smallest error that would have been reported, from tolerances alone; `ttrace selftest` tests it."""
     errors: dict[Kind, list[float]] = {}
     for comparison in comparisons:
         if (error := Power(comparison, {}).error) is not None:
             errors.setdefault(comparison.id.kind, []).append(error)
     rows = [
-        [kind.value, len(mine), _number(statistics.median(mine)), _number(max(mine))]
+        [kind.value, len(mine), keep_finite(statistics.median(mine)), keep_finite(max(mine))]
         for kind in Kind
         if (mine := errors.get(kind))
     ]
@@ -242,7 +243,7 @@ def _power(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace] | None
     return {"kinds": rows, "blind": [list(item) for item in blind.items()][:_MOST_LISTED], "num_blind": len(blind)}
 
 
-def _run(about: About) -> dict[str, Any]:
+def _describe_run(about: About) -> dict[str, Any]:
     versions = [trace.manifest.versions for trace in about.traces] if about.traces else [{}, {}]
     sides = {role: about.sides.get(role, Side()) for role in ROLES}
     return {
@@ -253,7 +254,3 @@ def _run(about: About) -> dict[str, Any]:
             [name, versions[0].get(name, ""), versions[1].get(name, "")] for name in {**versions[0], **versions[1]}
         ],
     }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

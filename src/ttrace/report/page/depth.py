@@ -1,4 +1,4 @@
-"""This module lays all tensors of a model along its depth, so that forward, backward and updates share one axis."""
+"""Places of all tensors along the depth of a model, so that forward, backward and updates share one axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENDS = (Kind.OUTPUT, Kind.INPUT)
 
 @dataclass(frozen=True)
 class Depth:
-    """Where each tensor sits: at what enters or leaves its module, in the order of the reference's forward pass."""
+    """The place of each tensor: at its module's input or output, in the order of the reference's forward pass."""
 
     places: tuple[int, ...]
     """One for each comparison."""
@@ -29,13 +29,13 @@ class Depth:
         names = tuple(name for name, _ in known) or ("",)
         places, last = [], 0
         for comparison in comparisons:
-            # What belongs to no module, a loss for instance, sits where it was seen.
-            last = _place(comparison.id, known, last)
+            # A tensor that belongs to no module, such as a loss, gets the place of the tensor before it.
+            last = _find_place(comparison.id, known, last)
             places.append(last)
         return cls(tuple(places), names)
 
 
-def _place(tensor_id: TensorId, known: dict[tuple[str, Kind], int], last: int) -> int:
+def _find_place(tensor_id: TensorId, known: dict[tuple[str, Kind], int], last: int) -> int:
     name, kind = tensor_id.name, tensor_id.kind.primal
     if tensor_id.kind.is_of_param:
         name = name.rpartition(".")[0]

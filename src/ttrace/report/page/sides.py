@@ -17,7 +17,7 @@ _COMMIT_LETTERS = 12
 
 @dataclass(frozen=True)
 class Side:
-    """What made one trace; what is not known is empty."""
+    """How one trace was made; a field that is not known is empty."""
 
     command: str = ""
     date: str = ""
@@ -27,7 +27,7 @@ class Side:
 
 
 def read_sides(folder: Path) -> dict[str, Side]:
-    """Read what made the reference and the candidate of a run.
+    """Read how the reference and the candidate of a run were made.
 
     Each trace has a mark of its own beside it, since a reference may be older than the candidate. Only marks of older
     versions lack the date and the commit; then the commit of the whole run is the next best.
@@ -41,7 +41,7 @@ def _read(trace: Path, run: dict[str, Any], role: str) -> Side:
     try:
         mark = read_document(place.parent / f"{place.name}.done.json")
     except TraceError:
-        mark = {}  # a mark that is not what was written marks nothing
+        mark = {}  # a damaged mark says nothing
     command = mark.get("command")
     return Side(
         shlex.join(map(str, command)) if isinstance(command, list) else _text(run, role),

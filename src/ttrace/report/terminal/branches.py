@@ -1,4 +1,4 @@
-"""This module draws where in the module tree something is wrong: the way to the first wrong tensor, else only sums."""
+"""Tree of the modules with wrong tensors: open along the path to the first one, with only counts elsewhere."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _MOST_SIBLINGS = 3
 
 @dataclass
 class _Node:
-    """A module with wrong tensors of its own or inside."""
+    """A module that has wrong tensors, or contains a module that has."""
 
     children: dict[str, _Node] = field(default_factory=dict)
     kinds: dict[str, None] = field(default_factory=dict)
-    """Of its own wrong tensors, those of its parameters with their names."""
+    """The kinds of its own wrong tensors; those of parameters follow the parameter's name."""
     count: int = 0
 
 
 def draw_branches(comparisons: Sequence[Comparison], first: Comparison) -> Tree | None:
-    """The tree; None where only one module is wrong, which is told already."""
+    """Draw the tree; None where only one module is wrong, since the headline names it."""
     root = _Node()
     for comparison in comparisons:
         if comparison.verdict.is_wrong:
             _grow(root, comparison)
-    module, _ = _place(first)
+    module, _ = _locate(first)
     tree = Tree(Text(f"wrong: {root.count} tensors", "dim"), guide_style="dim")
-    _add(tree, root, module.split("."))
+    _add_children(tree, root, module.split("."))
     return tree if len(root.children) > 1 or any(node.children for node in root.children.values()) else None
 
 
-def _place(comparison: Comparison) -> tuple[str, str]:
-    """The module, and what is wrong of it."""
+def _locate(comparison: Comparison) -> tuple[str, str]:
+    """Return a tensor's module, and what of the module is wrong."""
     name, kind = comparison.id.name, comparison.id.kind.value
     if comparison.id.kind.is_of_param:
         module, _, parameter = name.rpartition(".")
@@ -46,7 +46,7 @@ def _place(comparison: Comparison) -> tuple[str, str]:
 
 
 def _grow(root: _Node, comparison: Comparison) -> None:
-    module, what = _place(comparison)
+    module, what = _locate(comparison)
     node = root
     node.count += 1
     for part in [] if module == ROOT else module.split("."):
@@ -55,8 +55,8 @@ def _grow(root: _Node, comparison: Comparison) -> None:
     node.kinds[what] = None
 
 
-def _add(tree: Tree, node: _Node, path: list[str]) -> None:
-    """Children of a node: the one on the path opened, and as many others as fit."""
+def _add_children(tree: Tree, node: _Node, path: list[str]) -> None:
+    """Add the children of a node: the one on the path, opened, and the first of the others."""
     others = [name for name in node.children if name not in path[:1]]
     shown = [name for name in node.children if name in path[:1] or name in others[:_MOST_SIBLINGS]]
     for name in shown:
@@ -64,18 +64,18 @@ def _add(tree: Tree, node: _Node, path: list[str]) -> None:
         is_on_path = name in path[:1]
         rest = path[1:]
         while is_on_path and len(child.children) == 1 and not child.kinds:
-            # A module of which only one part is wrong needs no line of its own.
+            # A module with only one wrong child shares a line with it.
             (part, child) = next(iter(child.children.items()))
             label, is_on_path, rest = f"{label}.{part}", part in rest[:1], rest[1:]
-        branch = tree.add(_label(label, child, is_first=is_on_path and not rest))
+        branch = tree.add(_make_label(label, child, is_first=is_on_path and not rest))
         if is_on_path and rest:
-            _add(branch, child, rest)
+            _add_children(branch, child, rest)
     if len(others) > _MOST_SIBLINGS:
         hidden = others[_MOST_SIBLINGS:]
         tree.add(Text(f"... {len(hidden)} more: {sum(node.children[name].count for name in hidden)}", "dim"))
 
 
-def _label(name: str, node: _Node, *, is_first: bool) -> Text:
+def _make_label(name: str, node: _Node, *, is_first: bool) -> Text:
     kinds = list(node.kinds)
     more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""
     words = f": {', '.join(kinds[:3])}{more}" if kinds and not node.children else ""

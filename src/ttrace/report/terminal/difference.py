@@ -1,8 +1,7 @@
-"""This module shows one id's difference: by rank, and the elements that differ most."""
+"""Report of one tensor's difference: by rank, and the elements that differ most."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from ttrace.judge.tensors.difference import Difference
 from ttrace.report.layout_source import describe_provenance
+from ttrace.report.numbers import keep_finite
 
 
 def as_json(difference: Difference) -> dict[str, Any]:
@@ -22,22 +22,22 @@ def as_json(difference: Difference) -> dict[str, Any]:
         "by": describe_provenance(difference.by),
         "pending": list(difference.pending),
         "factor": difference.factor,
-        "error": _number(difference.total.error),
-        "scale": _number(difference.total.scale),
+        "error": keep_finite(difference.total.error),
+        "scale": keep_finite(difference.total.scale),
         "ranks": [
             {
                 "where": rank.where,
                 "region": rank.region,
-                "error": _number(rank.stats.error),
-                "scale": _number(rank.stats.scale),
+                "error": keep_finite(rank.stats.error),
+                "scale": keep_finite(rank.stats.scale),
             }
             for rank in difference.ranks
         ],
         "elements": [
             {
                 "index": element.index,
-                "reference": _number(element.reference),
-                "candidate": _number(element.candidate),
+                "reference": keep_finite(element.reference),
+                "candidate": keep_finite(element.candidate),
                 "where": element.where,
             }
             for element in difference.elements
@@ -47,7 +47,7 @@ def as_json(difference: Difference) -> dict[str, Any]:
 
 def show(console: Console, difference: Difference, folder: str) -> None:
     """Print the difference as two small tables."""
-    console.print(_head(difference), soft_wrap=True)
+    console.print(_make_head(difference), soft_wrap=True)
     ranks = Table("where", "holds", "error", "scale", box=None, header_style="dim", pad_edge=False)
     for rank in difference.ranks:
         ranks.add_row(rank.where, Text(rank.region), f"{rank.stats.error:.2e}", f"{rank.stats.scale:.6g}")
@@ -59,7 +59,7 @@ def show(console: Console, difference: Difference, folder: str) -> None:
     console.print(Text(f"next: {command}"), soft_wrap=True)
 
 
-def _head(difference: Difference) -> Text:
+def _make_head(difference: Difference) -> Text:
     total = difference.total
     what = f"summed over {', '.join(difference.pending)}, " if difference.pending else ""
     if difference.factor != 1.0:
@@ -70,7 +70,3 @@ def _head(difference: Difference) -> Text:
         f'layout "{difference.layout}", {describe_provenance(difference.by)}\n',
         f"{what}error {total.error:.2e}, best fit: candidate = {total.scale:.6g} x reference",
     )
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""This module shows what a trace holds: every id in a line, or every shard of one id."""
+"""Listing of a trace: a line for every id, or for every shard of one id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def summarize(folder: Place) -> Row:
-    """A trace in numbers."""
+    """Summarize a trace in numbers."""
     trace = Trace(folder)
     return {
         "folder": str(folder),
@@ -40,12 +40,12 @@ def summarize(folder: Place) -> Row:
 
 
 def list_rows(folder: Path, pattern: str) -> list[Row]:
-    """A row per id that matches; a row per shard if only one does. A run shows both of its sides.
+    """List a row for each id that matches, or for each shard if only one id does. A run lists both of its sides.
 
-    In a run, a layout that nobody stated is inferred as a check infers it: from the shapes that the reference has.
+    In a run, a layout that nobody stated is inferred as in a check: from the shapes of the reference.
     """
     found: list[tuple[str, list[Shard]]] = []
-    sides = _sides(folder)
+    sides = _open_sides(folder)
     matches = _choose_matching([str(key) for _, trace in sides for key in trace.shards], pattern)
     for side, trace in sides:
         chosen = [key for key in trace.shards if str(key) in matches]
@@ -53,12 +53,12 @@ def list_rows(folder: Path, pattern: str) -> list[Row]:
     if not found:
         raise TTraceError(f"{folder} has no tensor {pattern!r}. `ttrace show {folder}` lists all.")
     if len({shards[0].id for _, shards in found}) == 1:
-        return [_shard_row(side, shard) for side, shards in found for shard in shards]
-    return [_id_row(side, shards) for side, shards in found]
+        return [_make_shard_row(side, shard) for side, shards in found for shard in shards]
+    return [_make_id_row(side, shards) for side, shards in found]
 
 
 def show(console: Console, folder: Path, found: list[Row]) -> None:
-    """Print rows as a table, and how to go on."""
+    """Print rows as a table, and the next command."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     one = len({row["id"] for row in found}) == 1
     columns = [name for name in found[0] if name != "id"] if one else list(found[0])
@@ -66,14 +66,14 @@ def show(console: Console, folder: Path, found: list[Row]) -> None:
         table.add_column(name, overflow="fold")
     for row in found:
         # Text, because a name or a rule may look like markup.
-        table.add_row(*(Text(_cell(row[name])) for name in columns))
+        table.add_row(*(Text(_format_cell(row[name])) for name in columns))
     if one:
         console.print(Text(found[0]["id"], "bold"), soft_wrap=True)
     console.print(table)
-    console.print(Text(f"next: {_next(folder, found, one=one)}"), soft_wrap=True)
+    console.print(Text(f"next: {_make_next_command(folder, found, one=one)}"), soft_wrap=True)
 
 
-def _next(folder: Path, found: list[Row], *, one: bool) -> str:
+def _make_next_command(folder: Path, found: list[Row], *, one: bool) -> str:
     where, last = shlex.quote(str(folder)), shlex.quote(found[-1]["id"])
     if not one:
         return f"ttrace show {where} {last}"
@@ -82,7 +82,7 @@ def _next(folder: Path, found: list[Row], *, one: bool) -> str:
 
 
 def _choose_matching(ids: Sequence[str], pattern: str) -> set[str]:
-    """The ids that a pattern means: the very one, else those that match it as a glob, else those that contain it."""
+    """Choose the id that equals the pattern, else the ids that match it as a glob, else those that contain it."""
     if pattern in ids:
         return {pattern}
     matching = {text for text in ids if fnmatch.fnmatchcase(text, pattern)}
@@ -90,7 +90,7 @@ def _choose_matching(ids: Sequence[str], pattern: str) -> set[str]:
 
 
 def _infer_layout(trace: Trace, tensor_id: TensorId, reference: Trace) -> list[Shard]:
-    """The shards of an id, each with the layout by which a check reads it."""
+    """Return the shards of an id, each with the layout that a check gives it."""
     shards = trace.shards[tensor_id]
     if trace is reference or all(shard.record.region is not None for shard in shards):
         return shards
@@ -102,7 +102,7 @@ def _infer_layout(trace: Trace, tensor_id: TensorId, reference: Trace) -> list[S
     return sorted(known, key=lambda shard: (shard.coord.rank, shard.record.microbatch))
 
 
-def _sides(folder: Path) -> list[tuple[str, Trace]]:
+def _open_sides(folder: Path) -> list[tuple[str, Trace]]:
     sides = [side for side in ("reference", "candidate") if (folder / side).is_dir()]
     if sides:
         return [(side, Trace(folder / side)) for side in sides]
@@ -110,7 +110,7 @@ def _sides(folder: Path) -> list[tuple[str, Trace]]:
     return [(trace.manifest.role, trace)]
 
 
-def _id_row(side: str, shards: list[Shard]) -> Row:
+def _make_id_row(side: str, shards: list[Shard]) -> Row:
     record = shards[0].record
     return {
         "id": str(record.id),
@@ -123,7 +123,7 @@ def _id_row(side: str, shards: list[Shard]) -> Row:
     }
 
 
-def _shard_row(side: str, shard: Shard) -> Row:
+def _make_shard_row(side: str, shard: Shard) -> Row:
     record = shard.record
     norm = float(shard.stored().flatten().double().norm())  # torch has no norm of more than 64 dims
     return {
@@ -139,7 +139,7 @@ def _shard_row(side: str, shard: Shard) -> Row:
     }
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "not finite"
     if isinstance(value, float):
@@ -150,7 +150,7 @@ def _cell(value: Any) -> str:
 
 
 def find_id(traces: Sequence[Trace], text: str) -> TensorId:
-    """The id that somebody meant: in full, or the first that ends like this, without a step and microbatch."""
+    """Find the id that equals the text, or the first that ends with it, such as one without step and microbatch."""
     ids = {str(tensor_id): tensor_id for trace in traces for tensor_id in trace.shards}
     meant = next((known for known in ids if known == text or known.endswith(f"/{text}")), None)
     if meant is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttrace.judge.selftest import INJECTIONS, Power, SelfTest
+from ttrace.report.numbers import keep_finite
 from ttrace.tensors.ids import Kind
 
 _MOST_SHOWN = 5
@@ -24,13 +24,13 @@ def as_json(found: SelfTest) -> dict[str, Any]:
     return {
         "exit": int(found.exit),
         "without_power": dict(found.unprotected),
-        "tensors": [_tensor(power) for power in found.powers],
+        "tensors": [_describe_tensor(power) for power in found.powers],
     }
 
 
 def show(console: Console, found: SelfTest) -> None:
     """Print a table by kind with the smallest error that the check sees, then what it does not protect."""
-    console.print(_table(found.powers))
+    console.print(_make_table(found.powers))
     blind: dict[str, list[str]] = {}
     for power in found.powers:
         if not power.protects:
@@ -46,18 +46,18 @@ def show(console: Console, found: SelfTest) -> None:
         console.print(Text("✓ the check has power over every parameter", "bold green"))
 
 
-def _table(powers: Sequence[Power]) -> Table:
+def _make_table(powers: Sequence[Power]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     for name in ("kind", "tensors", "judged", "median", "worst", *_SHORT):
         table.add_column(name, justify="left" if name == "kind" else "right", overflow="fold")
     for kind in Kind:
         mine = [power for power in powers if power.comparison.id.kind is kind]
         if mine:
-            table.add_row(kind.value, *_cells(mine))
+            table.add_row(kind.value, *_make_cells(mine))
     return table
 
 
-def _cells(powers: Sequence[Power]) -> list[str]:
+def _make_cells(powers: Sequence[Power]) -> list[str]:
     errors = [power.error for power in powers if power.error is not None]
     seen = [Counter(power.seen[name] for power in powers if name in power.seen) for name in INJECTIONS]
     return [
@@ -69,16 +69,12 @@ def _cells(powers: Sequence[Power]) -> list[str]:
     ]
 
 
-def _tensor(power: Power) -> dict[str, Any]:
+def _describe_tensor(power: Power) -> dict[str, Any]:
     return {
         "id": str(power.comparison.id),
         "protects": power.protects,
         "reason": "" if power.protects else power.reason,
-        "error": _number(power.error),
-        "scale": _number(power.scale),
+        "error": keep_finite(power.error),
+        "scale": keep_finite(power.scale),
         "seen": dict(power.seen),
     }
-
-
-def _number(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

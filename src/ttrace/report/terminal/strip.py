@@ -1,4 +1,4 @@
-"""This module draws a model's layers as a strip, one character each: what is wrong, and how near the rest is to it."""
+"""Strip of a model's layers, one character each: which are wrong, and how close the others are to their tolerance."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ROWS: Mapping[str, frozenset[Kind]] = {
 
 
 def draw_strip(comparisons: Sequence[Comparison], width: int) -> list[tuple[str, str]]:
-    """Labels and what they label: a line that says which layers, and a line for each part of a step.
+    """Draw labelled lines: one that explains the strip, then one for each part of a step.
 
-    Nothing for a model without layers. Where there are more layers than `width`, several share a character.
+    A model without layers has none. Where there are more layers than `width`, several share a character.
     """
     layered = [(place, c) for c in comparisons if (place := layer_of(c.id.name)) is not None]
     stacks = Counter(stack for (stack, _), _ in layered)
@@ -37,20 +37,20 @@ def draw_strip(comparisons: Sequence[Comparison], width: int) -> list[tuple[str,
     name = f"{stack}." if stack else ""
     shared = f", {per_mark} layers per mark" if per_mark > 1 else ""
     head = ("depth", f"{name}0 to {last}{shared}: {WRONG} wrong, {OPEN} not judged, ▁ to ▇ error within the tolerance")
-    return [head, *_rows(mine, last // per_mark + 1, per_mark)]
+    return [head, *_draw_rows(mine, last // per_mark + 1, per_mark)]
 
 
-def _rows(mine: Sequence[tuple[int, Comparison]], num_marks: int, per_mark: int) -> Iterator[tuple[str, str]]:
+def _draw_rows(mine: Sequence[tuple[int, Comparison]], num_marks: int, per_mark: int) -> Iterator[tuple[str, str]]:
     for label, kinds in _ROWS.items():
         cells: list[list[Comparison]] = [[] for _ in range(num_marks)]
         for layer, comparison in mine:
             if comparison.id.kind in kinds:
                 cells[layer // per_mark].append(comparison)
         if any(cells):
-            yield label, "".join(map(_mark, cells))
+            yield label, "".join(map(_choose_mark, cells))
 
 
-def _mark(cell: Sequence[Comparison]) -> str:
+def _choose_mark(cell: Sequence[Comparison]) -> str:
     if any(comparison.verdict.is_wrong for comparison in cell):
         return WRONG
     if any(comparison.spoils for comparison in cell):

@@ -1,4 +1,4 @@
-"""This module tells a judgement in a terminal: the first divergence first, the next command last."""
+"""Summary of a judgement for a terminal: the first wrong tensor first, the next command last."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class _Block:
 
     parts: Sequence[RenderableType]
     urgency: int = 0
-    """0 is always shown; else the smallest first, as long as there is room."""
+    """Blocks with 0 are always shown. Others are shown in ascending order while there is room."""
 
 
 def show(console: Console, judgement: Judgement, next_command: str, report: Path | None = None) -> None:
-    """Print the judgement, and where the HTML report is: of less urgent things only what fits a terminal's screen."""
+    """Print the judgement and the path of the HTML report. Less urgent blocks are shown only if the screen has room."""
     last = [Text.assemble(("report: ", "dim"), str(report))] if report is not None else []
     notes = [_Block([Text(f"note: {note}", "dim")], urgency=2) for note in judgement.notes]
     blocks = [
-        *_findings(judgement, console.width),
-        _Block(_unjudged(judgement)),
+        *_describe_findings(judgement, console.width),
+        _Block(_list_unjudged(judgement)),
         _Block([Text(f"✓ {PASSED}", "bold green")] if judgement.exit is Exit.PASSED else []),
-        _Block(_strip(judgement, console.width), urgency=1),
-        _Block(_tree(console, judgement), urgency=3),
-        _Block([_counts(judgement)]),
+        _Block(_draw_strip_lines(judgement, console.width), urgency=1),
+        _Block(_draw_tree(console, judgement), urgency=3),
+        _Block([_format_counts(judgement)]),
         *notes,
         _Block([*last, Text.assemble(("next: ", "dim"), (next_command, "bold"))]),
     ]
     if console.is_terminal:
-        blocks = _fitting(console, blocks)
+        blocks = _choose_fitting(console, blocks)
         num_left_out = len(notes) - sum(block in notes for block in blocks)
         if num_left_out:
             blocks.insert(-1, _Block([Text(f"... and {num_left_out} more notes in the report", "dim")]))
@@ -54,15 +54,15 @@ def show(console: Console, judgement: Judgement, next_command: str, report: Path
 
 
 def render_text(judgement: Judgement, next_command: str, *, width: int = 100, height: int = 40) -> str:
-    """The same as plain text that fits a screen, for where others print it."""
+    """Render the same as plain text that fits a screen, for other programs to print."""
     output = StringIO()
     console = Console(file=output, width=width, height=height, force_terminal=True, color_system=None)
     show(console, judgement, next_command)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
 
-def _fitting(console: Console, blocks: list[_Block]) -> list[_Block]:
-    """The blocks that leave the first line on the screen, with a line for the prompt and one for what is left out."""
+def _choose_fitting(console: Console, blocks: list[_Block]) -> list[_Block]:
+    """Choose the blocks that fit on the screen, with a line for the prompt and one for what was left out."""
     heights = [sum(len(console.render_lines(part)) for part in block.parts) for block in blocks]
     room = console.height - 2
     kept = set()
@@ -73,45 +73,45 @@ def _fitting(console: Console, blocks: list[_Block]) -> list[_Block]:
     return [block for at, block in enumerate(blocks) if at in kept]
 
 
-def _findings(judgement: Judgement, width: int) -> list[_Block]:
+def _describe_findings(judgement: Judgement, width: int) -> list[_Block]:
     groups = group_alike(judgement.findings)
     blocks = []
     for i, (finding, *others) in enumerate(groups[:_MOST_SHOWN]):
-        blocks.append(_Block([_headline(finding, first=i == 0)]))
-        blocks.append(_Block(_details(finding, others, width), urgency=0 if i == 0 else 4))
+        blocks.append(_Block([_format_headline(finding, first=i == 0)]))
+        blocks.append(_Block(_format_details(finding, others, width), urgency=0 if i == 0 else 4))
     if len(groups) > _MOST_SHOWN:
         blocks.append(_Block([Text(f"... and {len(groups) - _MOST_SHOWN} further findings", "dim")]))
     return blocks
 
 
-def _strip(judgement: Judgement, width: int) -> list[Text]:
+def _draw_strip_lines(judgement: Judgement, width: int) -> list[Text]:
     return [
-        Text.assemble((f"  {label:<{_INDENT - 4}}  ", "dim"), _coloured(marks))
+        Text.assemble((f"  {label:<{_INDENT - 4}}  ", "dim"), _colour_marks(marks))
         for label, marks in draw_strip(judgement.comparisons, max(width - _INDENT, 20))
     ]
 
 
-def _coloured(marks: str) -> Text:
+def _colour_marks(marks: str) -> Text:
     text = Text(marks)
     text.highlight_regex(f"{WRONG}+", "bold red")
     return text
 
 
-def _tree(console: Console, judgement: Judgement) -> list[Text]:
-    """In lines of their own: whole, a tree would fill them up with blanks."""
+def _draw_tree(console: Console, judgement: Judgement) -> list[Text]:
+    """Render the tree line by line: rich pads the lines of a whole tree with blanks."""
     found = judgement.findings
     tree = draw_branches(judgement.comparisons, found[0].comparison) if found else None
     lines = console.render_lines(tree, pad=False) if tree is not None else []
     return [Text.assemble("  ", *((part.text, part.style or "") for part in line)) for line in lines]
 
 
-def _headline(finding: Finding, *, first: bool) -> Text:
+def _format_headline(finding: Finding, *, first: bool) -> Text:
     what, rest = make_headline(finding, first=first)
     return Text.assemble(("✗ ", "bold red"), (what, "bold red"), f" {rest}")
 
 
-def _details(finding: Finding, others: list[Finding], width: int) -> list[RenderableType]:
-    """What is known of a finding, in lines of this width: no table, which would fill them up with blanks."""
+def _format_details(finding: Finding, others: list[Finding], width: int) -> list[RenderableType]:
+    """Wrap the facts of a finding to this width; not in a table, whose lines rich pads with blanks."""
     lines: list[RenderableType] = []
     for label, text in list_facts(finding, others):
         wrapped = textwrap.wrap(text, max(width - _INDENT, 40), break_long_words=False, break_on_hyphens=False)
@@ -121,7 +121,7 @@ def _details(finding: Finding, others: list[Finding], width: int) -> list[Render
     return [*lines, Text()]
 
 
-def _unjudged(judgement: Judgement) -> list[RenderableType]:
+def _list_unjudged(judgement: Judgement) -> list[RenderableType]:
     lines: list[RenderableType] = []
     if has_only_problems(judgement):
         lines.append(Text.assemble(("? ", "bold yellow"), (f"{BUT_PROBLEMS}:", "bold")))
@@ -139,6 +139,6 @@ def _unjudged(judgement: Judgement) -> list[RenderableType]:
     return lines
 
 
-def _counts(judgement: Judgement) -> Text:
+def _format_counts(judgement: Judgement) -> Text:
     words = [f"{count} {verdict}" for verdict in Verdict if (count := judgement.count(verdict))]
     return Text(f"{len(judgement.comparisons)} tensors: {', '.join(words) or 'none'}")
