@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.rank_traces import manifest, record_of
 from tests.support.traces import Case
-from tests.trace.samples import manifest, record_of
 from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import CaptureError, TraceError
 from ttrace.trace.format import End

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tests.laws.test_regions import (
+from tests.support.regions import (
     DISTRIBUTIONS,
     check_generating,
     check_joining,

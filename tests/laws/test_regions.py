@@ -2,180 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ttrace.layouts.layout import Cut, Dim, Layout
-from ttrace.layouts.splits import Split
+from tests.support.regions import (
+    DISTRIBUTIONS,
+    NAME,
+    Division,
+    any_regions,
+    check_generating,
+    check_joining,
+    check_pairing,
+    divisions,
+    flat_regions,
+    index_lists,
+    law,
+    shapes,
+)
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.coverage import TILING, coverage
-from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Region, Shape
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, values
-
-NAME = "0/-/layers.3.mlp.fc1.weight/param"
-DISTRIBUTIONS: tuple[Distribution, ...] = (Normal(0.5, 2.0), Integers(-3, 1000), Rows(50), Mask(0.4), Permutation())
-NESTED = ("block", "balanced", "zigzag", "striped", "striped(2)", "striped(3)")
-OUTERMOST = ("fused(2)", "fused(3)", "fused(2,1,1)", "fused(4,1,1)")
-ALONE = ("padded", "padded(3)")
-
-
-def law(max_examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return settings(max_examples=max_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@dataclass(frozen=True)
-class Division:
-    """A layout of one logical tensor on a mesh of some ranks."""
-
-    shape: Shape
-    layout: Layout
-    mesh: Mesh
-
-    @property
-    def regions(self) -> list[Region]:
-        return [self.layout.region(self.shape, self.mesh.sizes, coord) for coord in self.mesh.coords()]
-
-    def padded(self, region: Region, local: torch.Tensor, rank: int) -> torch.Tensor:
-        """The local tensor as the rank really holds it, with whatever in its padding."""
-        shape = self.layout.local_shape(self.shape, self.mesh.sizes, self.mesh.coord(rank))
-        held = torch.full(shape, -77, dtype=local.dtype)
-        held[tuple(slice(0, size) for size in region.local_shape)] = local
-        return held
-
-
-@st.composite
-def shapes(draw: st.DrawFn, max_dims: int = 3) -> Shape:
-    """Up to three dims, often uneven, sometimes tiny or empty, sometimes divisible into fused parts."""
-    num_dims = draw(st.integers(1, max_dims))
-    largest = {1: 150, 2: 26, 3: 12}[num_dims]
-    size = st.one_of(st.integers(0, largest), st.integers(1, 3), st.sampled_from((12, 12 * (largest // 12))))
-    return tuple(draw(st.lists(size, min_size=num_dims, max_size=num_dims)))
-
-
-@st.composite
-def meshes(draw: st.DrawFn, max_ranks: int = 64) -> Mesh:
-    first = draw(st.integers(1, max_ranks))
-    second = draw(st.integers(1, max_ranks // first))
-    third = draw(st.integers(1, max_ranks // first // second))
-    return Mesh.of(a=first, b=second, c=third)
-
-
-@st.composite
-def divisions(draw: st.DrawFn, shape: Shape | None = None, max_ranks: int = 64) -> Division:
-    """Three axes, each of which cuts some dim (several may cut one, in any order) or none."""
-    shape = draw(shapes()) if shape is None else shape
-    targets = draw(st.lists(st.integers(-1, len(shape) - 1), min_size=3, max_size=3))
-    aims = list(zip(draw(st.permutations("abc")), targets, strict=True))
-    dims = [
-        Dim(f"d{dim}", draw(cuts(size, [axis for axis, target in aims if target == dim])))
-        for dim, size in enumerate(shape)
-    ]
-    return Division(shape, Layout(tuple(dims)), draw(meshes(max_ranks)))
-
-
-@st.composite
-def cuts(draw: st.DrawFn, size: int, axes: Sequence[str]) -> tuple[Cut, ...]:
-    result = []
-    for depth, axis in enumerate(axes):
-        words = list(NESTED)
-        if depth == 0:
-            words += [word for word in OUTERMOST if size % _num_parts(word) == 0]
-        if len(axes) == 1:
-            words += ALONE
-        result.append(Cut(axis, Split.parse(draw(st.sampled_from(words)))))
-    return tuple(result)
-
-
-def _num_parts(word: str) -> int:
-    args = Split.parse(word).args
-    return args[0] if len(args) == 1 else sum(args)
-
-
-@st.composite
-def partitions(draw: st.DrawFn, regions: Sequence[Region]) -> list[Region]:
-    """Each box flattened, cut at random, and the pieces dealt to ranks: flat regions of several ranges."""
-    result = []
-    for box in regions:
-        marks = draw(st.lists(st.integers(0, box.numel), max_size=6))
-        bounds = sorted({0, box.numel, *marks})
-        num_ranks = draw(st.integers(1, 4))
-        dealt: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
-        for i, piece in enumerate(itertools.pairwise(bounds)):
-            dealt[draw(st.integers(0, num_ranks - 1)) if i else 0].append(piece)
-        result += [Region(box.shape, box.dims, rg.merged(pieces)) for pieces in dealt]
-    return result
-
-
-@st.composite
-def flat_regions(draw: st.DrawFn, shape: Shape | None = None) -> list[Region]:
-    """A flat partition of the whole tensor, or of each box of a cut one."""
-    shape = draw(shapes()) if shape is None else shape
-    if draw(st.booleans()):
-        return draw(partitions([Region.whole(shape)]))
-    division = draw(divisions(shape, max_ranks=8))
-    return draw(partitions(list(dict.fromkeys(division.regions))))
-
-
-@st.composite
-def index_lists(draw: st.DrawFn, shape: Shape | None = None) -> list[Region]:
-    """Tokens dealt to ranks in any order: a permutation of one dim, cut unevenly."""
-    shape = draw(shapes()) if shape is None else shape
-    dim = draw(st.integers(0, len(shape) - 1))
-    order = torch.randperm(shape[dim], generator=torch.Generator().manual_seed(draw(st.integers(0, 2**31))))
-    marks = sorted(draw(st.lists(st.integers(0, shape[dim]), max_size=7)))
-    whole = Region.whole(shape).dims
-    return [
-        Region(shape, (*whole[:dim], rg.from_indices(order[start:stop]), *whole[dim + 1 :]))
-        for start, stop in itertools.pairwise((0, *marks, shape[dim]))
-    ]
-
-
-def any_regions(shape: Shape | None = None) -> st.SearchStrategy[list[Region]]:
-    layouts = divisions(shape, max_ranks=12).map(lambda division: division.regions)
-    return st.one_of(layouts, flat_regions(shape), index_lists(shape))
-
-
-def check_generating(regions: Sequence[Region], distribution: Distribution, dtype: torch.dtype) -> None:
-    """Law 1: a shard made by itself is the same part of the tensor made whole."""
-    whole = Region.whole(regions[0].shape)
-    full = values(NAME, whole, dtype=dtype, distribution=distribution)
-    assert tuple(full.shape) == whole.shape
-    for region in dict.fromkeys(regions):
-        made = values(NAME, region, dtype=dtype, distribution=distribution)
-        assert tuple(made.shape) == region.local_shape
-        assert torch.equal(region.take(full), made)
-
-
-def check_joining(regions: Sequence[Region], locals_: Sequence[torch.Tensor] | None = None) -> None:
-    """Law 3: the parts put together are the tensor, every element of it."""
-    whole = Region.whole(regions[0].shape)
-    full = values(NAME, whole, dtype=torch.float32, distribution=Normal())
-    joined = torch.full_like(full, math.nan)
-    for region, local in zip(regions, locals_ or [region.take(full) for region in regions], strict=True):
-        region.put(local, joined)
-    assert torch.equal(joined, full)
-
-
-def check_pairing(ours: Sequence[Region], theirs: Sequence[Region]) -> None:
-    """Two divisions of one tensor meet in equal elements, in each element once."""
-    full = torch.arange(Region.whole(ours[0].shape).numel).view(ours[0].shape)
-    met = torch.zeros(full.numel(), dtype=torch.int64)
-    parts = [(region, region.take(full)) for region in dict.fromkeys(theirs)]
-    for region in dict.fromkeys(ours):
-        local = region.take(full)
-        for other, other_local in parts:
-            for a, b in region.overlaps(other):
-                assert torch.equal(a.of(local), b.of(other_local))
-                met[a.of(local).reshape(-1)] += 1
-    assert torch.equal(met, torch.ones_like(met))
+from ttrace.values.generate import Distribution, Normal, values
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -17,17 +17,15 @@ from ttrace.attach import Off
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Exit
 from zoo.harness.candidate import Candidate, Cell
-from zoo.harness.cells import LAYOUTS, attached, judge_all, shape_of, trace_cell
+from zoo.harness.cells import LAYOUTS, SHAPE, attached, judge_all, shape_of, trace_cell
 from zoo.harness.cover import all_cells, pairs, pairwise
 from zoo.harness.faults import FAULTS, faults_of, inject
 from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 from zoo.harness.results import Result, table
-from zoo.harness.transformer import Shape
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 
-SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
 MATRIX = Path(__file__).parents[2] / "docs" / "reference" / "matrix.md"
 NUM_TOGETHER = 12
 """So many cells are traced before they are judged: their traces lie on disk until then."""

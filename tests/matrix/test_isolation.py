@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.matrix.test_cells import SHAPE
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.judge.check import check
@@ -21,7 +20,7 @@ from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.candidate import Cell, accumulated
-from zoo.harness.cells import LAYOUTS, Fault, attached, shape_of
+from zoo.harness.cells import LAYOUTS, SHAPE, Fault, attached, shape_of
 from zoo.harness.cover import NUM_RANKS
 from zoo.harness.faults import inject
 from zoo.harness.ranks import on_ranks

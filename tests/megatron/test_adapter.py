@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.megatron.test_sweep import BF16, gpt
+from tests.support.megatron_cases import BF16, gpt
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.tensors.ids import Kind

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from tests.megatron.test_sweep import BF16, gpt, llama, moe
+from tests.support.megatron_cases import BF16, gpt, llama, moe
 from ttrace.capture.plan import Plan
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.megatron.test_sweep import BF16, gpt, llama, moe
+from tests.support.megatron_cases import BF16, gpt, llama, moe
 from ttrace.capture.plan import Plan
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.runtime import on_megatron

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.megatron.test_sweep import BF16, gpt
-from tests.reference.runs import LENGTH, VOCAB, assert_same_bits, both
+from tests.support.megatron_cases import BF16, gpt
+from tests.support.streamed_runs import LENGTH, VOCAB, assert_same_bits, both
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.runtime import on_megatron
 

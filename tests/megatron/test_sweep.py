@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.megatron_cases import BF16, FP16, gpt, llama, mla, moe
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit
@@ -14,23 +15,6 @@ from zoo.harness.results import Outcome
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 
-def gpt(**settings: object) -> Case:
-    return Case(**settings)  # type: ignore[arg-type]
-
-
-def llama(**settings: object) -> Case:
-    return gpt(swiglu=True, groups=2, rope=True, rmsnorm=True, tied=False, bias=False, **settings)
-
-
-def moe(**settings: object) -> Case:
-    return gpt(experts=4, bias=False, **settings)
-
-
-def mla(**settings: object) -> Case:
-    return gpt(mla=True, rmsnorm=True, tied=False, bias=False, **settings)
-
-
-BF16, FP16 = "bfloat16", "float16"
 CASES: dict[int, list[Case]] = {
     2: [
         gpt(),

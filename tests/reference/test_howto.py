@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import ttrace
-from tests.reference.runs import VOCAB
+from tests.support.streamed_runs import VOCAB
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.tensors.ids import Kind

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.reference.runs import BATCH, LENGTH, VOCAB, assert_same_bits, traced
-from tests.reference.test_streamed import BF16, FP32, hugging
+from tests.support.streamed_runs import BATCH, BF16, FP32, LENGTH, VOCAB, assert_same_bits, hugging, traced
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.errors import CaptureError

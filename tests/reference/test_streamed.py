@@ -14,7 +14,18 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ttrace
-from tests.reference.runs import BATCH, LENGTH, VOCAB, assert_same_bits, both, own_loss, traced
+from tests.support.streamed_runs import (
+    BATCH,
+    BF16,
+    FP32,
+    LENGTH,
+    VOCAB,
+    assert_same_bits,
+    both,
+    hugging,
+    own_loss,
+    traced,
+)
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
@@ -30,20 +41,6 @@ from ttrace.reference.parameter_source import maker_of
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Normal
-from zoo.harness.hugging import CONFIGS
-
-FP32, BF16 = torch.float32, torch.bfloat16
-
-
-def hugging(family: str, dtype: torch.dtype, *, tied: bool, **others: Any) -> nn.Module:
-    """A small transformers model, its experts run one by one."""
-    import transformers
-
-    auto: Any = transformers.AutoModelForCausalLM  # it has no types
-    settings = CONFIGS[family] | {"tie_word_embeddings": tied, "num_experts": 8} | others
-    config = transformers.AutoConfig.for_model(family, **settings)
-    model: nn.Module = auto.from_config(config, dtype=dtype, experts_implementation="eager")
-    return model
 
 
 def small(**settings: Any) -> nn.Module:

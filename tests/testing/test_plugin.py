@@ -19,7 +19,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-p", "pytest_ttrace", "-p", "no:cache
 
 @pytest.mark.slow
 def test_a_missing_all_reduce_is_found_in_three_lines(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("mlp.py")
+    script = Path(__file__).parents[1] / "support" / "mlp.py"
     done = subprocess.run(
         [*PYTEST, str(script), "-q", "--basetemp", str(tmp_path / "base")],
         capture_output=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.trace.samples import manifest
+from tests.support.rank_traces import manifest
 from ttrace.errors import TraceError
 from ttrace.trace.format import End
 from ttrace.trace.reader import Trace

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.trace.samples import manifest, record_of, same_bits, tensor_id, write_trace
+from tests.support.rank_traces import manifest, record_of, same_bits, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
 from ttrace.trace import archive as archiving

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tests.trace.samples import same_bits
-from tests.trace.writers_to_kill import NUM_KILLS, expected
+from tests.support.rank_traces import same_bits
+from tests.support.writers_to_kill import NUM_KILLS, expected
 from ttrace.errors import TraceError
 from ttrace.trace.reader import Trace
 from zoo.harness.limits import HANG
@@ -52,7 +52,7 @@ def check_closed_chunks(rank: Path, *, complete: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its writers")
 def test_a_writer_killed_at_any_moment_leaves_a_good_trace(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.trace.writers_to_kill", str(tmp_path), "0"]
+    command = [sys.executable, "-m", "tests.support.writers_to_kill", str(tmp_path), "0"]
     output = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=HANG, cwd=Path(__file__).parents[2]
     ).stdout

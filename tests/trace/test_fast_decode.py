@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trace.test_format import GOOD, HOSTILE, anything, records
+from tests.support.record_strategies import GOOD, HOSTILE, anything, records
 from ttrace.errors import TraceError
 from ttrace.trace.fast_decode import read
 from ttrace.trace.format import Record, Sketched, decode, encode

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trace.samples import manifest, normal, record_of, tensor_id, write_trace
+from tests.support.rank_traces import manifest, normal, record_of, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
 from ttrace.trace.documents import parse_end, sealed

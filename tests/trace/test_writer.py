@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trace.samples import manifest, record_of, same_bits, tensor_id, write_trace
+from tests.support.rank_traces import manifest, record_of, same_bits, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
@@ -308,7 +308,7 @@ class FailsLate(TorchDispatchMode):
 NEVER_CLOSED = """
 import os, sys, torch
 from pathlib import Path
-from tests.trace.samples import manifest, record_of
+from tests.support.rank_traces import manifest, record_of
 from ttrace.trace.writer import Writer
 
 writer = Writer(Path(sys.argv[1]), manifest(), max_bytes_held=1 << 18)
@@ -371,7 +371,7 @@ def test_a_tensor_out_of_order_is_copied_in_parts_within_the_limit(tmp_path: Pat
 FULL_DISK = """
 import resource, sys, torch
 from pathlib import Path
-from tests.trace.samples import manifest, record_of
+from tests.support.rank_traces import manifest, record_of
 from ttrace.trace.format import End
 from ttrace.trace.writer import HEADER_BYTES, Writer
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.values.variants import EACH_VARIANT, EVERY
+from tests.support.kernel_variants import EACH_VARIANT, EVERY
 from ttrace.values.checksum import checksum_of
 from ttrace.values.kernels.library import using
 

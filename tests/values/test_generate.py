@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tests.values.test_words import NAME, OTHERS, word
-from tests.values.variants import EACH_VARIANT
+from tests.support.kernel_variants import EACH_VARIANT
+from tests.support.words import NAME, OTHERS, word
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed, values

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from tests.values.variants import EVERY
+from tests.support.kernel_variants import EVERY
 from ttrace.errors import TTraceError
 from ttrace.values.kernels.library import TORCH, VARIANTS, is_readable, kernels, using, variants
 from ttrace.values.stats import stats

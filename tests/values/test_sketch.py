@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.values.test_words import word
-from tests.values.variants import EVERY
+from tests.support.kernel_variants import EVERY
+from tests.support.words import word
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region

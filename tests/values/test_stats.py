@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.values.variants import EVERY
+from tests.support.kernel_variants import EVERY
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import chunks
 from ttrace.values.generate import Normal, values

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.test_run import ROOT, TINY, script
+from tests.support.commands import ROOT, TINY, script
 from ttrace.errors import TTraceError
 from ttrace.workflow.disk_space import Space
 

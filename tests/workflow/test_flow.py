@@ -12,37 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.test_run import ROOT, SCRIPTS, ttrace
+from tests.support.commands import HOLDABLE, ROOT, SCRIPTS, ttrace
 from zoo.harness.limits import HANG
-
-SCRIPT = """
-import os, sys, time, torch, ttrace
-from pathlib import Path
-from part import SIZE
-print("started", flush=True)
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(SIZE, 8), torch.nn.Linear(8, SIZE))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-if "wrong" in sys.argv:
-    model[1].weight.register_hook(lambda grad: 2 * grad)
-session = ttrace.attach(model, optimizer)
-hold, plan = Path(__file__).with_name("hold"), Path(os.environ["TTRACE_PLAN"].partition("#")[0]).name
-for number in range(8):
-    with session.step():
-        while hold.exists() and plan == f"{hold.read_text()}.plan.json":
-            print("waiting", flush=True)
-            time.sleep(0.1)
-        if "changing" in sys.argv:
-            model[0].weight.data.mul_(1 + number)
-        optimizer.zero_grad()
-        model(session.batch(torch.randn(4, SIZE))).square().mean().backward()
-        optimizer.step()
-"""
 
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(HOLDABLE)
     (tmp_path / "part.py").write_text("SIZE = 16\n")
     return tmp_path
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import ROOT, TINY, run_example, script, ttrace
 from tests.support.speed import cpu_limit
 from tests.support.traces import Case, drawn
 from ttrace.capture.plan import Plan
@@ -21,23 +20,6 @@ from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import launch
 from ttrace.workflow.run import Run
 from ttrace.workflow.stages import Stage
-from zoo.harness.limits import HANG
-
-ROOT = Path(__file__).parents[2]
-SCRIPTS = Path(sys.executable).parent
-
-
-def ttrace(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
-    return subprocess.run(
-        ["ttrace", *args], capture_output=True, text=True, cwd=cwd, env=environment, timeout=HANG, check=False
-    )
-
-
-def run_example(name: str, out: Path, *flags: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    script = f"examples/{name}.py"
-    candidate = f"torchrun --standalone --nproc-per-node 2 {script} {' '.join(flags)}"
-    return ttrace("run", "--reference", f"python {script}", "--candidate", candidate, "--out", str(out), *more)
 
 
 @pytest.mark.slow
@@ -75,12 +57,6 @@ def test_examples_are_short_and_need_at_most_five_lines_for_ttrace() -> None:
         # Nothing that speaks of ttrace, its session or its rules is left unnumbered.
         ours = [line for line in lines if re.search(r"ttrace|session|RULES", line) and not line.startswith('"""')]
         assert len(ours) == len(numbered), path
-
-
-def script(folder: Path, body: str) -> str:
-    path = folder / "script.py"
-    path.write_text(body)
-    return f"{sys.executable} {path}"
 
 
 def test_a_script_that_never_attaches_is_told_what_to_do(tmp_path: Path) -> None:
@@ -166,16 +142,6 @@ def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> 
     child = int((tmp_path / "trace.log").read_text())
     status = Path(f"/proc/{child}/stat")
     assert not status.exists() or status.read_text().split()[2] == "Z"
-
-
-TINY = """
-import torch, ttrace
-model = torch.nn.Linear(4, 4)
-session = ttrace.attach(model)
-with session.step():
-    model(session.batch(torch.randn(2, 4))).sum().backward()
-print("never reached while traced")
-"""
 
 
 UNFINISHED = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.test_run import run_example, ttrace
+from tests.support.commands import run_example, ttrace
 from ttrace.judge.check import checked
 from ttrace.judge.selftest import INJECTIONS, injected
 from ttrace.judge.tolerance.model import Twins

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.samples import manifest
+from tests.support.rank_traces import manifest
 from ttrace.capture.plan import Plan
 from ttrace.trace.format import End
 from ttrace.trace.storage.fingerprint import fingerprint

@@ -54,6 +54,8 @@ LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
     **dict.fromkeys(INNER, pipeline),
 }
 
+SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
+"""The model of the matrix."""
 TIED = ("pp+dp",)
 """The pipelines whose first and last stage have a copy each of one weight: somebody must sum their gradients."""
 Build = Callable[[Shape], nn.Module]

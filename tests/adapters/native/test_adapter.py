@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from tests.adapters.native.test_layouts import device_mesh
+from tests.support.device_meshes import device_mesh
 from ttrace.adapters.native.adapter import _found
 from ttrace.errors import CaptureError
 from ttrace.tensors.mesh import Mesh

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -11,17 +10,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from tests.support.device_meshes import device_mesh
 from ttrace.adapters.native import layouts as adapter
 from ttrace.errors import LayoutError
 from ttrace.layouts.source import LayoutSource
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Region, Shape
-
-
-def device_mesh(shape: Shape, rank: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
-    ranks = torch.arange(math.prod(shape)).view(shape)
-    return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
 
 
 def held(size: int, rank: int, *placements: Placement, shape: Shape = (2,)) -> list[int]:

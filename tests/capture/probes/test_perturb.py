@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from tests.adapters.native.test_layouts import device_mesh
+from tests.support.device_meshes import device_mesh
 from ttrace.adapters.native import layouts
 from ttrace.capture.probes.perturb import Perturb
 from ttrace.capture.probes.probe import Visit

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.samples import large
+from tests.support.judgements import large
 from tests.support.traces import Case, drawn
 from ttrace.judge.verdict import Judgement
 from ttrace.report.page import columns

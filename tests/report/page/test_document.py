@@ -17,8 +17,8 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 from playwright.sync_api import Browser, Locator
 
-from tests.report.browser import DESKTOP, PHONE, chromium, opened
-from tests.report.samples import large
+from tests.support.browser import DESKTOP, PHONE, chromium, opened
+from tests.support.judgements import large
 from tests.support.traces import Case, drawn, nudged
 from ttrace.judge.verdict import Judgement
 from ttrace.report.page.contents import About, build_page

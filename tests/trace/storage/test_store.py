@@ -13,7 +13,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from bench import stores
-from tests.trace.samples import manifest, record_of, tensor_id
+from tests.support.rank_traces import manifest, record_of, tensor_id
 from ttrace.errors import TraceError
 from ttrace.trace.format import End
 from ttrace.trace.reader import Trace

@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.workflow.test_flow import SCRIPT
-from tests.workflow.test_run import ROOT, SCRIPTS, ttrace
+from tests.support.commands import HOLDABLE, ROOT, SCRIPTS, ttrace
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.workflow.run import Run
@@ -37,7 +36,7 @@ ranks = "1"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(SCRIPT.replace('"wrong" in sys.argv', 'sys.argv[1:] == ["2", "wrong"]'))
+    (tmp_path / "train.py").write_text(HOLDABLE.replace('"wrong" in sys.argv', 'sys.argv[1:] == ["2", "wrong"]'))
     (tmp_path / "part.py").write_text("SIZE = 16\n")
     (tmp_path / "sweep.toml").write_text(FILE.format(python=sys.executable, folder=tmp_path))
     return tmp_path

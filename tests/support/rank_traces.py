@@ -1,4 +1,4 @@
-"""Traces for the tests of this folder."""
+"""Traces of one rank, with a few tensors."""
 
 from __future__ import annotations
 

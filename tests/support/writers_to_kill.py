@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tests.trace.samples import manifest
+from tests.support.rank_traces import manifest
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Record

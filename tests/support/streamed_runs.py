@@ -16,8 +16,10 @@ from ttrace.capture.session import Session
 from ttrace.judge.tensors.logical import Logical
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
+from zoo.harness.hugging import CONFIGS
 
 VOCAB, LENGTH, BATCH = 48, 8, 2
+FP32, BF16 = torch.float32, torch.bfloat16
 Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 
@@ -68,3 +70,14 @@ def assert_same_bits(a: Trace, b: Trace) -> None:
         assert not cover.num_overlap, tensor_id
         assert x.dtype == y.dtype, tensor_id
         assert torch.equal(x.tensor(), y.tensor()), tensor_id
+
+
+def hugging(family: str, dtype: torch.dtype, *, tied: bool, **others: Any) -> nn.Module:
+    """A small transformers model, its experts run one by one."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM  # it has no types
+    settings = CONFIGS[family] | {"tie_word_embeddings": tied, "num_experts": 8} | others
+    config = transformers.AutoConfig.for_model(family, **settings)
+    model: nn.Module = auto.from_config(config, dtype=dtype, experts_implementation="eager")
+    return model
