@@ -7,11 +7,18 @@ from collections.abc import Iterator
 import torch
 
 from ttrace.judge.causes.evidence import FAR, Evidence
+from ttrace.judge.causes.registry import cause
 from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.region import Region
 
 
+@cause(
+    CauseName.OWN_STATISTICS,
+    after="find_gradient_norm",
+    shown_by="a normalisation that sees only this rank's rows of a batch that is split over ranks",
+    unproven="no entry has a BatchNorm; tests/judge/causes/test_batch_statistics.py",
+)
 def find_own_statistics(e: Evidence) -> Cause | None:
     """Each rank's rows have the mean and spread, channel by channel, that the reference has over all rows."""
     axes = e.candidate_trace.batch_axes

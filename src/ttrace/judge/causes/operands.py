@@ -1,8 +1,4 @@
-"""This module recognises what was made from the wrong parts, or not to the end: rows of a table, the input of a weight,
-microbatches, the backward of a softmax.
-
-Like the tests of judge/causes/reductions.py, each is a function from the evidence to a cause or None.
-"""
+"""Causes in what a tensor was computed from: the wrong rows of a table, the wrong input, the wrong microbatches."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 
 from ttrace.judge.causes.evidence import Evidence
+from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import Logical
 from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis
 from ttrace.judge.verdict import Cause, CauseName
@@ -26,7 +23,13 @@ Tensors = Mapping[int | None, torch.Tensor]
 """By microbatch."""
 
 
-def lookup(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.WRONG_LOOKUP,
+    after="find_uneven_weights",
+    shown_by="rows of the module's own table, but other ones than the reference's",
+    bug="embedding-mask-rebased",
+)
+def find_wrong_lookup(e: Evidence) -> Cause | None:
     """Rows of the module's own table, but others than the reference's: ids that were rebased, masked or cut wrongly."""
     name = f"{e.comparison.id.name}.weight"
     table = Logical.found(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
@@ -51,7 +54,13 @@ def lookup(e: Evidence) -> Cause | None:
     )
 
 
-def stale_input(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.STALE_INPUT,
+    after="find_wrong_lookup",
+    shown_by="the gradient that the weight would have with the input of another microbatch or layer",
+    bug="tp-overlap-shared-buffer",
+)
+def find_stale_input(e: Evidence) -> Cause | None:
     """The gradient that the weight would have with another input: what was kept for the backward was overwritten."""
     own = e.comparison.id
     pair = e.tensors if own.kind in (Kind.PARAM_GRAD, Kind.MAIN_GRAD) and own.microbatch is None else None
@@ -74,7 +83,13 @@ def stale_input(e: Evidence) -> Cause | None:
     return None
 
 
-def microbatches(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.MICROBATCHES,
+    after="find_stale_input",
+    shown_by="the sum of what the microbatches add, some of them too often or never",
+    bug="transformers-norms-reduced-again",
+)
+def find_miscounted_microbatches(e: Evidence) -> Cause | None:
     """The sum of what microbatches add, some of them too often or never; known where each was recorded."""
     own = e.comparison.id
     pair = e.tensors if own.kind is Kind.PARAM_GRAD and own.microbatch is None else None
@@ -118,7 +133,13 @@ def _ranks_of(e: Evidence, microbatches: Collection[int | None]) -> set[int]:
     return {shard.coord.rank for tensor_id in ids for shard in shards[tensor_id]}
 
 
-def backward_left_out(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.BACKWARD_LEFT_OUT,
+    after="find_miscounted_microbatches",
+    shown_by="the gradient before the backward of a softmax of the module's output",
+    bug="loss-parallel-log-softmax",
+)
+def find_backward_left_out(e: Evidence) -> Cause | None:
     """What the backward of a softmax of the module's output would have made the reference's gradient of."""
     own = e.comparison.id
     output = Logical.found(e.reference_trace, own.at(Kind.OUTPUT)) if own.kind is Kind.GRAD_OUTPUT else None

@@ -1,22 +1,26 @@
-"""This module recognises what went wrong in an update: left out, done twice, or not alike in all copies.
-
-Like the tests of judge/causes/reductions.py, each is a function from the evidence to a cause or None.
-"""
+"""Causes in the optimizer's step: an update that is left out, done twice, or not the same in all copies."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
-from ttrace.judge.causes.optimizer_settings import name_different_settings
+from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import Logical, Piece, measured
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import Kind
-from ttrace.trace.reader import Shard, Trace
+from ttrace.trace.reader import Settings, Shard, Trace
 
 
-def not_updated(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.NOT_UPDATED,
+    after="find_not_finite",
+    shown_by="an update that is zero, everywhere or on some ranks",
+    fault="left out of optimizer",
+)
+def find_not_updated(e: Evidence) -> Cause | None:
     """The parameter is as it was: everywhere, or on some ranks while others updated it rightly."""
     if e.comparison.id.kind is not Kind.UPDATE or e.stats.aa == 0.0:
         return None
@@ -38,18 +42,42 @@ def not_updated(e: Evidence) -> Cause | None:
     )
 
 
-def other_settings(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.OPTIMIZER_SETTINGS,
+    after="find_not_updated",
+    shown_by="the settings of this parameter differ: it is in another group, or its group has other values",
+    bug="learning-rates-collapse",
+)
+def find_other_settings(e: Evidence) -> Cause | None:
     """The candidate's optimizer has other settings for this parameter."""
     if e.comparison.id.kind is not Kind.UPDATE:
         return None
     name = e.comparison.id.name
-    words = name_different_settings(e.reference_trace, e.candidate_trace, name)
+    words = _name_different_settings(e.reference_trace, e.candidate_trace, name)
     return (
         Cause(CauseName.OPTIMIZER_SETTINGS, f"the optimizer's settings differ for {name}: {words}") if words else None
     )
 
 
-def updated_twice(e: Evidence) -> Cause | None:
+def _name_different_settings(reference: Trace, candidate: Trace, parameter: str) -> str:
+    """Say how a parameter's settings differ; empty if they do not, or a side has none for it."""
+    ours, theirs = (trace.settings.get(parameter, ()) for trace in (reference, candidate))
+    keys = dict.fromkeys(key for settings in ours for key in settings if any(key in other for other in theirs))
+    pairs = ((key, _join_values(theirs, key), _join_values(ours, key)) for key in keys)
+    return ", ".join(f"{key} {found} instead of {needed}" for key, found, needed in pairs if found != needed)
+
+
+def _join_values(groups: Iterable[Settings], key: str) -> str:
+    return " and ".join(sorted({settings[key] for settings in groups if key in settings}))
+
+
+@cause(
+    CauseName.UPDATED_TWICE,
+    after="find_other_settings",
+    shown_by="the update is twice the reference's, or that of two steps",
+    fault="in two groups",
+)
+def find_updated_twice(e: Evidence) -> Cause | None:
     """The update is twice the reference's, or that of two of its steps."""
     if e.comparison.id.kind is not Kind.UPDATE or e.comparison.verdict is not Verdict.FAIL or e.stats.aa == 0.0:
         return None
@@ -81,7 +109,13 @@ def _error_of_two_steps(e: Evidence) -> float:
     return math.sqrt(measured(ours, theirs)[0].dd / e.stats.aa)
 
 
-def other_count(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.STEP_COUNT,
+    after="find_backward_left_out",
+    shown_by="the optimizer counts other steps than the reference's does",
+    bug="optimizer-state-stepped-before",
+)
+def find_other_step_count(e: Evidence) -> Cause | None:
     """The optimizer counts other steps than the reference's: its bias correction is that of another step."""
     if e.comparison.id.kind is not Kind.UPDATE:
         return None
@@ -95,7 +129,13 @@ def other_count(e: Evidence) -> Cause | None:
     )
 
 
-def tied_copies(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.TIED_COPIES,
+    after="find_wrong_ranks",
+    shown_by="copies of one weight under its several names differ",
+    bug="zero-tied-embeddings",
+)
+def find_tied_copies(e: Evidence) -> Cause | None:
     """Replicas differ that are copies of one tied weight under several names."""
     name = e.comparison.id.name
     others = [alias for alias, first in e.reference_trace.aliases.items() if first == name]

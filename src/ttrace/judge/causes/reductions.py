@@ -1,61 +1,36 @@
-"""This module names the likely cause of a wrong tensor, from evidence in the data.
-
-Each test is a function from the evidence to a cause or None; the first that speaks wins, so they stand from the most
-specific to the least.
-"""
+"""Causes in how ranks combine tensors: sums and averages that are missing, done twice, or over the wrong ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from ttrace.errors import SketchError
-from ttrace.judge.causes import integers, operands, optimizer, values
-from ttrace.judge.causes.batch_statistics import find_own_statistics
 from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
-from ttrace.judge.causes.not_finite import not_finite
-from ttrace.judge.causes.uneven_weights import uneven_weights
+from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import Logical, Piece, compared
 from ttrace.judge.tensors.rank_names import name_ranks
-from ttrace.judge.verdict import Cause, CauseName, Comparison, Verdict
+from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import MICROBATCH_AXIS
-from ttrace.trace.reader import Shard, Trace
+from ttrace.trace.reader import Shard
 
-_TOO_OFTEN = ", as if summed once too often"
 _NAMED = {MICROBATCH_AXIS: "the number of microbatches"}
 
 
-def cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Cause:
-    """Why this tensor probably is wrong."""
-    if comparison.id.kind.is_recompute:
-        return Cause(CauseName.RECOMPUTE, "recomputation gives other values than the first forward did")
-    evidence = Evidence.of(comparison, reference, candidate)
-    if evidence is not None:
-        for test in _TESTS:
-            with suppress(SketchError):  # what needs values says nothing of sketches
-                found = test(evidence)
-                if found is not None:
-                    return found
-    return Cause(CauseName.UNEXPLAINED, "no known pattern explains the difference")
-
-
-def _zeros(e: Evidence) -> Cause | None:
-    # Of replicas that differ only the first was measured.
-    if e.stats.bb != 0.0 or e.stats.aa == 0.0 or e.comparison.verdict is not Verdict.FAIL:
-        return None
-    return Cause(CauseName.ZEROS, "the candidate is zero everywhere")
-
-
-def _missing_all_reduce(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.MISSING_ALL_REDUCE,
+    after="find_offset",
+    shown_by="replicas differ, and sum to the reference along an axis",
+    fault="row without its sum",
+)
+def find_missing_all_reduce(e: Evidence) -> Cause | None:
     """Replicas along an axis differ, and their sum is the reference."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
-    for axis in axes_of_conflict(e):
+    for axis in find_conflict_axes(e):
         error = e.error_of(_summed_over(e, axis))
         if e.is_explained(error):
             return Cause(
@@ -70,11 +45,17 @@ def _missing_all_reduce(e: Evidence) -> Cause | None:
     return None
 
 
-def _missing_average(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.MISSING_AVERAGE,
+    after="find_missing_all_reduce",
+    shown_by="replicas differ, and average to the reference along an axis",
+    fault="not synchronised",
+)
+def find_missing_average(e: Evidence) -> Cause | None:
     """Replicas along an axis differ, and their mean is the reference."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
-    for axis in axes_of_conflict(e):
+    for axis in find_conflict_axes(e):
         if not e.comparison.id.kind.is_of_param and _has_equal(e, axis):
             continue  # only gradients of parameters are averaged: more likely the other axis was summed over
         error = e.error_of(_summed_over(e, axis), 1 / e.sizes[axis])
@@ -92,11 +73,17 @@ def _has_equal(e: Evidence, axis: str) -> bool:
     return any(size == e.sizes[axis] for other, size in e.mesh.sizes.items() if other != axis)
 
 
-def _wrong_group(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.WRONG_GROUP,
+    after="find_missing_average",
+    shown_by="replicas differ along one axis, and their sum is the reference times the size of another",
+    unproven="no entry mixes up two axes; tests/judge/causes/test_reductions.py",
+)
+def find_wrong_group(e: Evidence) -> Cause | None:
     """Replicas along one axis differ, and their sum is the reference times the size of another."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
-    for axis in axes_of_conflict(e):
+    for axis in find_conflict_axes(e):
         summed = _summed_over(e, axis)
         for other, size in e.mesh.sizes.items():
             error = e.error_of(summed, 1 / size) if other != axis and size > 1 else math.inf
@@ -110,12 +97,18 @@ def _wrong_group(e: Evidence) -> Cause | None:
     return None
 
 
-def _missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.MISSING_ALL_REDUCE,
+    after="find_wrong_group",
+    shown_by="replicas sum to the reference plus a bias that each of them added",
+    unproven="the catalogue's row-parallel layers add their bias after the sum; tests/judge/causes/test_reductions.py",
+)
+def find_missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
     """Replicas sum to the reference, but for a row that each of them added: a bias, added before summing."""
     if e.comparison.verdict is not Verdict.CONFLICT or len(e.reference.shape) < 2 or len(e.reference.pieces) != 1:
         return None
     reference = e.reference.pieces[0].tensor().to(torch.float64)
-    for axis in axes_of_conflict(e):
+    for axis in find_conflict_axes(e):
         summed = _summed_over(e, axis)
         if len(summed.pieces) != 1 or summed.pieces[0].region != e.reference.pieces[0].region:
             continue
@@ -131,14 +124,33 @@ def _missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
     return None
 
 
-def _gradient_norm(e: Evidence) -> Cause | None:
-    """A wrong norm of right gradients: shared gradients counted several times, or shards left out."""
+@cause(
+    CauseName.CLIP_FACTOR,
+    after="find_missing_all_reduce_before_bias",
+    shown_by="the clip factor is wrong while gradients and their norm are right",
+    fault="other max_norm",
+)
+def find_clip_factor(e: Evidence) -> Cause | None:
+    """Find a wrong clip factor of a right norm."""
+    kind, ratio = e.comparison.id.kind, e.stats.scale
+    has_norm = e.comparison.id.at(Kind.GRAD_NORM) in e.reference_trace.shards
+    if kind is not Kind.CLIP or not has_norm or not math.isfinite(ratio) or ratio <= 0.0:
+        return None
+    words = f"gradients and their norm are right, but the clip factor is {ratio:.4g} x the reference's"
+    return Cause(CauseName.CLIP_FACTOR, words)
+
+
+@cause(
+    CauseName.GRADIENT_NORM,
+    after="find_clip_factor",
+    shown_by="the norm is wrong while gradients are right",
+    fault="norm counts twice",
+)
+def find_gradient_norm(e: Evidence) -> Cause | None:
+    """Find a wrong norm of right gradients: it counts shared gradients several times, or leaves shards out."""
     kind, ratio = e.comparison.id.kind, e.stats.scale
     if kind not in (Kind.GRAD_NORM, Kind.CLIP) or not math.isfinite(ratio) or ratio <= 0.0:
         return None
-    if kind is Kind.CLIP and e.comparison.id.at(Kind.GRAD_NORM) in e.reference_trace.shards:
-        words = f"gradients and their norm are right, but the clip factor is {ratio:.4g} x the reference's"
-        return Cause(CauseName.CLIP_FACTOR, words)
     axis = _axis_left_out(e)
     if axis is not None:
         words = f"the gradients are right, but each rank has the norm of its own: not combined over {axis}"
@@ -158,15 +170,60 @@ def _axis_left_out(e: Evidence) -> str | None:
     if e.comparison.id.kind is not Kind.GRAD_NORM or e.comparison.verdict is not Verdict.CONFLICT:
         return None
     whole = float(e.reference.tensor())
-    for axis in axes_of_conflict(e):
+    for axis in find_conflict_axes(e):
         shares = [float(replicas[0].tensor()) for replicas in _summed_over(e, axis).pieces[0].summands]
         if math.isclose(math.hypot(*shares), whole, rel_tol=max(NEAR * e.tolerance, 1e-12)):
             return axis
     return None
 
 
-def _constant_factor(e: Evidence) -> Cause | None:
-    """The candidate is the reference times one number."""
+@cause(
+    CauseName.DOUBLE_REDUCTION,
+    after="find_partial_sum",
+    shown_by="the reference times the size of an axis",
+    fault="sums twice",
+)
+def find_double_reduction(e: Evidence) -> Cause | None:
+    """Find a candidate that is the reference times the size of an axis."""
+    factor = _measure_factor(e)
+    if factor is None or factor.value <= 1.0 or not factor.axes or MICROBATCH_AXIS in factor.axes:
+        return None
+    return factor.as_cause(CauseName.DOUBLE_REDUCTION, ", as if summed once too often")
+
+
+@cause(
+    CauseName.CONSTANT_FACTOR,
+    after="find_double_reduction",
+    shown_by="the reference times another number: the inverse of a size, the number of microbatches, or any other",
+    fault="wrong sign",
+)
+def find_constant_factor(e: Evidence) -> Cause | None:
+    """Find a candidate that is the reference times any other number."""
+    factor = _measure_factor(e)
+    return None if factor is None else factor.as_cause(CauseName.CONSTANT_FACTOR)
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """One number by which the whole candidate is multiplied, and the axes whose size it is."""
+
+    value: float
+    rest: float
+    """The error that is left without it."""
+    axes: Sequence[str]
+    words: str
+
+    def as_cause(self, name: CauseName, ending: str = "") -> Cause:
+        return Cause(
+            name,
+            f"the candidate is {self.value:.4g} x the reference{self.words}{ending}",
+            self.axes[0] if len(self.axes) == 1 else None,
+            (f"without that factor the error is {self.rest:.1e}",),
+        )
+
+
+def _measure_factor(e: Evidence) -> _Factor | None:
+    """The factor by which the candidate differs, if that explains the difference."""
     s = e.stats
     if s.aa == 0.0 or not math.isfinite(s.scale) or e.comparison.verdict is not Verdict.FAIL:
         return None
@@ -176,16 +233,16 @@ def _constant_factor(e: Evidence) -> Cause | None:
     axes, words = _explained_here(e, s.scale)
     if s.count == 1 and not axes:
         return None  # one number is always a multiple of another
-    is_summed_twice = s.scale > 1.0 and bool(axes) and MICROBATCH_AXIS not in axes
-    return Cause(
-        CauseName.DOUBLE_REDUCTION if is_summed_twice else CauseName.CONSTANT_FACTOR,
-        f"the candidate is {s.scale:.4g} x the reference{words}{_TOO_OFTEN if is_summed_twice else ''}",
-        axes[0] if len(axes) == 1 else None,
-        (f"without that factor the error is {rest:.1e}",),
-    )
+    return _Factor(s.scale, rest, axes, words)
 
 
-def _some_ranks(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.SOME_RANKS,
+    after="find_weaker_dtype",
+    shown_by="only the shards of some ranks are wrong, or, under data parallelism, only the microbatches they ran",
+    fault="shard without gradient",
+)
+def find_wrong_ranks(e: Evidence) -> Cause | None:
     """Some shards are right and others are not."""
     if e.comparison.verdict is not Verdict.FAIL:
         return None
@@ -203,10 +260,16 @@ def _some_ranks(e: Evidence) -> Cause | None:
     )
 
 
-def _replicas_differ(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.REPLICAS_DIFFER,
+    after="find_tied_copies",
+    shown_by="replicas that must agree differ, and nothing more is known",
+    fault="replica drifts",
+)
+def find_differing_replicas(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
-    axes = axes_of_conflict(e)
+    axes = find_conflict_axes(e)
     return Cause(
         CauseName.REPLICAS_DIFFER,
         f"replicas that must agree differ along {', '.join(axes) or 'no single axis'}",
@@ -228,41 +291,7 @@ def _wrong_replicas(e: Evidence) -> list[str]:
     return wrong[:4] if len(wrong) < len(errors) else []
 
 
-_TESTS = (
-    not_finite,
-    optimizer.not_updated,
-    optimizer.other_settings,
-    optimizer.updated_twice,
-    _zeros,
-    integers.offset,
-    _missing_all_reduce,
-    _missing_average,
-    _wrong_group,
-    _missing_all_reduce_before_bias,
-    _gradient_norm,
-    find_own_statistics,
-    values.partial_sum,
-    _constant_factor,
-    values.other_tensors,
-    values.moved,
-    values.transposed,
-    values.bias,
-    values.some_rows,
-    uneven_weights,
-    operands.lookup,
-    operands.stale_input,
-    operands.microbatches,
-    operands.backward_left_out,
-    optimizer.other_count,
-    values.weaker_dtype,
-    _some_ranks,
-    optimizer.tied_copies,
-    _replicas_differ,
-    values.other_message,
-)
-
-
-def axes_of_conflict(e: Evidence) -> list[str]:
+def find_conflict_axes(e: Evidence) -> list[str]:
     """Axes along which replicas that sit alike on every other axis differ."""
     return [axis for axis, size in e.mesh.sizes.items() if size > 1 and _differs_along(e, axis)]
 

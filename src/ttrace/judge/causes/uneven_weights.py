@@ -9,6 +9,7 @@ import torch
 
 from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
 from ttrace.judge.causes.index_names import name_holders, name_indices
+from ttrace.judge.causes.registry import cause
 from ttrace.judge.verdict import Cause, CauseName
 
 _MEAN = ", as in a mean of means over parts of different sizes"
@@ -18,7 +19,13 @@ Run = tuple[torch.Tensor, float]
 """Indices that have one weight, and that weight."""
 
 
-def uneven_weights(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.UNEVEN_WEIGHTS,
+    after="find_wrong_rows",
+    shown_by="runs of indices, or what single ranks hold, are the reference times a number each, as in a mean of means",
+    bug="local-map-uneven",
+)
+def find_uneven_weights(e: Evidence) -> Cause | None:
     """Runs of indices of one dim are the reference times a number each, and none is 1: they count unevenly.
 
     Rows that are zero on both sides, as those of masked tokens, have no weight.

@@ -1,8 +1,4 @@
-"""This module recognises wrong tensors by what their values are: another tensor's, the right ones in the wrong place,
-some rows only, or too few bits.
-
-Like the tests of judge/causes/reductions.py, each is a function from the evidence to a cause or None.
-"""
+"""Causes that the values show: another tensor's, the right ones in the wrong place, some rows only, or too few bits."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import torch
 
 from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
 from ttrace.judge.causes.index_names import name_indices
+from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import Logical, Piece, measured
 from ttrace.judge.tolerance.estimate import unit
@@ -26,7 +23,13 @@ _MOST_ROWS = 4096
 """Every row is held against every other to see whether it moved: for more, that takes gigabytes."""
 
 
-def other_tensors(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.OTHERS_VALUES,
+    after="find_constant_factor",
+    shown_by="the reference's values of another microbatch, step, call or layer",
+    fault="stale activations",
+)
+def find_others_values(e: Evidence) -> Cause | None:
     """The values of another microbatch, step or layer."""
     if e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
         return None
@@ -64,7 +67,13 @@ def _relatives(e: Evidence) -> Iterator[tuple[TensorId, str]]:
             yield other, f"{other.name}"
 
 
-def other_message(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.OTHERS_VALUES,
+    after="find_differing_replicas",
+    shown_by="a message that was meant for another layer",
+    bug="megatron-batched-p2p",
+)
+def find_misdirected_message(e: Evidence) -> Cause | None:
     """What another layer gave, where an input or an incoming gradient should be: a message meant for elsewhere."""
     own = e.comparison.id
     if own.kind not in (Kind.INPUT, Kind.GRAD_OUTPUT) or e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
@@ -98,7 +107,13 @@ def _is_neighbour(a: Site, b: Site) -> bool:
     return is_sibling or of_any_layer(a.name) == of_any_layer(b.name)
 
 
-def moved(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.MOVED,
+    after="find_others_values",
+    shown_by="the right values in another order along a dim",
+    fault="keys for values",
+)
+def find_moved_values(e: Evidence) -> Cause | None:
     """The right values in the wrong order along one dim: shifted, swapped, or repeated; some may be lost to zeros."""
     pair = e.tensors
     if pair is None:
@@ -158,7 +173,13 @@ def _movement(e: Evidence, dim: int, source: torch.Tensor, away: torch.Tensor) -
     return f"indices {held} hold those of {taken}"
 
 
-def transposed(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.TRANSPOSED,
+    after="find_moved_values",
+    shown_by="the right values with two dims read in the wrong order",
+    fault="read transposed",
+)
+def find_transposed_values(e: Evidence) -> Cause | None:
     """The right bytes read in the wrong order: a transposed tensor taken for a contiguous one, or the other way."""
     pair = e.tensors
     if pair is None:
@@ -179,7 +200,13 @@ def transposed(e: Evidence) -> Cause | None:
     return None
 
 
-def some_rows(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.SOME_ROWS,
+    after="find_bias",
+    shown_by="only some indices of a dim are wrong",
+    fault="first rows lost",
+)
+def find_wrong_rows(e: Evidence) -> Cause | None:
     """A few indices of one dim are wrong, and all others right."""
     pair = e.tensors
     if pair is None:
@@ -231,7 +258,13 @@ def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
     return ""
 
 
-def bias(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.BIAS,
+    after="find_transposed_values",
+    shown_by="one row too much, the same everywhere; how often the module's own bias it is",
+    fault="bias on every rank",
+)
+def find_bias(e: Evidence) -> Cause | None:
     """One row too much or too little, the same everywhere: a bias."""
     pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and len(e.reference.shape) > 1 else None
     if pair is None:
@@ -262,7 +295,13 @@ def _multiple(e: Evidence, row: torch.Tensor) -> str:
     return f": {name}, added {often} too often" if count > 0 else f": {name}, left out"
 
 
-def weaker_dtype(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.WEAKER_DTYPE,
+    after="find_other_step_count",
+    shown_by="all values fit a weaker dtype, and the error is what that rounds away",
+    fault="bfloat16 matmul",
+)
+def find_weaker_dtype(e: Evidence) -> Cause | None:
     """Values that fit a weaker dtype than the reference's, off by what that dtype rounds away."""
     ours = e.reference.dtype
     pair = e.tensors if e.comparison.id.kind is not Kind.UPDATE and ours.is_floating_point else None
@@ -287,7 +326,13 @@ def _fits(values: torch.Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(values.to(torch.float32), values.to(dtype).to(torch.float32))
 
 
-def partial_sum(e: Evidence) -> Cause | None:
+@cause(
+    CauseName.PARTIAL_SUM,
+    after="find_own_statistics",
+    shown_by="each part is one rank's summand of a pending sum further inside",
+    unproven="no entry passes a summand on; tests/judge/causes/test_values.py",
+)
+def find_partial_sum(e: Evidence) -> Cause | None:
     """Each wrong part is one rank's summand of a pending sum: what should have been summed was passed on."""
     if e.comparison.verdict is not Verdict.FAIL or not e.stats.finite_b or e.candidate.pending:
         return None

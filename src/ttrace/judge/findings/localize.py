@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ttrace.judge.causes.reductions import cause
+from ttrace.judge.causes.registry import find_cause
 from ttrace.judge.verdict import VAGUE, Cause, CauseName, Comparison, Finding, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
@@ -82,7 +82,7 @@ def _cause(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause:
     """What the values tell or, where they tell nothing, what became of the modules inside this one."""
-    found = cause(start, reference, candidate)
+    found = find_cause(start, reference, candidate)
     if found.name not in VAGUE:
         return found
     skipped = _skipped(module, comparisons, candidate) if found.name is CauseName.UNEXPLAINED else None
@@ -98,7 +98,7 @@ def _gradient_of(
     where = (loss.id.step, loss.id.microbatch, loss.id.name, Kind.GRAD_OUTPUT)
     for c in comparisons:
         if c.verdict.is_wrong and (c.id.step, c.id.microbatch, c.id.name, c.id.kind) == where:
-            found = cause(c, reference, candidate)
+            found = find_cause(c, reference, candidate)
             return None if found.name in VAGUE else replace(found, sentence=f"so says its gradient: {found.sentence}")
     return None
 
@@ -118,7 +118,7 @@ def _handed_over(
         is_then = (c.id.step, c.id.microbatch) == (start.id.step, start.id.microbatch)
         is_wrong = c.id.kind is kind and c.verdict.is_wrong and is_then
         if is_wrong and c.id.name != module and is_inside(c.id.name, module):
-            found = cause(c, reference, candidate)
+            found = find_cause(c, reference, candidate)
             words = f"what enters {c.id.name} is wrong ({c.id.kind}): {found.sentence}"
             return None if found.name in VAGUE else replace(found, sentence=words)
     return None

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ttrace.judge.causes.reductions import cause
+from ttrace.judge.causes.registry import find_cause
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.factor import is_before_reduction
 from ttrace.judge.verdict import CauseName, Comparison, Finding, Verdict
@@ -46,7 +46,7 @@ def excuse_partial_calls(comparisons: Sequence[Comparison], reference: Trace, ca
         own = comparison.id
         if own.kind is Kind.CALL and comparison.verdict is Verdict.CONFLICT:
             is_summed_later = any((t.step, t.microbatch, t.name, t.call) == _call_of(own) for t in agreeing)
-            if is_summed_later or cause(comparison, reference, candidate).name is CauseName.MISSING_ALL_REDUCE:
+            if is_summed_later or find_cause(comparison, reference, candidate).name is CauseName.MISSING_ALL_REDUCE:
                 comparison = replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.PARTIAL_CALL))
         result.append(comparison)
     return result
@@ -142,13 +142,13 @@ def _is_final_reduced(tensor_id: TensorId, alike: set[TensorId]) -> bool:
 
 
 def _as_reduced_later(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
-    if cause(comparison, reference, candidate).name is not CauseName.MISSING_ALL_REDUCE:
+    if find_cause(comparison, reference, candidate).name is not CauseName.MISSING_ALL_REDUCE:
         return comparison
     return replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.REDUCED_LATER))
 
 
 def _as_pending_sum(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
-    found = cause(comparison, reference, candidate)
+    found = find_cause(comparison, reference, candidate)
     if found.name is not CauseName.MISSING_ALL_REDUCE:
         return comparison
     why = Why(Reason.UNSTATED_SUM, names=(str(comparison.id.site), str(found.axis)))

@@ -15,7 +15,7 @@ import torch
 from ttrace.errors import SketchError
 from ttrace.judge.causes.error_map import RankMap, error_map
 from ttrace.judge.causes.evidence import Evidence
-from ttrace.judge.causes.reductions import axes_of_conflict
+from ttrace.judge.causes.reductions import find_conflict_axes
 from ttrace.judge.notes.blind_spots import without_power
 from ttrace.judge.selftest import Power
 from ttrace.judge.sentences import describe
@@ -198,7 +198,7 @@ def _count_conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Tra
 def _find_axes(comparison: Comparison, traces: tuple[Trace, Trace]) -> list[str]:
     evidence = Evidence.of(comparison, *traces)
     try:
-        return (axes_of_conflict(evidence) if evidence else []) or ["no single axis"]
+        return (find_conflict_axes(evidence) if evidence else []) or ["no single axis"]
     except SketchError:
         return ["not known: only sketches were recorded"]
 

@@ -1,0 +1,87 @@
+"""Causes that the numbers themselves show: not finite, zero, or integers that are off by a constant."""
+
+from __future__ import annotations
+
+import torch
+
+from ttrace.judge.causes.evidence import Evidence
+from ttrace.judge.causes.registry import FIRST, cause
+from ttrace.judge.verdict import Cause, CauseName, Verdict
+from ttrace.tensors.region import Region
+
+
+@cause(
+    CauseName.NOT_FINITE,
+    after=FIRST,
+    shown_by="the candidate is not finite where the reference is, and where first",
+    fault="overflow",
+)
+def find_not_finite(e: Evidence) -> Cause | None:
+    """Find NaN and infinite elements where the reference is finite."""
+    if e.stats.finite_b or not e.stats.finite_a:
+        return None
+    return Cause(
+        CauseName.NOT_FINITE,
+        "the candidate is not finite where the reference is",
+        evidence=() if e.candidate.num_buckets else (_count_not_finite(e),),
+    )
+
+
+def _count_not_finite(e: Evidence) -> str:
+    return f"{e.stats.nan_b} NaN and {e.stats.inf_b} infinite elements{_locate_not_finite(e)}"
+
+
+def _locate_not_finite(e: Evidence) -> str:
+    for piece in e.candidate.pieces:
+        tensor = piece.tensor()
+        for here, there in piece.region.overlaps(Region.whole(e.candidate.shape)):
+            bad = (~here.of(tensor).isfinite()).nonzero()
+            if len(bad):
+                index = there.global_index(tuple(bad[0].tolist()))
+                return f", the first at {index} on rank {', '.join(map(str, piece.ranks))}"
+    return ""
+
+
+@cause(
+    CauseName.ZEROS,
+    after="find_updated_twice",
+    shown_by="the candidate is zero everywhere",
+    fault="gradient detached",
+)
+def find_zeros(e: Evidence) -> Cause | None:
+    """Find a tensor that is zero everywhere, and is not in the reference."""
+    # Of replicas that differ, only the first was measured.
+    if e.stats.bb != 0.0 or e.stats.aa == 0.0 or e.comparison.verdict is not Verdict.FAIL:
+        return None
+    return Cause(CauseName.ZEROS, "the candidate is zero everywhere")
+
+
+@cause(
+    CauseName.OFFSET,
+    after="find_zeros",
+    shown_by="integers that differ from the reference's by one number on each rank, as positions with another start do",
+    unproven="no entry has wrong integers; tests/judge/causes/test_numbers.py",
+)
+def find_offset(e: Evidence) -> Cause | None:
+    """Integers that are the reference's plus one number, on each rank its own: positions that begin elsewhere."""
+    pair = e.tensors if not e.reference.dtype.is_floating_point and e.reference.dtype != torch.bool else None
+    if pair is None:
+        return None
+    surplus = (pair[1] - pair[0]).round()
+    shifts: dict[int, set[int]] = {}
+    for piece in e.candidate.pieces:
+        values = piece.region.take(surplus)
+        if not values.numel():
+            continue
+        by = int(values.flatten()[0])
+        if values.numel() < 2 or bool((values != by).any()):
+            return None
+        shifts.setdefault(by, set()).update(piece.ranks)
+    right = shifts.pop(0, set())
+    named = [f"{_who(ranks, alone=not right and len(shifts) == 1)}: reference {by:+d}" for by, ranks in shifts.items()]
+    words = ", ".join(named).replace("reference +", "reference + ").replace("reference -", "reference - ")
+    return Cause(CauseName.OFFSET, f"integers differ by a constant; {words}")
+
+
+def _who(ranks: set[int], *, alone: bool) -> str:
+    return "all ranks" if alone else f"rank {', '.join(map(str, sorted(ranks)))}"
