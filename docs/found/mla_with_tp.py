@@ -3,7 +3,7 @@
     pip install --no-deps megatron-core==0.16.1
     torchrun --standalone --nproc-per-node 2 mla_with_tp.py
 
-Nothing but megatron-core and torch. Without a GPU and TransformerEngine three names need a stand-in, marked below; the
+Needs only megatron-core and torch. Without a GPU and TransformerEngine three names need a stand-in, marked below; the
 attention itself is plain torch, given through the layer spec. The same weights and input give the same output on one
 and on two ranks, and a gradient of `linear_kv_down_proj.weight` whose last rows differ.
 """

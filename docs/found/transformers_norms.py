@@ -2,8 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 transformers_norms.py
 
-Nothing but torch and transformers (with accelerate, which it loads distributed models by). The same small models with
-the same weights and data, in one process and with `tp_plan="auto"` on two: how far `q_norm`'s gradient is off.
+Needs only torch and transformers (with accelerate, which transformers needs to load distributed models). The same small
+models with the same weights and data run in one process and with `tp_plan="auto"` on two. The error of the gradient of
+`q_norm` is printed.
 """
 
 import os

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 zero_bubble_ddp.py
 
-Nothing but torch. Four stages on two pipeline ranks, each wrapped by DDP over two data-parallel ranks with data of
-their own. After a step the replicas of a stage must have one gradient; how far theirs is from the mean is printed.
+Needs only torch. Four stages on two pipeline ranks, each wrapped by DDP over two data-parallel ranks with their own
+data. After a step the replicas of a stage must have the same gradient; the distance of theirs from the mean is printed.
 """
 
 from __future__ import annotations
