@@ -16,7 +16,7 @@ from ttrace.report.machine.json_report import as_json
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.store import Remote
 from ttrace.workflow.run import Run, Strictness
-from ttrace.workflow.stored import judged
+from ttrace.workflow.stored import judge
 
 FAULTS, READ = 0.01, 1.1
 """The share of requests that fail, and of those that are slow; the bar on bytes."""
@@ -30,9 +30,9 @@ def main() -> int:
         start = time.perf_counter()
         write_run(remote, NUM_TENSORS, SHAPE, wrong=WRONG)
         written = time.perf_counter()
-        on_disk = as_json(Run(local).judged(engine=Threads(2)), "")
+        on_disk = as_json(Run(local).judge(engine=Threads(2)), "")
         start_check = time.perf_counter()
-        in_store = as_json(judged(remote, Strictness(), engine=Threads(8)), "")
+        in_store = as_json(judge(remote, Strictness(), engine=Threads(8)), "")
         end = time.perf_counter()
         said = served(address)
         needed = sum(_num_bytes(Trace(path)) for path in (local / "reference", local / "twin-1", local / "candidate"))

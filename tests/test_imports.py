@@ -62,12 +62,13 @@ FLOORS = {
     ),
     "report": ({"layout_source", "numbers"}, {"facts"}, {"terminal", "page", "machine"}, {"sweep"}),
     "workflow": (
-        {"supervisor", "lock", "git", "disk_space"},
+        {"supervisor", "lock", "git", "disk_space", "stage_watch"},
         {"launch"},
         {"stages"},
         {"run"},
         {"stored", "engines"},
         {"flow"},
+        {"investigation"},
         {"sweeps"},
     ),
     "adapters": ({"adapter", "wrappers"}, {"transformers", "megatron"}, {"native"}),
@@ -84,6 +85,7 @@ ONLY_IN = {
 
 
 MOST_MODULES = 12
+MOST_LINES = 400
 
 
 def files() -> list[Path]:
@@ -168,6 +170,11 @@ def test_no_folder_is_crowded() -> None:
     assert not crowded, "a folder of more than a dozen modules asks for rooms"
 
 
+def test_no_file_is_long() -> None:
+    counts = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in files()}
+    assert not {name: count for name, count in counts.items() if count > MOST_LINES}, "a long file asks to be two"
+
+
 def test_every_part_has_its_place() -> None:
     doors = {"cli", "__init__", "__main__"}
     assert {part(path) for path in files()} == set(MAY_IMPORT) | doors
@@ -182,6 +189,7 @@ def test_importing_ttrace_is_cheap() -> None:
     """At most a fifth of the CPU time of torch's own import, and no report, adapter or framework."""
     code = (
         "import sys, time; import torch; before = time.process_time(); import ttrace; "
+        "[getattr(ttrace, name) for name in ttrace.__all__]; "
         "print(time.process_time() / before - 1); print(*sorted(sys.modules))"
     )
     command = [sys.executable, "-c", code]
@@ -190,3 +198,10 @@ def test_importing_ttrace_is_cheap() -> None:
     modules = set(done[1].split())
     heavy = {"rich", "typer", "pydantic", "ttrace.adapters", "ttrace.report", "ttrace.capture", "ttrace.judge"}
     assert not modules & heavy
+
+
+@pytest.mark.parametrize("words", [["--help"], ["check", "--help"], ["run", "--help"], ["--version"]], ids=" ".join)
+def test_help_needs_no_torch(words: list[str]) -> None:
+    code = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = {words}; from ttrace.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

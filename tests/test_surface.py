@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib import metadata
 
 import ttrace
 
@@ -16,6 +17,7 @@ def test_the_public_names_are_these() -> None:
         "TTraceError",
         "TraceError",
         "Tracing",
+        "__version__",
         "attach",
         "holds",
         "split",
@@ -26,6 +28,10 @@ def test_the_public_names_are_these() -> None:
 def test_every_public_name_is_documented() -> None:
     for name in ttrace.__all__:
         assert inspect.getdoc(getattr(ttrace, name)), name
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert ttrace.__version__ == metadata.version("torch-ttrace")
 
 
 def test_attach_takes_these_arguments() -> None:

@@ -1,12 +1,21 @@
 """TTrace finds silent bugs in distributed training by comparing it with a trusted reference."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ttrace.attach import Tracing, attach
 from ttrace.errors import CaptureError, LayoutError, TraceError, TTraceError
-from ttrace.layouts.layout import Layout
-from ttrace.layouts.splits import split
-from ttrace.reference.streamed import streamed
-from ttrace.tensors.holds import holds
-from ttrace.tensors.mesh import Mesh
+
+if TYPE_CHECKING:
+    from ttrace.layouts.layout import Layout
+    from ttrace.layouts.splits import split
+    from ttrace.reference.streamed import streamed
+    from ttrace.tensors.holds import holds
+    from ttrace.tensors.mesh import Mesh
+
+    __version__: str
 
 __all__ = [
     "CaptureError",
@@ -16,8 +25,33 @@ __all__ = [
     "TTraceError",
     "TraceError",
     "Tracing",
+    "__version__",
     "attach",
     "holds",
     "split",
     "streamed",
 ]
+
+_MODULES = {
+    "Layout": "ttrace.layouts.layout",
+    "Mesh": "ttrace.tensors.mesh",
+    "holds": "ttrace.tensors.holds",
+    "split": "ttrace.layouts.splits",
+    "streamed": "ttrace.reference.streamed",
+}
+"""Public names whose modules import torch. They are imported on first use, so that `ttrace --help` needs no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("torch-ttrace")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -44,7 +44,7 @@ def write_run(folder: Path, *, wrong: bool) -> Run:
 def judged(run: Run) -> Outcome | str:
     """What a check says, or why it refuses."""
     try:
-        found = run.judged()
+        found = run.judge()
     except TTraceError as error:
         return str(error)
     return found.exit, [str(finding) for finding in found.findings], [str(c) for c in found.comparisons]
@@ -117,7 +117,7 @@ def test_one_flipped_exponent_of_a_twin_excuses_nothing(tmp_path: Path) -> None:
         data[at] ^= 0x40
     chunk.write_bytes(data)
     with pytest.raises(TTraceError, match=r"twin-1/rank-00000/chunk-0000\.safetensors are damaged"):
-        run.judged()
+        run.judge()
 
 
 def test_a_file_that_is_gone_is_no_pass(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_a_file_that_is_gone_is_no_pass(tmp_path: Path) -> None:
         data = path.read_bytes()
         path.unlink()
         with pytest.raises(TTraceError):
-            run.judged()
+            run.judge()
         path.write_bytes(data)
-    assert run.judged().exit is Exit.PASSED
+    assert run.judge().exit is Exit.PASSED
 
 
 def flip_all(path: Path, check: Callable[[], None]) -> None:

@@ -46,7 +46,7 @@ def ttrace(*words: str, before: str = "", stdout: int = subprocess.PIPE) -> subp
     )
 
 
-BROKEN = "import ttrace.workflow.run as r; r.Run.judged = lambda *_, **__: [][7]"
+BROKEN = "import ttrace.workflow.run as r; r.Run.judge = lambda *_, **__: [][7]"
 
 
 def test_an_exception_nobody_expected_is_one_line_and_its_traceback_a_file(run: Path) -> None:
@@ -68,9 +68,23 @@ def test_a_library_that_cannot_be_imported_is_no_finding(run: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_a_torch_that_cannot_be_imported_is_told_in_a_sentence(run: Path, options: tuple[str, ...]) -> None:
+    done = ttrace("check", str(run), *options, before="sys.modules['torch'] = None")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ttrace: torch cannot be imported: ")
+    assert "Install PyTorch 2.13 or later in this environment." in done.stderr
+    assert not options or "torch" in json.loads(done.stdout)["problems"][0]
+
+
+def test_nothing_is_said_of_an_absent_numpy(run: Path) -> None:
+    done = ttrace("check", str(run), before="sys.modules['numpy'] = None")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("error", ["typer.Abort", "RecursionError"])
 def test_other_ways_to_end_are_no_finding(run: Path, error: str) -> None:
-    raising = f"import typer, ttrace.workflow.run as r\ndef end(*_, **__): raise {error}\nr.Run.judged = end"
+    raising = f"import typer, ttrace.workflow.run as r\ndef end(*_, **__): raise {error}\nr.Run.judge = end"
     assert ttrace("check", str(run), before=raising).returncode == 2
 
 

@@ -93,13 +93,13 @@ def test_ranks_of_two_launches_are_not_judged(tmp_path: Path, file: str) -> None
     case = Case(tmp_path)
     case.right("0/0/fc/output")
     case.judged()
-    assert Run(tmp_path).judged().exit == 0
+    assert Run(tmp_path).judge().exit == 0
     write_ranks(tmp_path / "candidate", FIRST)
     write_ranks(tmp_path / "other", SECOND)
     rank = Path("rank-00001")
     shutil.copy(tmp_path / "other" / rank / file, tmp_path / "candidate" / rank / file)
     with pytest.raises(TraceError, match=r"candidate/rank-00001 and .* were written by different launches"):
-        Run(tmp_path).judged()
+        Run(tmp_path).judge()
 
 
 def test_a_trace_that_was_replaced_after_it_was_marked_is_not_judged_and_made_again(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_trace_that_was_replaced_after_it_was_marked_is_not_judged_and_made_ag
     case.reference.close()
     case.twin.close()
     with pytest.raises(TraceError, match="candidate was replaced by another launch"):
-        Run(tmp_path).judged()
+        Run(tmp_path).judge()
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.commands import ROOT, TINY, script
 from ttrace.errors import TTraceError
-from ttrace.workflow.disk_space import Space
+from ttrace.workflow.disk_space import DiskSpace
 
 
 def test_all_traces_to_come_are_counted() -> None:
-    space = Space(Path("runs/x"), reference=533_000_000, num_traces=4, free=73_100_000_000)
+    space = DiskSpace(Path("runs/x"), reference=533_000_000, num_traces=4, free=73_100_000_000)
     space.check()
     assert str(space) == (
         "the reference's trace takes 533.0 MB; still to come: at least 2.1 GB, and more where the candidate's ranks "
@@ -24,7 +24,7 @@ def test_all_traces_to_come_are_counted() -> None:
 
 @pytest.mark.parametrize(("free", "fits"), [(3999, False), (4000, True)])
 def test_a_disk_too_full_is_refused_with_the_next_move(free: int, fits: bool) -> None:
-    space = Space(Path("runs/x"), reference=1000, num_traces=4, free=free)
+    space = DiskSpace(Path("runs/x"), reference=1000, num_traces=4, free=free)
     if fits:
         space.check()
         return
@@ -39,7 +39,7 @@ def test_a_trace_is_measured_with_everything_in_it(tmp_path: Path) -> None:
     trace.mkdir(parents=True)
     (trace / "chunk-0000.safetensors").write_bytes(bytes(5000))
     (trace / "records.jsonl").write_bytes(bytes(70))
-    space = Space.after(tmp_path / "reference", tmp_path / "not" / "yet" / "there", 2)
+    space = DiskSpace.after(tmp_path / "reference", tmp_path / "not" / "yet" / "there", 2)
     assert (space.reference, space.needed) == (5070, 10140)
     assert space.free > 0
 

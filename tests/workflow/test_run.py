@@ -228,17 +228,17 @@ def test_a_run_without_twins_is_not_judged(tmp_path: Path) -> None:
     """Rounding alone would be a finding."""
     run = write_traces(tmp_path, num_twins=0)
     with pytest.raises(TTraceError, match="holds no complete twin, but tolerances come from twins"):
-        run.judged()
+        run.judge()
     with pytest.raises(TTraceError, match="holds no complete twin"):
-        run.selftested()
+        run.selftest()
 
 
 def test_a_twin_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
     run = write_traces(tmp_path, num_twins=2)
-    expected = [comparison.verdict for comparison in run.judged().comparisons]
+    expected = [comparison.verdict for comparison in run.judge().comparisons]
     (run.twin(1) / "rank-00000" / "end.json").unlink()
     run.twin(3).mkdir()
-    judgement = run.judged()
+    judgement = run.judge()
     assert judgement.exit is Exit.PASSED
     assert [comparison.verdict for comparison in judgement.comparisons] == expected
     left_out = [note for note in judgement.notes if "was left out" in note]
@@ -246,7 +246,7 @@ def test_a_twin_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
     assert "twin-1/rank-00000 is incomplete" in left_out[0]
     (run.twin(2) / "rank-00000" / "manifest.json").unlink()
     with pytest.raises(TTraceError, match=r"no complete twin.* twin-1 was left out.* twin-2 was left out.*ttrace run"):
-        run.judged()
+        run.judge()
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,11 @@ def test_a_twin_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
 def test_a_side_that_was_cut_off_is_not_judged(tmp_path: Path, side: str, file: str) -> None:
     """Without an end nobody knows by which factor its gradients are off, nor what else it would have recorded."""
     run = write_traces(tmp_path)
-    assert run.judged().exit is Exit.PASSED
+    assert run.judge().exit is Exit.PASSED
     rank = "rank-00001" if side == "candidate" else "rank-00000"
     (tmp_path / side / rank / file).unlink()
     with pytest.raises(TTraceError, match=side):
-        run.judged()
+        run.judge()
 
 
 def test_a_trace_in_the_place_of_another_is_not_judged(tmp_path: Path) -> None:
@@ -268,10 +268,10 @@ def test_a_trace_in_the_place_of_another_is_not_judged(tmp_path: Path) -> None:
         shutil.move(tmp_path / here, tmp_path / "away")
         shutil.copytree(tmp_path / other, tmp_path / here)
         with pytest.raises(TTraceError, match=f"{here} has the role {role}, but"):
-            run.judged()
+            run.judge()
         shutil.rmtree(tmp_path / here)
         shutil.move(tmp_path / "away", tmp_path / here)
-    assert run.judged().exit is Exit.PASSED
+    assert run.judge().exit is Exit.PASSED
 
 
 def test_what_was_cut_off_beside_a_run_has_no_say(tmp_path: Path) -> None:
@@ -279,10 +279,10 @@ def test_what_was_cut_off_beside_a_run_has_no_say(tmp_path: Path) -> None:
     for other in (run.isolated, run.full):
         write_traces(other.folder)
         (other.candidate / "rank-00001" / "end.json").unlink()
-    assert run.seen == run
+    assert run.most_detailed == run
     shutil.copytree(run.candidate, run.repeat)
     (run.repeat / "rank-00000" / "end.json").unlink()
-    assert run.judged().exit is Exit.PASSED
+    assert run.judge().exit is Exit.PASSED
 
 
 def test_twins_are_counted_not_spelled(tmp_path: Path) -> None:
@@ -300,4 +300,4 @@ def test_a_damaged_run_file_is_refused_by_name(tmp_path: Path) -> None:
     run = write_traces(tmp_path)
     (tmp_path / "run.json").write_text('{"reference": "python train.py"}')
     with pytest.raises(TTraceError, match=r"run\.json is damaged"):
-        run.judged()
+        run.judge()

@@ -1,4 +1,4 @@
-"""This package is the command line."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["app", "main"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the commands when they are asked for: `main` must be there to tell if they cannot be imported."""
+    """Import the commands on first use: `main` must be there to report it if they cannot be imported."""
     if name == "app":
-        from ttrace.cli.commands import app
+        from ttrace.cli.application import app
 
         return app
     raise AttributeError(name)

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -21,12 +22,14 @@ from ttrace.errors import TTraceError
 _UNJUDGED = 2
 _LEAST_SIGNAL = 128
 """Exit codes above say by which signal a command was ended: 130 for Ctrl-C, 143 for SIGTERM."""
+_NEEDED = {"torch": "PyTorch 2.13 or later"}
 
 
 def main() -> NoReturn:
     """Run the command, and exit."""
     # A cancelled CI job sends SIGTERM: end like Ctrl-C does, with everything that was started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_LEAST_SIGNAL + signal.SIGTERM))
+    _hide_numpy_warning()
     try:
         code = _run()
     except TTraceError as error:
@@ -35,6 +38,8 @@ def main() -> NoReturn:
         code = _LEAST_SIGNAL + signal.SIGINT
     except BrokenPipeError:
         code = _end_unread()
+    except ImportError as error:
+        code = _refuse_import(error)
     except Exception as error:
         code = _fail(error)
     sys.exit(code)
@@ -43,7 +48,7 @@ def main() -> NoReturn:
 def _run() -> int:
     """What the command exits with, its output written."""
     # Here, because a library that cannot be imported is no finding either.
-    from ttrace.cli.commands import app
+    from ttrace.cli.application import app
 
     try:
         code = app(standalone_mode=False)
@@ -61,6 +66,12 @@ def _run() -> int:
     return int(code or 0)
 
 
+def _hide_numpy_warning() -> None:
+    """Hide torch's warning where NumPy is absent: TTrace does not need it. Worker processes inherit the option."""
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+    sys.warnoptions.append("ignore:Failed to initialize NumPy:UserWarning")
+
+
 def _refuse(message: str) -> int:
     """Say why there is no verdict, to programs and to people."""
     from rich.console import Console
@@ -68,12 +79,25 @@ def _refuse(message: str) -> int:
 
     with suppress(OSError):  # a pipe that nobody reads does not make it a finding
         if "--json" in sys.argv:
-            from ttrace.report.machine import json_report
+            from ttrace.report.machine.failure import make_failure_report
 
-            sys.stdout.write(json.dumps(json_report.make_failure(message)) + "\n")
+            sys.stdout.write(json.dumps(make_failure_report(message)) + "\n")
             sys.stdout.flush()
         Console(stderr=True).print(Text.assemble(("ttrace: ", "bold red"), message), soft_wrap=True)
     return _UNJUDGED
+
+
+def _refuse_import(error: ImportError) -> int:
+    """Say which library is missing; one of our own modules is our mistake."""
+    if error.name is None or error.name.split(".")[0] == "ttrace":
+        return _fail(error)
+    name = error.name.split(".")[0]
+    message = f"{name} cannot be imported: {error}. Install {_NEEDED.get(name, name)} in this environment."
+    try:
+        return _refuse(message)
+    except ImportError:  # rich itself
+        sys.stderr.write(f"ttrace: {message}\n")
+        return _UNJUDGED
 
 
 def _fail(error: Exception) -> int:

@@ -1,4 +1,4 @@
-"""This module has the options and arguments that several commands take."""
+"""Options and arguments that several commands take."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from ttrace.judge.policy import STRICT, Policy
-from ttrace.workflow.run import Strictness
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write into.")]
 Seed = Annotated[int, typer.Option(help="Another seed gives other parameters and data.")]
@@ -17,15 +14,15 @@ Steps = Annotated[int, typer.Option(min=1, help="How many optimizer steps to tra
 Margin = Annotated[float, typer.Option(min=1.0, help="How many times the estimated rounding error is tolerated.")]
 Only = Annotated[list[str], typer.Option(help="Record only sites that match this glob, e.g. 'layers.0.*'.")]
 Skip = Annotated[list[str], typer.Option(help="Do not record sites that match this glob.")]
-Recorded = Annotated[
+Record = Annotated[
     Literal["full", "sketch"],
     typer.Option(
         "--record", help="Store every tensor, or of large ones 1024 numbers that tell its error to a few percent."
     ),
 ]
 Full = Annotated[list[str], typer.Option(help="With --record sketch: store sites that match this glob in full.")]
-Own = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
-OnCompiled = Annotated[
+OwnParameters = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
+Compiled = Annotated[
     Literal["eager", "boundary"],
     typer.Option(
         "--compiled",
@@ -57,7 +54,3 @@ UpdateBaseline = Annotated[
     bool, typer.Option("--update-baseline", help="Write this run's findings into the file of --baseline.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
-
-
-def strictness(margin: float, allow: Path | None) -> Strictness:
-    return Strictness(margin, STRICT if allow is None else Policy.load(allow))

@@ -1,4 +1,4 @@
-"""This module tells how a command ended: to people, to programs, to CI, and by its exit code."""
+"""Results of a command: for people, for programs, for CI, and as its exit code."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ from ttrace.report.machine import github, json_report, junit
 from ttrace.report.page.contents import About, build_page
 from ttrace.report.page.document import render_document
 from ttrace.report.terminal import summary
-from ttrace.workflow.run import Run
-from ttrace.workflow.sweeps.sweep import Swept
-
-EXIT_CODE = "exit-code"
-"""The file that has the exit code of a check by torchrun."""
+from ttrace.workflow.run import EXIT_CODE, PAGE, REPORT, Run
+from ttrace.workflow.sweeps.sweep import SweepResult
 
 
-def baseline(path: Path | None, judgement: Judgement, *, update: bool) -> Baseline:
-    """What is known of the findings; with `update`, they all are from now on."""
+def read_baseline(path: Path | None, judgement: Judgement, *, update: bool) -> Baseline:
+    """Read the file of known findings; with `update`, write this run's findings into it first."""
     if path is None:
         if update:
             raise TTraceError("--update-baseline needs --baseline FILE, the file to write.")
@@ -48,15 +45,15 @@ def tell(
     is_stored: bool = False,
     leaves_code: bool = False,
 ) -> None:
-    """Write and print what a check found, and exit; with `leaves_code`, the exit code is in a file too."""
+    """Write and print what a check found, and exit; with `leaves_code`, write the exit code into a file too."""
     judgement, code = known.told(judgement), known.exit(judgement)
-    # What shows single tensors reads them from a folder.
+    # Commands that show single tensors read them from a folder.
     next_command = "copy the traces to a folder, then: ttrace check RUN" if is_stored else run.next_command(judgement)
     report = write(run, judgement, next_command, is_stored=is_stored)
     if json_output:
         typer.echo(json.dumps(report))
     else:
-        summary.show(console(), judgement, next_command, None if is_stored else run.folder / "report.html")
+        summary.show(console(), judgement, next_command, None if is_stored else run.folder / PAGE)
     if junit_file is not None:
         text = summary.render_text(judgement, next_command)
         junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), code, text.splitlines()[0], text)])
@@ -73,8 +70,8 @@ def tell(
 
 
 @contextmanager
-def left_unjudged(run: Run) -> Iterator[None]:
-    """Around a check by torchrun: its exit code is 2 as long as it says nothing else, and if it is refused."""
+def assume_unjudged(run: Run) -> Iterator[None]:
+    """Wrap a check by torchrun: the file of its exit code says 2 until there is a result, and if it is refused."""
     _write(run.folder / EXIT_CODE, f"{int(Exit.UNJUDGED)}\n")
     try:
         yield
@@ -94,14 +91,14 @@ def _status(code: Exit, fail_on: str) -> int:
     return int(Exit.PASSED if code is Exit.UNJUDGED and fail_on == "findings" else code)
 
 
-def tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, junit_file: Path | None) -> None:
+def tell_sweep(out: Path, result: SweepResult, *, json_output: bool, fail_on: str, junit_file: Path | None) -> None:
     """Write and print what a sweep found, and exit."""
-    table = swept.table
+    table = result.table
     failing = [row.values for row in table.failing]
-    for result in swept.results:
-        if result.judgement is not None and result.cell.values in failing:
-            write(result.run, result.judgement)  # the isolated run has added to it
-    report = sweep_report.as_json(table, swept.exit)
+    for cell in result.cells:
+        if cell.judgement is not None and cell.cell.values in failing:
+            write(cell.run, cell.judgement)  # the isolated run has added to it
+    report = sweep_report.as_json(table, result.exit)
     _write(out / "sweep.json", json.dumps(report, indent=1))
     _write(out / "sweep.html", sweep_report.render_page(table))
     if junit_file is not None:
@@ -112,21 +109,22 @@ def tell_sweep(out: Path, swept: Swept, *, json_output: bool, fail_on: str, juni
     else:
         next_command = f"ttrace check {shlex.quote(worst.folder)}"
         sweep_report.show(console(), table, next_command, str(out / "sweep.html"))
-    raise typer.Exit(_status(swept.exit, fail_on))
+    raise typer.Exit(_status(result.exit, fail_on))
 
 
 def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> json_report.Report:
-    """The report as a page and for programs, beside the traces; of traces in a store there is no page."""
+    """Write the report as a page and for programs, beside the traces; traces in a store get no page."""
     report = json_report.as_json(judgement, next_command or run.next_command(judgement))
-    _write(run.folder / "report.json", json.dumps(report, indent=1))
+    _write(run.folder / REPORT, json.dumps(report, indent=1))
     if not is_stored:
         write_page(run, judgement)
     return report
 
 
 def write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:
-    out = run.folder / "report.html" if out is None else out
-    about = About.of(run.folder, run.next_command(judgement), run.seen.folder)
+    """Write the report as a page, and return where it is."""
+    out = run.folder / PAGE if out is None else out
+    about = About.of(run.folder, run.next_command(judgement), run.most_detailed.folder)
     _write(out, render_document(build_page(judgement, about)), "Choose another place with `ttrace report -o`.")
     return out
 

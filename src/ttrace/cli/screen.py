@@ -1,4 +1,4 @@
-"""This module is how the commands write to the terminal."""
+"""Consoles and progress bars of the commands."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 
 
 def console() -> Console:
-    """Standard output; wide where nobody watches, so that ids stay in one piece for grep and copy."""
-    is_watched = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if is_watched else 160)
+    """Make a console for standard output; wide in a pipe, so that ids stay in one piece for grep and copy."""
+    is_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_terminal else 160)
 
 
-def bar(console: Console, *more: ProgressColumn) -> Progress:
-    """A progress bar that vanishes when it has ended."""
+def make_bar(console: Console, *more: ProgressColumn) -> Progress:
+    """Make a progress bar that is removed when it has ended."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *more)
-    # In a pipe even a vanishing bar leaves an empty line.
+    # In a pipe even a bar that is removed leaves an empty line.
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
-def counted(name: str, console: Console, *more: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
-    """A bar of one task; what it gives is told how much of how much is done."""
-    with bar(console, *more) as progress:
+def show_progress(name: str, console: Console, *more: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of one task; call the result with how much of how much is done."""
+    with make_bar(console, *more) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,4 +1,4 @@
-"""This module asserts that training on several ranks is equivalent to training on one."""
+"""Assertion that training on several ranks is equivalent to training on one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from ttrace.capture.plan import Plan
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.policy import STRICT, Policy
-from ttrace.judge.verdict import Exit, Judgement
+from ttrace.judge.verdict import Exit
 from ttrace.report.terminal.summary import render_text
 from ttrace.testing.call import Call, Function
 from ttrace.workflow.flow import Commands, Flow
+from ttrace.workflow.investigation import Investigation
 from ttrace.workflow.lock import hold
 from ttrace.workflow.run import Run, Strictness
 
@@ -56,24 +56,18 @@ def assert_equivalent(
             twins,
             timeout,
         )
-        strictness = Strictness(margin, STRICT if allow is None else Policy.load(allow))
-        flow = Flow(run, commands, Plan(out=folder, num_steps=steps), strictness)
+        investigation = Investigation(
+            Flow(run, commands, Plan(out=folder, num_steps=steps)),
+            Strictness.load(margin, allow),
+            repeats=repeat,
+            isolates=isolate,
+        )
         removal = cleanup.pop_all()  # from here on a failure has traces and logs to look at
     with hold(folder):
-        judgement = _judged(flow, repeat=repeat, isolate=isolate)
+        judgement = investigation.run()
     if judgement.exit is not Exit.PASSED:
         raise AssertionError(render_text(judgement, run.next_command(judgement)).strip())
     removal.close()
-
-
-def _judged(flow: Flow, *, repeat: bool, isolate: bool) -> Judgement:
-    flow.trace()
-    found = flow.run.judged(flow.strictness, isolated=False)
-    if found.findings and repeat:
-        found = flow.repeated(found)
-    if found.findings and isolate:
-        found = flow.isolated(found)
-    return found
 
 
 def _command(file: Path, call: Call, ranks: int, device: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""This module asks git what is checked out."""
+"""The commit that is checked out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 
-def state_of(folder: Path) -> str:
-    """The commit, with a plus if files differ from it; empty where there is none."""
+def describe_commit(folder: Path) -> str:
+    """Return the commit, with a plus if files differ from it; an empty text where there is none."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return f"{commit}+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else commit

@@ -1,4 +1,4 @@
-"""This module knows the folder of a run, and judges it."""
+"""Folder of a run: where its traces and reports are, and how it is judged."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from ttrace.judge.engine import Engine, Progress, all_cores
 from ttrace.judge.findings.isolated import combined
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.policy import STRICT, Policy
-from ttrace.judge.selftest import SelfTest, selftest
+from ttrace.judge.selftest import SelfTest
+from ttrace.judge.selftest import selftest as run_selftest
 from ttrace.judge.tolerance.model import Twins
 from ttrace.judge.tolerance.run_to_run import Noise
-from ttrace.judge.verdict import Judgement
+from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
@@ -33,10 +34,15 @@ from ttrace.workflow.stages import check_launch
 
 @dataclass(frozen=True)
 class Strictness:
-    """How strict to be."""
+    """How strict to be: the margin of tolerances, and the deviations that are allowed."""
 
     margin: float = MARGIN
     policy: Policy = STRICT
+
+    @classmethod
+    def load(cls, margin: float, allow: Path | None) -> Strictness:
+        """Read the allowed deviations from a file, if there is one."""
+        return cls(margin, STRICT if allow is None else Policy.load(allow))
 
 
 AS_USUAL = Strictness()
@@ -44,6 +50,10 @@ AS_USUAL = Strictness()
 _TWIN = re.compile("twin-[0-9]{1,9}")
 MARK = "run.json"
 """The file by which a run's folder is known."""
+REPORT, PAGE = "report.json", "report.html"
+"""The reports that a check leaves in the folder."""
+EXIT_CODE = "exit-code"
+"""The file that has the exit code of a check by torchrun."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,8 @@ class Run:
         return Run(self.folder / "full")
 
     @property
-    def seen(self) -> Run:
-        """Where reference and candidate are known best."""
+    def most_detailed(self) -> Run:
+        """Where the most is recorded of reference and candidate."""
         return self.full if is_complete(self.full.reference) and is_complete(self.full.candidate) else self
 
     def twins(self) -> list[Path]:
@@ -101,6 +111,11 @@ class Run:
         for name in ("*.done.json", "*.launch"):
             for mark in self.folder.glob(name):
                 mark.unlink()
+
+    def clear_reports(self) -> None:
+        """Remove what an earlier check reported: if this one fails, no old report may stand for it."""
+        for name in (REPORT, PAGE, EXIT_CODE):
+            (self.folder / name).unlink(missing_ok=True)
 
     def archive(self, progress: Progress) -> None:
         """Keep all other traces as differences to their reference."""
@@ -134,7 +149,7 @@ class Run:
             read_document(self.folder / MARK)
             return
         if not self.folder.is_dir():
-            raise TTraceError(f"{self.folder} does not exist.")
+            raise TTraceError(f"{self.folder} does not exist. Give the folder that `ttrace run --out` wrote.")
         if (self.folder / MARK).exists():
             raise TTraceError(
                 f"{self.folder} is a run without a {missing[0]}: it was cut off, or failed. The same `ttrace run` "
@@ -144,7 +159,7 @@ class Run:
         hint = f" There are runs in it: {', '.join(inside[:5])}." if inside else " `ttrace run --out` makes one."
         raise TTraceError(f"{self.folder} holds no run.{hint}")
 
-    def judged(
+    def judge(
         self,
         strictness: Strictness = AS_USUAL,
         *,
@@ -160,15 +175,15 @@ class Run:
         """
         self.check_complete()
         engine = engine or all_cores()
-        seen = self.seen  # finding it opens traces
-        reference = open_trace(seen.reference)
+        detailed = self.most_detailed  # this opens traces
+        reference = open_trace(detailed.reference)
         twins, notes = choose_twins(self.twins(), self.folder)
         rounding = Twins(reference, twins, strictness.margin, engine, progress)
 
         def trace(folder: Path) -> Trace:
             return open_trace(folder) if rules is None else _checked(Relaid(folder, rules, rounding.reference))
 
-        candidate = trace(seen.candidate)
+        candidate = trace(detailed.candidate)
         check_side(reference, "reference")
         check_side(candidate, "candidate")
         if is_complete(self.repeat):
@@ -181,9 +196,9 @@ class Run:
         found = replace(found, notes=(*notes, *found.notes))
         if not found.findings or not isolated or rules is not None or not is_complete(self.isolated.candidate):
             return found
-        return combined(found, self.isolated.judged(strictness, progress=progress, engine=engine))
+        return combined(found, self.isolated.judge(strictness, progress=progress, engine=engine))
 
-    def selftested(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
+    def selftest(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
         """What the check of this run, which must be clean, would have revealed."""
         self.check_complete()
         twins, _ = choose_twins(self.twins(), self.folder)
@@ -194,7 +209,7 @@ class Run:
                 f"{self.folder} has findings, and a selftest needs a run without any. `ttrace check {self.folder}` "
                 "tells them."
             )
-        return selftest(rounding, candidate, found, progress=progress)
+        return run_selftest(rounding, candidate, found, progress=progress)
 
     def next_command(self, judgement: Judgement) -> str:
         """What to type next."""
@@ -204,7 +219,7 @@ class Run:
         spoilt = next((comparison for comparison in judgement.comparisons if comparison.spoils), None)
         if spoilt is not None:
             return f"ttrace show {folder} {shlex.quote(str(spoilt.id))}"
-        return f"ttrace show {folder}"
+        return f"ttrace selftest {folder}" if judgement.exit is Exit.PASSED else f"ttrace show {folder}"
 
 
 def open_trace(folder: Place) -> Trace:

@@ -26,7 +26,7 @@ from ttrace.trace.storage.fingerprint import changed, fingerprint
 from ttrace.trace.storage.seal import open_document, seal_document
 from ttrace.trace.storage.store import Remote
 from ttrace.trace.writer import write_whole
-from ttrace.workflow.git import state_of
+from ttrace.workflow.git import describe_commit
 from ttrace.workflow.launch import Launches, launch
 
 
@@ -173,7 +173,7 @@ class Stage:
 @cache
 def _git_state(folder: Path) -> str:
     """Asked once per process: a run marks several traces, and git takes long in a large repository."""
-    return state_of(folder)
+    return describe_commit(folder)
 
 
 def _sources(trace: Trace) -> dict[str, str]:

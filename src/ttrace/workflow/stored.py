@@ -1,4 +1,4 @@
-"""This module judges traces that are kept in a store, side by side under one URL, by range requests."""
+"""Judgement of traces in a store, side by side under one URL, read by range requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ttrace.trace.storage.store import Place, Remote
 from ttrace.workflow.run import Strictness, check_side, choose_twins, open_trace
 
 
-def judged(folder: Remote, strictness: Strictness, *, progress: Progress | None = None, engine: Engine) -> Judgement:
+def judge(folder: Remote, strictness: Strictness, *, progress: Progress | None = None, engine: Engine) -> Judgement:
     """Check `candidate` against `reference` and `twin-1`, `twin-2` ...; they are asked for by name, not listed."""
     named: Iterator[Place] = (folder / f"twin-{number}" for number in count(1))
     twins, notes = choose_twins(takewhile(_is_trace, named), folder)

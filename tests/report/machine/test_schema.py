@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tests.support.traces import Case, drawn
 from ttrace.report.machine import json_report
+from ttrace.report.machine.failure import make_failure_report
 
 FILE = Path(__file__).parents[3] / "docs" / "reference" / "report.schema.json"
 REPORT = TypeAdapter(json_report.Report)
@@ -27,7 +28,7 @@ def test_reports_keep_to_it(tmp_path: Path) -> None:
     case.right("0/0/a/output")
     case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
     case.trusted("0/0/gone/output", drawn(4, 8))
-    for report in (json_report.as_json(case.judged(), "next"), json_report.make_failure("why")):
+    for report in (json_report.as_json(case.judged(), "next"), make_failure_report("why")):
         REPORT.validate_json(json.dumps(report), strict=True)
         for key in report:
             with pytest.raises(ValidationError):

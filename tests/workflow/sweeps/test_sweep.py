@@ -78,7 +78,7 @@ def test_a_sweep_that_is_cut_off_leaves_nothing_running_and_goes_on(folder: Path
     assert "4 cells: 3 passed, 1 failed; 1 reference" in again.stdout
     cell = folder / "out" / "cells" / "size=2-wrong"
     assert again.stdout.splitlines()[-1] == f"next: ttrace check {cell}"
-    assert len(Run(cell).judged().findings) == 1  # a cell is a run
+    assert len(Run(cell).judge().findings) == 1  # a cell is a run
 
 
 def _end_while_two_cells_wait(folder: Path) -> None:

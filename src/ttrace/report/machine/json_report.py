@@ -13,11 +13,11 @@ from typing_extensions import TypedDict  # pydantic reads the standard library's
 
 from ttrace.judge.reason import Reason
 from ttrace.judge.sentences import describe
-from ttrace.judge.verdict import CauseName, Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.judge.verdict import CauseName, Comparison, Finding, Judgement, Verdict
 from ttrace.report.layout_source import describe_provenance
+from ttrace.report.machine.failure import SCHEMA
 from ttrace.report.numbers import keep_finite
 
-SCHEMA = 1
 _CLOSED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
@@ -103,20 +103,6 @@ def as_json(judgement: Judgement, next_command: str) -> Report:
         "notes": list(judgement.notes),
         "next": next_command,
         "tensors": [_report_tensor(comparison) for comparison in judgement.comparisons],
-    }
-
-
-def make_failure(message: str) -> Report:
-    """Make a report of the same form for a command that could not judge anything."""
-    return {
-        "schema": SCHEMA,
-        "exit": int(Exit.UNJUDGED),
-        "counts": {},
-        "findings": [],
-        "problems": [message],
-        "notes": [],
-        "next": "",
-        "tensors": [],
     }
 
 

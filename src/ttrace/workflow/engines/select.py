@@ -1,26 +1,23 @@
-"""This module makes the engine that a check is to use; what an engine needs is imported only if it is chosen."""
+"""Selection of a check's engine; what an engine needs is imported only if it is selected."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Literal
 
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import Engine, Threads, num_cores
 from ttrace.trace.format import END, MANIFEST
+from ttrace.workflow.engines.engine_name import EngineName
 from ttrace.workflow.engines.processes import Processes, variant
 from ttrace.workflow.run import Run, Strictness
 
-Name = Literal["threads", "processes", "torchrun", "ray"]
-
 
 @contextmanager
-def chosen(name: Name, num_workers: int, run: Run, strictness: Strictness) -> Iterator[Engine]:
-    """The engine of this name; it ends with the block. 0 workers: as many as there are cores, up to eight."""
+def open_engine(name: EngineName, num_workers: int, run: Run, strictness: Strictness) -> Iterator[Engine]:
+    """Make the engine of this name for the length of a block; 0 workers means one per core, up to eight."""
     if name == "torchrun":
         from ttrace.workflow.engines.torchrun import Torchrun
 
@@ -40,11 +37,6 @@ def chosen(name: Name, num_workers: int, run: Run, strictness: Strictness) -> It
     else:
         kind = Processes if name == "processes" else Threads
         yield kind(num_workers or num_cores())
-
-
-def speaks(name: Name) -> bool:
-    """Whether this process tells what was found: of the ranks of a job only the first."""
-    return name != "torchrun" or os.environ.get("RANK", "0") == "0"
 
 
 def _fingerprint(run: Run, strictness: Strictness) -> str:

@@ -1,7 +1,7 @@
-"""This module runs the cells of a sweep, as many at once as ranks allow, against references that they share.
+"""A sweep: its cells run against references that they share, as many at once as ranks allow.
 
-Every distinct reference command is run once, with its twins, into a run's folder of its own. A cell is a run's folder
-too, in which these are links: whatever reads a run reads a cell, and what is kept of a run is kept of a cell.
+Every distinct reference command runs once, with its twins, in a run's folder of its own. A cell is a run's folder too,
+in which reference and twins are links: whatever reads a run reads a cell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report.sweep import SweepRow, SweepTable
-from ttrace.workflow.flow import Commands, Flow, Tell
+from ttrace.workflow.flow import Commands, Flow, OnText
+from ttrace.workflow.investigation import Investigation
 from ttrace.workflow.launch import Launches
 from ttrace.workflow.lock import CELLS, REFERENCES, is_empty
 from ttrace.workflow.run import AS_USUAL, Run, Strictness
@@ -29,7 +30,7 @@ from ttrace.workflow.sweeps.sweep_file import Configuration, Matrix, spelled
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """How a cell ended."""
 
     cell: Configuration
@@ -42,17 +43,17 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """All results, and when the sweep fails."""
 
-    results: tuple[Result, ...]
+    cells: tuple[CellResult, ...]
     num_references: int
     shrunk: Shrunk | None
     """None if nothing failed."""
 
     @property
     def exit(self) -> Exit:
-        found = {result.exit for result in self.results}
+        found = {result.exit for result in self.cells}
         return next((code for code in (Exit.FOUND, Exit.UNJUDGED) if code in found), Exit.PASSED)
 
     @property
@@ -68,7 +69,7 @@ class Swept:
                 seconds=result.seconds,
                 folder=str(result.run.folder),
             )
-            for result in self.results
+            for result in self.cells
         ]
         smallest = tuple(spelled(dict(cell)) for cell in self.shrunk.smallest) if self.shrunk else ()
         condition = str(self.shrunk) if self.shrunk else ""
@@ -87,12 +88,14 @@ class Sweep:
     timeout: float
     strictness: Strictness = AS_USUAL
     repeats: bool = True
-    begin: Tell = lambda _: None
-    end: Callable[[Result], None] = lambda _: None
+    isolates: bool = True
+    """Whether the smallest failing cells are isolated."""
+    on_stage: OnText = lambda _: None
+    on_result: Callable[[CellResult], None] = lambda _: None
     _launches: Launches = field(default_factory=Launches)
 
-    def run(self, *, fresh: bool = False) -> Swept:
-        """Everything; whatever happens, no command is left running."""
+    def run(self, *, fresh: bool = False) -> SweepResult:
+        """Run and judge every cell, then isolate the smallest failing ones; no command is left running."""
         check_sweep_folder(self.folder)
         try:
             references = self._references(fresh=fresh)
@@ -101,19 +104,20 @@ class Sweep:
         finally:
             self._launches.close()
         ordered = [results[cell.folder] for cell in self.matrix.cells]
-        return Swept(tuple(ordered), len(references), _shrunk(self.matrix, ordered))
+        result = SweepResult(tuple(ordered), len(references), _shrunk(self.matrix, ordered))
+        return self._isolate_smallest(result) if self.isolates else result
 
-    def isolated(self, swept: Swept) -> Swept:
-        """The same, with what isolated runs add to the smallest failing cells."""
-        smallest = [dict(cell) for cell in swept.shrunk.smallest] if swept.shrunk else []
-        results = [self._isolated(result) if result.cell.values in smallest else result for result in swept.results]
-        return replace(swept, results=tuple(results))
+    def _isolate_smallest(self, result: SweepResult) -> SweepResult:
+        """Add what isolated runs show of the smallest failing cells."""
+        smallest = [dict(cell) for cell in result.shrunk.smallest] if result.shrunk else []
+        cells = [self._isolate(cell) if cell.cell.values in smallest else cell for cell in result.cells]
+        return replace(result, cells=tuple(cells))
 
-    def _isolated(self, result: Result) -> Result:
+    def _isolate(self, result: CellResult) -> CellResult:
         assert result.judgement is not None
-        self.begin(f"{result.cell.name}: isolated")
-        flow = replace(self._flow(result.cell), launches=None)  # those of all cells have been ended
-        return replace(result, judgement=flow.isolated(result.judgement))
+        self.on_stage(f"{result.cell.name}: isolated")
+        flow = replace(self._flow(result.cell), launches=None)  # those of all cells are closed
+        return replace(result, judgement=self._investigation(flow).isolate(result.judgement))
 
     def _references(self, *, fresh: bool) -> dict[tuple[str, ...], Run]:
         """Every distinct reference with its twins, one after the other."""
@@ -122,7 +126,7 @@ class Sweep:
             if cell.reference in found:
                 continue
             run = found[cell.reference] = Run(self.folder / REFERENCES / str(len(found)))
-            self.begin(f"reference {len(found)}")
+            self.on_stage(f"reference {len(found)}")
             commands = Commands(cell.reference, cell.reference, self.num_twins, self.timeout)
             flow = Flow(run, commands, self._settings(run), launches=self._launches)
             flow.prepare(fresh=fresh)
@@ -139,15 +143,18 @@ class Sweep:
     def _flow(self, cell: Configuration) -> Flow:
         run = Run(self.folder / CELLS / cell.folder)
         commands = Commands(cell.reference, cell.candidate, self.num_twins, self.timeout)
-        return Flow(run, commands, self._settings(run), self.strictness, launches=self._launches)
+        return Flow(run, commands, self._settings(run), launches=self._launches)
+
+    def _investigation(self, flow: Flow) -> Investigation:
+        return Investigation(flow, self.strictness, repeats=self.repeats, isolates=False)
 
     def _settings(self, run: Run) -> Plan:
         return self.settings.model_copy(update={"out": run.folder})
 
-    def _results(self, flows: dict[str, Flow], *, fresh: bool) -> Iterator[Result]:
+    def _results(self, flows: dict[str, Flow], *, fresh: bool) -> Iterator[CellResult]:
         """Start the largest cells first, and whatever fits beside those that run."""
         waiting = sorted(self.matrix.cells, key=lambda cell: -self._num_ranks(cell))
-        running: dict[Future[Result], int] = {}
+        running: dict[Future[CellResult], int] = {}
         with ThreadPoolExecutor(len(waiting)) as pool:
             try:
                 while waiting or running:
@@ -156,11 +163,11 @@ class Sweep:
                         running[pool.submit(self._result, cell, flows[cell.folder], fresh=fresh)] = self._num_ranks(
                             cell
                         )
-                        self.begin(f"{len(waiting)} cells to come, {len(running)} running")
+                        self.on_stage(f"{len(waiting)} cells to come, {len(running)} running")
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in done:
                         del running[future]
-                        self.end(future.result())
+                        self.on_result(future.result())
                         yield future.result()
             finally:
                 self._launches.close()  # threads end when what they wait for does
@@ -172,16 +179,14 @@ class Sweep:
     def _next(self, waiting: list[Configuration], num_busy: int) -> Configuration | None:
         return next((cell for cell in waiting if num_busy + self._num_ranks(cell) <= self.max_ranks), None)
 
-    def _result(self, cell: Configuration, flow: Flow, *, fresh: bool) -> Result:
+    def _result(self, cell: Configuration, flow: Flow, *, fresh: bool) -> CellResult:
         start = time.monotonic()
         try:
             flow.trace_candidate(fresh=fresh)
-            judgement = flow.run.judged(self.strictness, isolated=False)
-            if judgement.findings and self.repeats:
-                judgement = flow.repeated(judgement)
+            judgement = self._investigation(flow).judge()
         except TTraceError as error:
-            return Result(cell, flow.run, Exit.UNJUDGED, time.monotonic() - start, problem=str(error))
-        return Result(cell, flow.run, judgement.exit, time.monotonic() - start, judgement)
+            return CellResult(cell, flow.run, Exit.UNJUDGED, time.monotonic() - start, problem=str(error))
+        return CellResult(cell, flow.run, judgement.exit, time.monotonic() - start, judgement)
 
 
 def check_sweep_folder(folder: Path) -> None:
@@ -190,8 +195,8 @@ def check_sweep_folder(folder: Path) -> None:
         raise TTraceError(f"{folder} is not empty and holds no earlier sweep. Choose another --out.")
 
 
-def most_ranks() -> int:
-    """How many ranks run at once if nobody says; cells would all take the same accelerators, so they take turns."""
+def count_ranks() -> int:
+    """Return how many ranks run at once by default; cells would all use the same accelerators, so they take turns."""
     return 1 if torch.accelerator.is_available() else os.cpu_count() or 1
 
 
@@ -206,7 +211,7 @@ def _link(run: Run, reference: Run) -> None:
         (run.folder / trace.name).symlink_to(os.path.relpath(trace, run.folder), target_is_directory=True)
 
 
-def _shrunk(matrix: Matrix, results: list[Result]) -> Shrunk | None:
+def _shrunk(matrix: Matrix, results: list[CellResult]) -> Shrunk | None:
     failures, passes = (
         [result.cell.values for result in results if result.exit is code] for code in (Exit.FOUND, Exit.PASSED)
     )

@@ -1,0 +1,44 @@
+"""The command line's application: every command by name.
+
+Nothing here imports torch, nor do the modules of the commands before one of them runs: `ttrace --help` is quick, and
+works where torch cannot be imported.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from ttrace.cli.commands.archive import archive
+from ttrace.cli.commands.check import check
+from ttrace.cli.commands.diff import diff
+from ttrace.cli.commands.lint import lint
+from ttrace.cli.commands.report import report
+from ttrace.cli.commands.run import run
+from ttrace.cli.commands.selftest import selftest
+from ttrace.cli.commands.show import show
+from ttrace.cli.commands.sweep import sweep
+from ttrace.cli.commands.trace import trace
+
+app = typer.Typer(
+    name="ttrace",
+    help="Find silent bugs in distributed training by comparing it with a trusted reference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (run, sweep, trace, check, report, show, diff, archive, lint, selftest):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def show_version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
+    """Find silent bugs in distributed training by comparing it with a trusted reference."""
+    if version:
+        typer.echo(metadata.version("torch-ttrace"))
+        raise typer.Exit

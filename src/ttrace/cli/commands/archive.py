@@ -1,0 +1,42 @@
+"""The command `ttrace archive`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ttrace.cli import options
+
+
+def archive(
+    folder: options.RunFolder,
+    restore: Annotated[bool, typer.Option("--restore", help="Bring the traces back as they were.")] = False,
+    json_output: options.Json = False,
+) -> None:
+    """Keep a run's candidate and twins as differences to its reference, in a fraction of the space.
+
+    Every other command reads them as before, only slower.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from ttrace.cli import screen
+    from ttrace.workflow.disk_space import format_bytes
+    from ttrace.workflow.lock import hold
+    from ttrace.workflow.run import Run
+
+    run = Run(folder)
+    run.check_complete()
+    with hold(folder):
+        before = run.num_bytes()
+        with screen.show_progress("restore" if restore else "archive", Console(stderr=json_output)) as progress:
+            (run.restore if restore else run.archive)(progress)
+        after = run.num_bytes()
+        if json_output:
+            typer.echo(json.dumps({"folder": str(folder), "bytes_before": before, "bytes_after": after}))
+            return
+        state = "as they were" if restore else "kept as differences to the reference"
+        sizes = f"{format_bytes(after)} in all, before {format_bytes(before)}"
+        screen.console().print(Text(f"{folder}: candidate and twins are {state}: {sizes}"), soft_wrap=True)

@@ -1,0 +1,33 @@
+"""The command `ttrace diff`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ttrace.cli import options
+
+
+def diff(
+    folder: options.RunFolder,
+    tensor: Annotated[str, typer.Argument(metavar="ID", help="A tensor id.")],
+    json_output: options.Json = False,
+) -> None:
+    """Show how one tensor of the candidate differs from the reference's: by rank, and where most."""
+    from ttrace.cli import screen
+    from ttrace.judge.tensors.difference import difference
+    from ttrace.report.terminal import difference as difference_report
+    from ttrace.report.terminal import listing
+    from ttrace.trace.reader import Trace
+    from ttrace.workflow.run import Run
+
+    Run(folder).check_complete()
+    run = Run(folder).most_detailed
+    reference, candidate = Trace(run.reference), Trace(run.candidate)
+    found = difference(reference, candidate, listing.find_id((reference, candidate), tensor))
+    if json_output:
+        typer.echo(json.dumps(difference_report.as_json(found)))
+    else:
+        difference_report.show(screen.console(), found, str(folder))

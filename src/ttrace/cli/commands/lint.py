@@ -1,0 +1,37 @@
+"""The command `ttrace lint`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Annotated
+
+import typer
+
+from ttrace.cli import options
+from ttrace.judge.margin import MARGIN
+
+
+def lint(
+    folder: options.RunFolder,
+    suggest_rules: Annotated[
+        bool, typer.Option("--suggest", help="Print a rules file that would state them, for attach(rules=...).")
+    ] = False,
+    margin: options.Margin = MARGIN,
+    json_output: options.Json = False,
+) -> None:
+    """List the sites whose layout nobody stated, and what it seems to be."""
+    from ttrace.report.machine import suggest
+    from ttrace.workflow.run import Run, Strictness
+
+    judgement = Run(folder).judge(Strictness(margin))
+    rows = suggest.find_unstated(judgement)
+    if json_output:
+        typer.echo(json.dumps({"sites": rows, "rules": suggest.suggest_rules(judgement)} if suggest_rules else rows))
+    elif suggest_rules:
+        typer.echo(suggest.suggest_rules(judgement), nl=False)
+    else:
+        for row in rows:
+            layout = f' "{row["layout"]}"' if row["layout"] else ""
+            typer.echo(f"{row['site']}: {row['how']}{layout}")
+        typer.echo(f"next: ttrace lint {shlex.quote(str(folder))} --suggest" if rows else "every layout is stated")

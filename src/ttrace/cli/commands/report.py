@@ -1,0 +1,35 @@
+"""The command `ttrace report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttrace.cli import options
+from ttrace.judge.margin import MARGIN
+
+
+def report(
+    folder: options.RunFolder,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write; RUN/report.html if not given.")
+    ] = None,
+    margin: options.Margin = MARGIN,
+    allow: options.Allow = None,
+) -> None:
+    """Judge the traces of a run again and write the report as one HTML file, to be opened from disk."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from ttrace.cli import outcome, screen
+    from ttrace.workflow.lock import hold
+    from ttrace.workflow.run import Run, Strictness
+
+    run = Run(folder)
+    run.check_complete()
+    with hold(folder):
+        with screen.show_progress("check", Console(stderr=True)) as progress:
+            judgement = run.judge(Strictness.load(margin, allow), progress=progress)
+        screen.console().print(Text(f"report: {outcome.write_page(run, judgement, out)}"), soft_wrap=True)

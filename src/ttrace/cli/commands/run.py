@@ -1,0 +1,75 @@
+"""The command `ttrace run`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ttrace.cli import options
+from ttrace.judge.margin import MARGIN
+
+
+def run(
+    reference: Annotated[str, typer.Option(help="The trusted command, e.g. 'python train.py'.")],
+    candidate: Annotated[
+        str, typer.Option(help="The command under test, e.g. 'torchrun --nproc-per-node 2 train.py'.")
+    ],
+    out: options.Out,
+    twins: options.Twins = 3,
+    seed: options.Seed = 0,
+    steps: options.Steps = 1,
+    margin: options.Margin = MARGIN,
+    only: options.Only = [],  # noqa: B006  # typer reads the default and never changes it
+    skip: options.Skip = [],  # noqa: B006
+    record: options.Record = "full",
+    full: options.Full = [],  # noqa: B006
+    own_parameters: options.OwnParameters = False,
+    isolate: Annotated[
+        bool, typer.Option(help="When something is wrong, run again with every module's inputs generated.")
+    ] = True,
+    repeat: options.Repeat = True,
+    compiled: options.Compiled = "eager",
+    microbatch_grads: options.MicrobatchGrads = False,
+    allow: options.Allow = None,
+    fail_on: options.FailOn = "unjudged",
+    fresh: options.Fresh = False,
+    timeout: options.Timeout = 1800.0,
+    baseline: options.BaselineFile = None,
+    update_baseline: options.UpdateBaseline = False,
+    junit_file: options.Junit = None,
+    json_output: options.Json = False,
+) -> None:
+    """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
+    from ttrace.capture.plan import Plan
+    from ttrace.cli import outcome
+    from ttrace.cli.stage_lines import StageLines
+    from ttrace.workflow.flow import Commands, Flow
+    from ttrace.workflow.investigation import Investigation
+    from ttrace.workflow.launch import split_command
+    from ttrace.workflow.lock import hold
+    from ttrace.workflow.run import Run, Strictness
+
+    settings = Plan(
+        out=out,
+        seed=seed,
+        num_steps=steps,
+        only=tuple(only),
+        skip=tuple(skip),
+        record=record,
+        full=tuple(full),
+        parameters="own" if own_parameters else "generated",
+        compiled=compiled,
+        microbatch_grads=microbatch_grads,
+    )
+    commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
+    lines = StageLines()
+    flow = Flow(Run(out), commands, settings, on_stage=lines.on_stage, on_note=lines.on_note)
+    investigation = Investigation(flow, Strictness.load(margin, allow), repeats=repeat, isolates=isolate)
+    flow.check_folder()
+    with hold(out):
+        with lines:
+            flow.prepare(fresh=fresh)
+            judgement = investigation.run()
+        known = outcome.read_baseline(baseline, judgement, update=update_baseline)
+        outcome.tell(flow.run, judgement, known, json_output=json_output, fail_on=fail_on, junit_file=junit_file)

@@ -1,0 +1,27 @@
+"""The command `ttrace selftest`."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from ttrace.cli import options
+from ttrace.judge.margin import MARGIN
+
+
+def selftest(folder: options.RunFolder, margin: options.Margin = MARGIN, json_output: options.Json = False) -> None:
+    """Put known faults into a clean run's tensors, in memory, and say which of them the check would reveal."""
+    from rich.console import Console
+
+    from ttrace.cli import screen
+    from ttrace.report.terminal import selftest as selftest_report
+    from ttrace.workflow.run import Run
+
+    with screen.show_progress("selftest", Console(stderr=json_output)) as progress:
+        found = Run(folder).selftest(margin=margin, progress=progress)
+    if json_output:
+        typer.echo(json.dumps(selftest_report.as_json(found)))
+    else:
+        selftest_report.show(screen.console(), found)
+    raise typer.Exit(int(found.exit))

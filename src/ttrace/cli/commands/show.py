@@ -1,0 +1,29 @@
+"""The command `ttrace show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttrace.cli import options
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|TRACE", help="A run, or one trace.")],
+    tensor: Annotated[
+        str, typer.Argument(metavar="[ID]", help="A tensor id, a glob over ids, or a part of them.")
+    ] = "*",
+    json_output: options.Json = False,
+) -> None:
+    """List what was recorded, or everything known of one tensor: shards, regions, layouts, who decided them."""
+    from ttrace.cli import screen
+    from ttrace.report.terminal import listing
+
+    rows = listing.list_rows(folder, tensor)
+    if json_output:
+        typer.echo(json.dumps(rows))
+    else:
+        listing.show(screen.console(), folder, rows)

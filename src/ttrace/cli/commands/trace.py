@@ -1,0 +1,67 @@
+"""The command `ttrace trace`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttrace.cli import options
+
+
+def trace(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command to trace.")],
+    out: options.Out,
+    reference: Annotated[Path | None, typer.Option(help="The reference's trace; makes this run a candidate.")] = None,
+    twin: Annotated[int, typer.Option(min=0, help="With --reference: be the twin of this number.")] = 0,
+    store: Annotated[
+        str, typer.Option(help="A URL (s3://, gs://) under which traces are kept by name; --out has the log only.")
+    ] = "",
+    seed: options.Seed = 0,
+    steps: options.Steps = 1,
+    only: options.Only = [],  # noqa: B006  # typer reads the default and never changes it
+    skip: options.Skip = [],  # noqa: B006
+    record: options.Record = "full",
+    full: options.Full = [],  # noqa: B006
+    own_parameters: options.OwnParameters = False,
+    compiled: options.Compiled = "eager",
+    microbatch_grads: options.MicrobatchGrads = False,
+    timeout: options.Timeout = 1800.0,
+    json_output: options.Json = False,
+) -> None:
+    """Run one command and keep its trace: a reference, or a twin or candidate of one."""
+    from rich.console import Console
+
+    from ttrace.capture.plan import Plan
+    from ttrace.report.terminal import listing
+    from ttrace.workflow.disk_space import DiskSpace
+    from ttrace.workflow.stages import Stage
+
+    settings = Plan(
+        out=out,
+        store=store,
+        seed=seed,
+        num_steps=steps,
+        only=tuple(only),
+        skip=tuple(skip),
+        record=record,
+        full=tuple(full),
+        parameters="own" if own_parameters else "generated",
+        compiled=compiled,
+        microbatch_grads=microbatch_grads,
+    )
+    if reference is not None:
+        if not store:
+            DiskSpace.after(reference, out, 1).check()
+        role = "twin" if twin else "candidate"
+        settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
+    Stage(tuple(command), settings).run(timeout=timeout)
+    summary = listing.summarize(settings.written)
+    if json_output:
+        typer.echo(json.dumps(summary))
+        return
+    Console().print(f"{summary['tensors']} tensors of {summary['ranks']} ranks in {settings.written}", soft_wrap=True)
+    if not store:
+        Console().print(f"next: ttrace show {out}", highlight=False)
