@@ -209,7 +209,7 @@ def test_the_list_of_a_failed_run_begins_with_the_worst(
     with opened(browser, request.getfixturevalue(name)) as found:
         found.scrolled()
         assert found.page.get_by_label("worst first").is_checked() is is_worst_first
-        ratios = found.page.evaluate("chooseRows().map(excess).filter((ratio) => !Number.isNaN(ratio))")
+        ratios = found.page.evaluate("chooseRows().map(ratioOf).filter((ratio) => !Number.isNaN(ratio))")
         assert (ratios == sorted(ratios, reverse=True)) is is_worst_first
         assert found.page.locator(".heads span:last-child").all_inner_texts() == ["error / tolerance"] * 2
 

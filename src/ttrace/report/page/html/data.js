@@ -3,15 +3,15 @@
 
 const ARRAYS = { b: Int8Array, h: Int16Array, i: Int32Array, f: Float32Array };
 const packed = JSON.parse(document.getElementById("tensors").textContent);
-const tensors = Object.fromEntries(Object.entries(packed).map(([name, each]) => [name, column(each)]));
+const tensors = Object.fromEntries(Object.entries(packed).map(([name, each]) => [name, unpackColumn(each)]));
 
-function column(packed) {
+function unpackColumn(packed) {
   if (typeof packed !== "object") return packed;
-  const values = numbers(packed);
+  const values = unpackNumbers(packed);
   return packed.words ? { words: packed.words, at: values } : values;
 }
 
-function numbers(packed) {
+function unpackNumbers(packed) {
   const bytes = Uint8Array.from(atob(packed.data), (letter) => letter.charCodeAt(0));
   return new ARRAYS[packed.as](bytes.buffer);
 }
@@ -31,15 +31,15 @@ function kindOf(i) {
 
 const isWrong = (i) => word("verdict", i) === "FAIL" || word("verdict", i) === "CONFLICT";
 
-// How many times its tolerance a tensor's error is.
-function excess(i) {
+// A tensor's error divided by its tolerance.
+function ratioOf(i) {
   const worst = Math.max(tensors.error[i], tensors.replicas[i]);
   const scale = Math.abs(tensors.scale[i]) / tensors.scale_tolerance[i];
   if (tensors.tolerance[i] === 0) return worst > 0 ? Infinity : 0;
   return Math.max(worst / tensors.tolerance[i], Number.isFinite(scale) ? scale : 0);
 }
 
-// PASS, wrong, or neither: the three things that are told apart everywhere.
+// PASS, wrong, or neither: the page distinguishes these three everywhere.
 const STATES = ["pass", "wrong", "open"];
 function stateOf(i) {
   if (isWrong(i)) return "wrong";

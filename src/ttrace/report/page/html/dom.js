@@ -1,5 +1,5 @@
 "use strict";
-// Elements. Texts come from traces, which may say anything: they only ever become text nodes.
+// Elements. Texts come from traces and may be anything: they become only text nodes.
 
 function el(tag, attributes, ...children) {
   const element = document.createElement(tag);
@@ -7,15 +7,15 @@ function el(tag, attributes, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value !== false && value !== undefined) element.setAttribute(name, value === true ? "" : value);
   }
-  return filled(element, children);
+  return appendTo(element, children);
 }
 
-function filled(element, children) {
+function appendTo(element, children) {
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
 }
 
-function section(title, lead, ...children) {
+function makeSection(title, lead, ...children) {
   return el("section", {}, el("h2", {}, title), lead ? el("p", { class: "lead" }, prose(lead)) : null, ...children);
 }
 
@@ -24,7 +24,7 @@ function prose(text) {
   return String(text).split(/`([^`]*)`/).map((part, k) => (k % 2 ? el("code", {}, part) : part));
 }
 
-function table(heads, rows) {
+function makeTable(heads, rows) {
   const cell = (tag, value) => el(tag, { class: typeof value === "number" ? "number" : undefined }, show(value));
   const show = (value) => (value instanceof Node ? value : value === null ? "not finite" : String(value));
   return el(
@@ -39,7 +39,7 @@ function table(heads, rows) {
   );
 }
 
-function command(text) {
+function makeCommand(text) {
   const button = el("button", { class: "copy", type: "button", onclick: copy }, "copy");
   const code = el("code", {}, text);
   function copy() {
@@ -49,8 +49,8 @@ function command(text) {
   return el("div", { class: "command" }, code, button);
 }
 
-// What is below the first screen is made when it comes near.
-function lazily(element, make) {
+// Parts below the first screen are made when they are about to be seen.
+function makeLazily(element, make) {
   const observer = new IntersectionObserver(
     (entries) => {
       if (!entries.some((entry) => entry.isIntersecting)) return;

@@ -1,4 +1,4 @@
-// All tensors: only the rows in sight exist. And the card of one tensor.
+// The list of all tensors, of which only the rows in sight exist, and the card of one tensor.
 
 const ROW = 30;
 const wanted = { text: "", verdict: "", worstFirst: page.head.exit === 1 };
@@ -31,7 +31,7 @@ function makeList() {
     view.scrollTop = 0;
     render();
   };
-  lazily(view, () => refresh());
+  makeLazily(view, () => refresh());
   return el("section", { id: "all" }, el("h2", {}, "All tensors"),
     el("div", { class: "bar" }, search, verdict, el("label", {}, worst, "worst first"), count), view);
 }
@@ -42,7 +42,7 @@ function chooseRows() {
   for (let i = 0; i < tensors.count; i++) {
     if ((verdict < 0 || tensors.verdict.at[i] === verdict) && (!text || idOf(i).toLowerCase().includes(text))) rows.push(i);
   }
-  const key = (i) => (Number.isNaN(excess(i)) ? -1 : excess(i));
+  const key = (i) => (Number.isNaN(ratioOf(i)) ? -1 : ratioOf(i));
   if (wanted.worstFirst) {
     const keys = new Map(rows.map((i) => [i, key(i)]));
     rows.sort((a, b) => keys.get(b) - keys.get(a) || a - b);
@@ -55,7 +55,7 @@ function renderRows(view, inner, rows) {
   const to = Math.min(from + Math.ceil(view.clientHeight / ROW) + 10, rows.length);
   inner.replaceChildren(...rows.slice(from, to).map((i, k) => {
     return el("button", { class: "row", type: "button", style: `top: ${(from + k) * ROW}px`, onclick: () => showCard(i) },
-      mark(stateOf(i), SYMBOLS[word("verdict", i)]), el("span", { class: "label" }, idOf(i)), meter(excess(i)));
+      makeMark(stateOf(i), SYMBOLS[word("verdict", i)]), el("span", { class: "label" }, idOf(i)), makeMeter(ratioOf(i)));
   }));
 }
 
@@ -71,19 +71,19 @@ function showCard(i) {
   const facts = [
     ["verdict", `${SYMBOLS[word("verdict", i)]} ${word("verdict", i)}`],
     ["why", word("reason", i)],
-    ["error", `${brief(tensors.error[i])} = ${inEpsilon(tensors.error[i])}, ${brief(excess(i))} × the tolerance`],
-    ["tolerance", `${brief(tensors.tolerance[i])} (twins ${brief(tensors.twins[i])})`],
-    ["replicas", tensors.replicas[i] > 0 ? `differ by ${brief(tensors.replicas[i])}` : ""],
-    ["scale", Number.isNaN(tensors.scale[i]) ? "" : `1 ${tensors.scale[i] < 0 ? "−" : "+"} ${brief(Math.abs(tensors.scale[i]))}`],
+    ["error", `${format(tensors.error[i])} = ${inEpsilon(tensors.error[i])}, ${format(ratioOf(i))} × the tolerance`],
+    ["tolerance", `${format(tensors.tolerance[i])} (twins ${format(tensors.twins[i])})`],
+    ["replicas", tensors.replicas[i] > 0 ? `differ by ${format(tensors.replicas[i])}` : ""],
+    ["scale", Number.isNaN(tensors.scale[i]) ? "" : `1 ${tensors.scale[i] < 0 ? "−" : "+"} ${format(Math.abs(tensors.scale[i]))}`],
     ["layout", word("by", i) ? layout + word("by", i) : ""],
   ].filter(([, text]) => text && !text.startsWith("– "));
   card.replaceChildren(
     el("button", { class: "close", type: "button", "aria-label": "close", onclick: () => (card.hidden = true) }, "×"),
     el("code", { class: "site" }, idOf(i)),
-    factList(facts),
-    command(`ttrace diff ${quoted(page.title)} ${quoted(idOf(i))}`),
+    makeFacts(facts),
+    makeCommand(`ttrace diff ${quote(page.title)} ${quote(idOf(i))}`),
   );
   card.hidden = false;
 }
 
-const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`);
+const quote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`);

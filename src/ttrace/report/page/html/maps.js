@@ -1,4 +1,4 @@
-// Where the error of a tensor lies: a coarse map of the logical tensor for each rank that holds a part of it.
+// Where the error of a tensor is: a coarse map of the logical tensor for each rank that holds a part of it.
 
 const STOPS = [[0, 32, 77], [42, 64, 108], [87, 93, 109], [124, 123, 120], [166, 157, 117], [211, 193, 100], [255, 233, 69]];
 const DECADES = 4; // below the largest error
@@ -6,34 +6,34 @@ const DECADES = 4; // below the largest error
 function makeMaps() {
   if (!page.maps.length) return null;
   const holder = el("div", { class: "maps" });
-  lazily(holder, () => page.maps.forEach((each, k) => holder.append(folded(each, k === 0))));
-  return section(
+  makeLazily(holder, () => page.maps.forEach((each, k) => holder.append(makeFolded(each, k === 0))));
+  return makeSection(
     "Where the error lies",
-    "Rows are all dims but the last, columns the last; each rank's part at its place in the logical tensor. Error " +
+    "Columns are the last dim, rows all other dims. Each rank's part is at its place in the logical tensor. The error is " +
       "relative to the reference's root mean square.",
     holder,
   );
 }
 
-function folded(each, isOpen) {
+function makeFolded(each, isOpen) {
   const details = el("details", { open: isOpen, ontoggle: fillOnce },
     el("summary", {}, el("code", {}, each.id), ` [${each.shape.join(", ")}]`));
   function fillOnce() {
-    if (details.open && details.children.length === 1) details.append(mapsOf(each));
+    if (details.open && details.children.length === 1) details.append(makeMap(each));
   }
   return details;
 }
 
-function mapsOf({ of, ranks }) {
-  const blocks = ranks.map((rank) => numbers(rank.blocks));
+function makeMap({ of, ranks }) {
+  const blocks = ranks.map((rank) => unpackNumbers(rank.blocks));
   const largest = Math.max(...blocks.flatMap((each) => [...each].filter(Number.isFinite)), 0) || 1;
-  const told = el("figcaption", {}, "\u00a0");
-  const figures = ranks.map((rank, k) => rankMap(rank, blocks[k], largest, told));
-  const left = of > ranks.length ? el("p", { class: "lead" }, `and ${of - ranks.length} further parts`) : null;
-  return el("figure", { class: "map" }, el("div", { class: "ranks" }, figures), left, scaleBar(largest), told);
+  const caption = el("figcaption", {}, "\u00a0");
+  const figures = ranks.map((rank, k) => makeRankMap(rank, blocks[k], largest, caption));
+  const left = of > ranks.length ? el("p", { class: "lead" }, `and ${of - ranks.length} more parts`) : null;
+  return el("figure", { class: "map" }, el("div", { class: "ranks" }, figures), left, makeScaleBar(largest), caption);
 }
 
-function rankMap(rank, blocks, largest, told) {
+function makeRankMap(rank, blocks, largest, caption) {
   const width = blocks.length / rank.rows;
   const canvas = el("canvas", { width, height: rank.rows, role: "img",
     style: `aspect-ratio: ${Math.min(Math.max(width / rank.rows, 0.5), 4)}`, "aria-label": `error by block, ${rank.where}, region ${rank.region}` });
@@ -44,7 +44,7 @@ function rankMap(rank, blocks, largest, told) {
     const x = Math.floor((event.offsetX / canvas.clientWidth) * width);
     const y = Math.floor((event.offsetY / canvas.clientHeight) * rank.rows);
     const value = blocks[Math.min(Math.max(y, 0), rank.rows - 1) * width + Math.min(Math.max(x, 0), width - 1)];
-    told.textContent = `${rank.where}: ${Number.isNaN(value) ? "not held" : brief(value)}`;
+    caption.textContent = `${rank.where}: ${Number.isNaN(value) ? "not held" : format(value)}`;
   });
   return el("div", {}, canvas, el("span", {}, rank.where), el("span", { class: "region" }, rank.region));
 }
@@ -55,8 +55,8 @@ function shade(value, largest) {
   return STOPS[low].map((from, k) => Math.round(from + (STOPS[low + 1][k] - from) * (at - low)));
 }
 
-function scaleBar(largest) {
+function makeScaleBar(largest) {
   const stops = STOPS.map((rgb) => `rgb(${rgb.join(" ")})`).join(", ");
-  return el("p", { class: "scale" }, `≤ ${brief(largest / 10 ** DECADES)} `,
-    el("span", { style: `background: linear-gradient(90deg, ${stops})` }), ` ${brief(largest)}`);
+  return el("p", { class: "scale" }, `≤ ${format(largest / 10 ** DECADES)} `,
+    el("span", { style: `background: linear-gradient(90deg, ${stops})` }), ` ${format(largest)}`);
 }

@@ -1,4 +1,4 @@
-// Error against tolerance along the depth of the model: a panel for each part of a step, all on one axis.
+// Errors and tolerances along the depth of the model: a panel for each part of a step, all with the same axis.
 
 const PANELS = [
   ["Activations", ["batch", "input", "output", "loss", "decision", "call", "buffer", "recompute_input", "recompute_output"]],
@@ -19,12 +19,12 @@ let measure = "error", firstAt;
 
 function makePlots() {
   const holder = el("div", { class: "panels" });
-  const choices = Object.entries(MEASURES).map(([name, [label]]) => choice(name, label, () => draw(holder)));
+  const choices = Object.entries(MEASURES).map(([name, [label]]) => makeChoice(name, label, () => draw(holder)));
   const legend = el("p", { class: "legend" },
-    mark("pass", "■"), " passes  ", mark("wrong", "◆"), " wrong  ", mark("open", "○"), " not judged  ",
+    makeMark("pass", "■"), " passes  ", makeMark("wrong", "◆"), " wrong  ", makeMark("open", "○"), " not judged  ",
     el("span", { class: "line" }), " tolerance",
     page.findings.length ? ["  ", el("span", { class: "line first" }), " first wrong tensor"] : null);
-  lazily(holder, () => draw(holder));
+  makeLazily(holder, () => draw(holder));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(holder));
   let width = innerWidth;
   addEventListener("resize", () => {
@@ -32,16 +32,16 @@ function makePlots() {
     width = innerWidth;
     plots.forEach((plot) => plot.setSize({ width: plot.root.parentNode.clientWidth, height: plot.height }));
   });
-  return section(
+  return makeSection(
     "Along the depth of the model",
-    `In units of ε = ${brief(epsilon)}${page.precision.name ? ` (${page.precision.name})` : ""}, in the order of the ` +
+    `In units of ε = ${format(epsilon)}${page.precision.name ? ` (${page.precision.name})` : ""}, in the order of the ` +
       "forward pass: gradients flow from right to left. Drag to zoom, double-click to zoom out, click a mark for details.",
     el("div", { class: "bar" }, el("div", { class: "choices", role: "radiogroup" }, choices), legend),
     holder,
   );
 }
 
-function choice(name, label, redraw) {
+function makeChoice(name, label, redraw) {
   const input = el("input", { type: "radio", name: "measure", checked: name === measure, onchange: () => {
     measure = name;
     redraw();
@@ -53,13 +53,13 @@ function draw(holder) {
   plots.splice(0).forEach((plot) => plot.destroy());
   holder.replaceChildren();
   const scale = chooseScale();
-  const panels = PANELS.map(([title, kinds]) => ({ title, rows: rowsOf(kinds) })).filter(({ rows }) => rows.length);
-  panels.forEach((panel) => (panel.xs = positions(panel.rows)));
+  const panels = PANELS.map(([title, kinds]) => ({ title, rows: findRows(kinds) })).filter(({ rows }) => rows.length);
+  panels.forEach((panel) => (panel.xs = spreadPositions(panel.rows)));
   firstAt = findFirst(panels);
   for (const { title, rows, xs } of panels) {
     const panel = el("figure", {}, el("figcaption", {}, `${title} `, el("span", {}, plural(rows.length, "tensor"))));
     holder.append(panel);
-    plots.push(plot(panel, rows, xs, scale));
+    plots.push(makePlot(panel, rows, xs, scale));
   }
 }
 
@@ -76,7 +76,7 @@ function findFirst(panels) {
 
 const isMeasured = (i) => !Number.isNaN(MEASURES[measure][1](i));
 
-function rowsOf(kinds) {
+function findRows(kinds) {
   const wanted = new Set(kinds.map((kind) => tensors.kind.words.indexOf(kind)));
   const rows = [];
   for (let i = 0; i < tensors.count; i++) if (wanted.has(tensors.kind.at[i]) && isMeasured(i)) rows.push(i);
@@ -100,8 +100,8 @@ function chooseScale() {
   return { low, high, zero, bottom: hasZeros ? zero / gap ** 0.5 : low, hasZeros };
 }
 
-// Tensors that share a place are spread over it, so that each has an x of its own.
-function positions(rows) {
+// Tensors that share a place are spread over it, so that each has its own x.
+function spreadPositions(rows) {
   const counts = new Map();
   for (const i of rows) counts.set(tensors.place[i], (counts.get(tensors.place[i]) || 0) + 1);
   const seen = new Map();
@@ -112,18 +112,18 @@ function positions(rows) {
   });
 }
 
-function plot(panel, rows, xs, { low, high, zero, bottom, hasZeros }) {
+function makePlot(panel, rows, xs, { low, high, zero, bottom, hasZeros }) {
   const [, value, tolerance] = MEASURES[measure];
   const height = (number) => (number === 0 ? zero : Math.min(Math.max(number / epsilon, low), high));
   const whole = [-0.6, page.places.length - 0.4];
-  const lines = toleranceLines(rows, xs, (i) => (tolerance(i) > 0 && Number.isFinite(tolerance(i)) ? height(tolerance(i)) : null));
+  const lines = collectTolerances(rows, xs, (i) => (tolerance(i) > 0 && Number.isFinite(tolerance(i)) ? height(tolerance(i)) : null));
   const byState = STATES.map((state) => rows.map((i) => (stateOf(i) === state ? height(value(i)) : null)));
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   const many = rows.length > 4000;
   const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const tip = el("div", { class: "tip", hidden: true });
-  const ticks = [...(hasZeros ? [zero] : []), ...decades(low, high)];
+  const ticks = [...(hasZeros ? [zero] : []), ...chooseDecades(low, high)];
   const made = new uPlot(
     {
       width: panel.clientWidth,
@@ -136,22 +136,22 @@ function plot(panel, rows, xs, { low, high, zero, bottom, hasZeros }) {
         y: { distr: 3, range: [bottom, high] } },
       axes: [
         { ...axis, grid: { show: false }, space: 90, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5],
-          values: (_, splits) => labels(splits) },
+          values: (_, splits) => makeLabels(splits) },
         { ...axis, size: 52, splits: () => ticks, filter: (_, splits) => splits,
-          values: (_, splits) => splits.map((at) => (hasZeros && at === zero ? "0" : decade(at))) },
+          values: (_, splits) => splits.map((at) => (hasZeros && at === zero ? "0" : formatDecade(at))) },
       ],
       series: [
         {},
-        { ...marks(dot, many ? 2 : 5), ...painted(colour("pass"), true) },
-        { ...marks(diamond, 8), ...painted(colour("wrong"), true) },
-        { ...marks(ring, many ? 4 : 6), ...painted(colour("open"), false) },
-      ].map(({ pointPaths, ...series }) => (pointPaths ? withPoints(series, pointPaths) : series)),
+        { ...chooseMarks(dot, many ? 2 : 5), ...paint(colour("pass"), true) },
+        { ...chooseMarks(diamond, 8), ...paint(colour("wrong"), true) },
+        { ...chooseMarks(ring, many ? 4 : 6), ...paint(colour("open"), false) },
+      ].map(({ pointPaths, ...series }) => (pointPaths ? addPoints(series, pointPaths) : series)),
       hooks: {
         drawAxes: [(u) => drawTolerances(u, lines, colour), (u) => drawFirst(u, colour("wrong"))],
-        setCursor: [(u) => point(u, tip, rows, xs, value)],
+        setCursor: [(u) => showTip(u, tip, rows, xs, value)],
         ready: [(u) => {
           u.over.append(tip);
-          u.over.addEventListener("click", () => u.found !== undefined && showCard(u.found));
+          u.over.addEventListener("click", () => u.nearest !== undefined && showCard(u.nearest));
         }],
       },
     },
@@ -163,7 +163,7 @@ function plot(panel, rows, xs, { low, high, zero, bottom, hasZeros }) {
 
 // A line for each kind, and for each state of an optimizer. Their tolerances are orders of magnitude apart: one line
 // through all of them would jump up and down.
-function toleranceLines(rows, xs, limit) {
+function collectTolerances(rows, xs, limit) {
   const lines = new Map();
   rows.forEach((i, k) => {
     const y = limit(i);
@@ -234,10 +234,10 @@ function drawFirst(u, colour) {
   u.ctx.restore();
 }
 
-const painted = (colour, filled) => ({ colour, filled });
-const marks = (shape, size) => ({ pointPaths: [shape, size] });
+const paint = (colour, filled) => ({ colour, filled });
+const chooseMarks = (shape, size) => ({ pointPaths: [shape, size] });
 
-function withPoints({ colour, filled }, [shape, size]) {
+function addPoints({ colour, filled }, [shape, size]) {
   const paths = (u, series, from, to) => {
     const path = new Path2D(), radius = (size * devicePixelRatio) / 2;
     const [xs, ys] = [u.data[0], u.data[series]];
@@ -261,20 +261,20 @@ function ring(path, x, y, r) {
 }
 
 // At most six lines, each at a power of ten.
-function decades(low, high) {
+function chooseDecades(low, high) {
   const [from, to] = [Math.round(Math.log10(low)), Math.round(Math.log10(high))];
-  const step = Math.ceil((to - from) / 6), found = [];
-  for (let power = Math.ceil(from / step) * step; power <= to; power += step) found.push(10 ** power);
-  return found;
+  const step = Math.ceil((to - from) / 6), values = [];
+  for (let power = Math.ceil(from / step) * step; power <= to; power += step) values.push(10 ** power);
+  return values;
 }
 
-function decade(value) {
+function formatDecade(value) {
   const power = Math.round(Math.log10(value));
   return Math.abs(power) < 3 ? String(value) : `1e${power}`;
 }
 
-// The layer at each tick, where it is another than at the tick before.
-function labels(splits) {
+// The layer at each tick, unless it is the same as at the tick before.
+function makeLabels(splits) {
   let last;
   return splits.map((at) => {
     const name = page.places[Math.round(at)];
@@ -287,27 +287,27 @@ function labels(splits) {
 
 const layer = (name) => name.match(/^.*?\d+(?=\.|$)/)?.[0] || name;
 
-// The mark nearest to the pointer, or to its depth if the pointer is in another panel.
-function point(u, tip, rows, xs, value) {
-  u.found = undefined;
+// The mark nearest to the pointer.
+function showTip(u, tip, rows, xs, value) {
+  u.nearest = undefined;
   tip.hidden = true;
   const { left, top } = u.cursor;
   if (left < 0 || top < 0 || !u.over.matches(":hover")) return;
   let best = NEAR ** 2;
-  const from = first(xs, u.posToVal(left - NEAR, "x")), to = first(xs, u.posToVal(left + NEAR, "x"));
+  const from = findFirstIndex(xs, u.posToVal(left - NEAR, "x")), to = findFirstIndex(xs, u.posToVal(left + NEAR, "x"));
   for (let k = from; k < to; k++) {
     const y = u.data[1][k] ?? u.data[2][k] ?? u.data[3][k];
     const away = (u.valToPos(xs[k], "x") - left) ** 2 + (u.valToPos(y, "y") - top) ** 2;
-    if (away < best) [best, u.found] = [away, rows[k]];
+    if (away < best) [best, u.nearest] = [away, rows[k]];
   }
-  if (u.found === undefined) return;
-  tip.textContent = `${SYMBOLS[word("verdict", u.found)]} ${idOf(u.found)}  ${inEpsilon(value(u.found))}`;
+  if (u.nearest === undefined) return;
+  tip.textContent = `${SYMBOLS[word("verdict", u.nearest)]} ${idOf(u.nearest)}  ${inEpsilon(value(u.nearest))}`;
   tip.hidden = false;
   tip.style.top = top > 60 ? "4px" : "auto";
   tip.style.bottom = top > 60 ? "auto" : "4px";
 }
 
-function first(sorted, wanted) {
+function findFirstIndex(sorted, wanted) {
   let low = 0, high = sorted.length;
   while (low < high) {
     const middle = (low + high) >> 1;

@@ -4,17 +4,17 @@ function makeFindings() {
   const rest = page.findings.slice(1);
   if (!rest.length) return null;
   const cards = rest.map(({ what, rest: words, facts }) =>
-    el("details", {}, el("summary", {}, mark("wrong"), " ", el("code", {}, what), ` ${words}`), factList(facts)));
-  return section("Further findings", "", cards);
+    el("details", {}, el("summary", {}, makeMark("wrong"), " ", el("code", {}, what), ` ${words}`), makeFacts(facts)));
+  return makeSection("Further findings", "", cards);
 }
 
 function makeConflicts() {
   if (!page.conflicts.length) return null;
-  const rows = page.conflicts.map(({ axis, count, worst, first }) => [axis, count, worst === null ? null : brief(worst), link(first)]);
+  const rows = page.conflicts.map(({ axis, count, worst, first }) => [axis, count, worst === null ? null : format(worst), makeLink(first)]);
   const { of, looked_at } = page.conflicts[0];
   const few = looked_at < of ? ` The table counts the first ${looked_at} of them.` : "";
   const lead = `Replicas of ${plural(of, "tensor")} must agree, but differ.${few}`;
-  return section("Replicas that differ, by axis", lead, table(["axis", "tensors", "worst", "first"], rows));
+  return makeSection("Replicas that differ, by axis", lead, makeTable(["axis", "tensors", "worst", "first"], rows));
 }
 
 function makeScales() {
@@ -26,9 +26,9 @@ function makeScales() {
     groups.get(factor).push(i);
   }
   const rows = [...groups].sort((a, b) => b[1].length - a[1].length).slice(0, 12)
-    .map(([factor, found]) => [`${factor} ×`, found.length, link(idOf(found[0]), found[0])]);
+    .map(([factor, rows]) => [`${factor} ×`, rows.length, makeLink(idOf(rows[0]), rows[0])]);
   if (!rows.length) return null;
-  return section("Scale factors", "Wrong tensors that equal the reference times one number, with little other error.", table(["factor", "tensors", "first"], rows));
+  return makeSection("Scale factors", "Wrong tensors that equal the reference times one number, with little other error.", makeTable(["factor", "tensors", "first"], rows));
 }
 
 // Whether the scale explains nearly all of the error: the rest of it is orthogonal to the reference.
@@ -47,28 +47,28 @@ function makeCoverage() {
   const rows = kinds.map((row) => [row[0], ...used.map((k) => row[k + 1])]);
   const sources = layouts.map(([source, count]) => `${count.toLocaleString("en")} ${LAYOUT_SOURCES[source]}`).join(", ");
   const why = reasons.map(({ reason, count, first, spoils }) =>
-    [el("span", {}, mark("open", spoils ? "?" : "·"), " ", prose(reason)), count, link(first)]);
-  return section("Coverage", `What was compared, and what was not. Layouts: ${sources}.`,
-    table(heads, rows), why.length ? table(["not judged because", "tensors", "first"], why) : null);
+    [el("span", {}, makeMark("open", spoils ? "?" : "·"), " ", prose(reason)), count, makeLink(first)]);
+  return makeSection("Coverage", `What was compared, and what was not. Layouts: ${sources}.`,
+    makeTable(heads, rows), why.length ? makeTable(["not judged because", "tensors", "first"], why) : null);
 }
 
 function makePower() {
   const { kinds, blind, num_blind } = page.power;
-  const number = (value) => (value === null ? null : brief(value));
+  const number = (value) => (value === null ? null : format(value));
   const rows = kinds.map(([kind, count, median, worst]) => [kind, count, number(median), number(worst)]);
   const names = blind.map(([name, why]) => [name, el("span", {}, prose(why))]);
-  return section("What this run could have found",
+  return makeSection("What this run could have found",
     "The smallest relative error that this run would have reported, according to its tolerances: for the median tensor of " +
       "each kind, and for the worst. `ttrace selftest` tests this with known faults.",
-    table(["kind", "tensors", "median", "worst"], rows),
-    num_blind ? el("details", {}, el("summary", {}, mark("open"), ` no power over ${plural(num_blind, "parameter")}`), table(["parameter", "why"], names)) : null);
+    makeTable(["kind", "tensors", "median", "worst"], rows),
+    num_blind ? el("details", {}, el("summary", {}, makeMark("open"), ` no power over ${plural(num_blind, "parameter")}`), makeTable(["parameter", "why"], names)) : null);
 }
 
 function makeNotes() {
-  const problems = page.problems.map((text) => el("li", {}, mark("open"), " ", prose(text)));
+  const problems = page.problems.map((text) => el("li", {}, makeMark("open"), " ", prose(text)));
   const notes = page.notes.map((text) => el("li", {}, prose(text)));
   if (!problems.length && !notes.length) return null;
-  return section("Problems and notes", "", el("ul", { class: "plain" }, problems, notes));
+  return makeSection("Problems and notes", "", el("ul", { class: "plain" }, problems, notes));
 }
 
 function makeRun() {
@@ -81,13 +81,13 @@ function makeRun() {
   const [reference, candidate] = sides;
   const rows = [["traced", reference.date, candidate.date], ["git commit", reference.commit, candidate.commit], ...versions]
     .filter(([, ours, theirs]) => ours || theirs).map(compared);
-  return section("The run", "",
-    sides.filter((side) => side.command).map((side) => el("div", { class: "next" }, el("span", {}, side.role), command(side.command))),
-    rows.length ? table(["", "reference", "candidate"], rows) : null,
-    times.length ? table(["stage", "took", ""], times) : null);
+  return makeSection("The run", "",
+    sides.filter((side) => side.command).map((side) => el("div", { class: "next" }, el("span", {}, side.role), makeCommand(side.command))),
+    rows.length ? makeTable(["", "reference", "candidate"], rows) : null,
+    times.length ? makeTable(["stage", "took", ""], times) : null);
 }
 
-function link(id, i) {
+function makeLink(id, i) {
   return el("button", { class: "link", type: "button", onclick: () => showCard(i ?? indexOf(id)) }, id);
 }
 

@@ -7,7 +7,7 @@ const SYMBOLS = { PASS: "✓", FAIL: "✗", CONFLICT: "≠", GAP: "◌", MISSING
 const STATE_SYMBOLS = { pass: "✓", wrong: "✗", open: "?" };
 const RATIO = "error / tolerance";
 
-function brief(value) {
+function format(value) {
   if (Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return "∞";
   if (value === 0) return "0";
@@ -15,9 +15,9 @@ function brief(value) {
   return size >= 1e-2 && size < 1e4 ? String(Number(value.toPrecision(3))) : value.toExponential(1);
 }
 
-const inEpsilon = (value) => `${brief(value / epsilon)} ε`;
+const inEpsilon = (value) => `${format(value / epsilon)} ε`;
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
-function mark(state, symbol) {
+function makeMark(state, symbol) {
   return el("span", { class: `mark ${state}` }, symbol || STATE_SYMBOLS[state]);
 }
