@@ -1,1 +1,1 @@
-"""This folder holds one script per performance bar: `python -m bench NAME` prints the figure last."""
+"""One script per performance bar: `python -m bench NAME` prints the result last."""

@@ -1,6 +1,6 @@
-"""This module runs one bench by name: `python -m bench layout`; without a name it lists them.
+"""Command line that runs one bench by name: `python -m bench layout`; without a name it lists them.
 
-Where a bench has more to show than fits into a minute or two, `--all` makes it: `python -m bench calibration --all`.
+If a bench can measure more than fits into a minute or two, `--all` does it: `python -m bench calibration --all`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     # Some benches have options of their own.
     is_known = arguments[1:] in ([], ["--all"]) or arguments[0] in WITH_OPTIONS
     if arguments[0] not in names() or not is_known:
-        print(f"{' '.join(arguments)!r} is no bench. Known: {', '.join(names())}.", file=sys.stderr)
+        print(f"{' '.join(arguments)!r} is not a bench. Known: {', '.join(names())}.", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.{arguments[0].replace('-', '_')}")
     return int(module.main(*arguments[1:]))

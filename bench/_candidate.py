@@ -1,4 +1,4 @@
-"""This module checks a tensor-parallel candidate, clean and with an all-reduce dropped, by a streamed reference."""
+"""Check of a tensor-parallel candidate, clean and with a missing all-reduce, against a streamed reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zoo.harness.runs import NUM_TWINS, judged
 
 NUM_RANKS, BATCH, LENGTH = 2, 2, 16
 DROPPED = "model.layers.1.mlp.down_proj"
-"""Whose output stays a partial sum in the wrong candidate."""
+"""The module whose output stays a partial sum in the wrong candidate."""
 TIMEOUT = HANG
 
 

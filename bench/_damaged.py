@@ -1,4 +1,4 @@
-"""This module is the training script that `python -m bench damage` disturbs: a small model under DDP, or alone."""
+"""The training script that `python -m bench damage` disturbs: a small model under DDP, or alone."""
 
 from __future__ import annotations
 

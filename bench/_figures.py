@@ -1,4 +1,4 @@
-"""This module draws errors against depth as the docs show them: small SVGs, the same bytes for the same numbers."""
+"""Figures of errors by depth for the docs: small SVGs, the same bytes for the same numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module builds models with the shapes of large published ones, as transformers has them."""
+"""Models with the shapes of large published ones, built by transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
-logging.getLogger("torchao").setLevel(logging.ERROR)  # it tells of every CUDA library that is not there
+logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about every CUDA library that is missing
 
 
 @dataclass(frozen=True)

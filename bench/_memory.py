@@ -1,4 +1,4 @@
-"""This module measures the memory of this process."""
+"""Measurement of the memory of this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass
 class Peak:
-    """The most memory that the process had, and what it had beyond that of the beginning, in bytes."""
+    """The peak memory of the process, and its growth since the beginning, in bytes."""
 
     total: int = 0
     beyond: int = 0

@@ -1,4 +1,4 @@
-"""This module makes small models, and candidates that differ from them by rounding alone, all in one process.
+"""Small models, and candidates that differ from them by rounding alone, all in one process.
 
 A parallelism changes a clean model in one way only: sums are taken in parts, each rounded before they are added. Tensor
 parallelism cuts the summed dim of a product, forward and backward; data and context parallelism cut the tokens over
@@ -102,7 +102,7 @@ Change = Callable[[nn.Module], None]
 
 def cast_to_float8(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rounded as torchao does it, emulated: back in the dtype it came in."""
-    logging.getLogger("torchao").setLevel(logging.ERROR)  # it tells of every CUDA library that is not there
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about every CUDA library that is missing
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import LinearMMConfig
 
@@ -243,7 +243,7 @@ def train(plan: Plan, model: nn.Module, change: Change | None = None, *, backwar
 
 @dataclass(frozen=True)
 class Bed:
-    """A reference's trace and what rounding explains in it: candidates are held against both."""
+    """The trace of a reference and its tolerances; candidates are compared with both."""
 
     model: Model
     folder: Path

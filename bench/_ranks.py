@@ -1,4 +1,4 @@
-"""This module holds clean candidates on real ranks, processes with gloo, against their tolerances.
+"""Clean candidates on real ranks (processes with gloo), compared with their tolerances.
 
 The models and layouts are those of tests/matrix, two ranks each, all in one launch. float8 is cast in the linear layers
 of each rank: with data of their own, and in pipeline stages, ranks then scale what the reference scales.

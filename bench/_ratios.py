@@ -1,4 +1,4 @@
-"""This module times several ways of doing one thing against each other: in turns, in random order, by medians.
+"""Timing of several ways of doing one thing: in turns, in random order, by medians.
 
 Time is CPU time of all threads, which other programs on the machine disturb less than the clock on the wall.
 """

@@ -1,4 +1,4 @@
-"""This module is an S3 on loopback, moto's, of which some requests fail or take long; it counts what it serves.
+"""A local S3 server (moto) on which some requests fail or are slow; it counts what it serves.
 
 python -m bench._s3 PORT SHARE: this share of requests fails with 503, and as many take half a second. `/_served` tells
 the bytes of objects that range requests got, and how many requests failed.

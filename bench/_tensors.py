@@ -1,4 +1,4 @@
-"""This module writes a made-up run: many small tensors, a reference with a twin, a candidate on two ranks."""
+"""An artificial run: many small tensors, a reference with a twin, a candidate on two ranks."""
 
 from __future__ import annotations
 

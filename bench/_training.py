@@ -1,4 +1,4 @@
-"""This module has the step that recording is measured on: that of a 12-layer GPT in float32."""
+"""The training step on which recording is measured: that of a 12-layer GPT in float32."""
 
 from __future__ import annotations
 

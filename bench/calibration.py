@@ -1,7 +1,7 @@
-"""This module measures how well the twins foretell the error of clean candidates, tensor by tensor.
+"""Measurement of how well the twins predict the error of clean candidates, tensor by tensor.
 
 The ratio is the observed error over the estimate, max(error of the twins, floor); tolerance is the margin, 4, times
-the estimate. Tensors that are bitwise equal prove nothing and are counted apart. References are GPT-, Llama- and
+the estimate. Tensors that are bitwise equal prove nothing and are counted separately. References are GPT-, Llama- and
 MoE-shaped, in fp32, bf16 and torchao's float8, emulated. Candidates are arithmetic equivalents in this process, with
 every sum in parts that a parallelism would take in parts (`bench/_models.py`), and real ranks (`bench/_ranks.py`).
 `--all` goes from 2 to 128 layers and draws the figures of docs/explanation/tolerance.md.

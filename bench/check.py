@@ -1,4 +1,4 @@
-"""This module measures a check end to end: a reference and a candidate of 2 GB each, against reading their files once.
+"""Time of a whole check of a reference and a candidate of 2 GB each, compared with reading their files once.
 
 Both traces hold what a step of a transformer leaves: activations and their gradients, parameters before and after, and
 their gradients, in bf16 and float32, the candidate's cut over two ranks. Twins were measured before, as they are once

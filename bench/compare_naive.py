@@ -1,6 +1,6 @@
-"""This module holds the comparison of two tensors against the line of torch that everybody writes for it.
+"""Comparison of two tensors, compared with the usual line of torch for it.
 
-Both for speed and for the truth, which is the same line in float64.
+Speed and accuracy are measured; the exact result is the same line in float64.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""This module measures what comparing shards where they lie saves over merging them first.
+"""Time saved by comparing shards in place instead of merging them first.
 
-A whole bf16 tensor is held against eight shards, zigzag rows as context parallelism cuts them, or columns as tensor
+A whole bf16 tensor is compared with eight shards, zigzag rows as context parallelism cuts them, or columns as tensor
 parallelism does; and rows of 64 elements against the same elements side by side.
 """
 

@@ -1,10 +1,10 @@
-"""This module tells what a streamed reference of a large model costs, and holds that against what was measured.
+"""Predicted cost of streamed references of large models, compared with measurements.
 
-A step of few tokens reads its weights and does little with them, so its time goes with the parameters it uses: each is
-made twice, read three times, and its gradient is written and sketched once. One constant, fitted to the two smallest
-models, must foretell the others. How many parameters a step uses follows from the model's shape: all but those of words
-that do not occur and of experts that no token goes to, if tokens choose among experts evenly. Measured runs are in
-docs/measured, each with the command that made it (`python -m bench streamed --model NAME --out FILE`).
+A step of few tokens reads its weights and does little with them, so its time is proportional to the parameters it uses:
+each is generated twice, read three times, and its gradient is written and sketched once. One constant, fitted to the
+two smallest models, must predict the others. How many parameters a step uses follows from the model's shape: all but
+those of words that do not occur and of experts that receive no token, if tokens choose among experts evenly. Measured
+runs are in docs/measured, each with the command that made it (`python -m bench streamed --model NAME --out FILE`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bench._large import MODELS, Large
 MEASURED = Path(__file__).parents[1] / "docs" / "measured"
 FITTED = ("llama-8b", "deepseek-16b")
 OFF = 1.5
-"""The bar: how far off a foretold time may be, as a factor."""
+"""The bar: the largest factor between predicted and measured time."""
 NUM_TOKENS, MANY_TOKENS = 64, 8192
 BYTES = 2
 """Of a number in bf16."""
 GIB, GB = 2**30, 1e9
 DOLLARS_PER_CORE_HOUR, DOLLARS_PER_GB_MONTH = 0.05, 0.023
-"""About what large clouds ask for a core with its memory, and for an object store."""
+"""Approximate prices of large clouds for a core with its memory, and for an object store."""
 PAPER_MINUTES = {
     "llama-8b": 1.8,
     "llama-70b": 7.2,
@@ -77,7 +77,7 @@ def dollars(seconds: float, num_cores: int) -> float:
 def main() -> int:
     runs, shapes = measured(), {name: Shape.of(large) for name, large in MODELS.items()}
     rate = statistics.mean(runs[name]["seconds"] / shapes[name].num_used for name in FITTED)
-    print("| model | parameters | used | foretold | measured | peak memory | the paper, on GPUs | two cores cost |")
+    print("| model | parameters | used | predicted | measured | peak memory | the paper, on GPUs | two cores cost |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     factors = {}
     for name, shape in shapes.items():
@@ -104,6 +104,6 @@ def main() -> int:
     worst = max(factors.values(), default=float("inf"))
     print(
         f"cost: {rate * 1e9:.2f} s per 10^9 parameters used, fitted to {' and '.join(FITTED)}; {len(factors)} others "
-        f"foretold within a factor of {worst:.2f} (bar {OFF})"
+        f"predicted within a factor of {worst:.2f} (bar {OFF})"
     )
     return int(worst > OFF)

@@ -1,4 +1,4 @@
-"""This module disturbs runs and counts wrong answers; the bar is none. `--quick` disturbs few.
+"""Disturbed runs, and the number of wrong answers, which must be zero. `--quick` disturbs few.
 
 One bit of one file of a run is flipped, and the run is judged again, in this process: either the verdict and all
 findings stay as they were, or the check refuses to judge and names the file. And `ttrace run` is killed at a random
@@ -42,14 +42,14 @@ IN_HEADER = 0.1
 """Of the flips in a chunk, how many hit its header, which is mostly spaces and long."""
 SCRIPT = Path(__file__).with_name("_damaged.py")
 MARK = "TTRACE_BENCH_DAMAGE"
-"""The variable by which all processes of one run are known."""
+"""The environment variable that identifies all processes of one run."""
 
 Essence = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A run that nobody disturbed: its folder, whether it has a bug, what it found, and how long it took."""
+    """An undisturbed run: its folder, whether it has a bug, what it found, and how long it took."""
 
     folder: Path
     has_bug: bool
@@ -68,7 +68,7 @@ def main(*options: str) -> int:
             _flip(samples[number % 2], generator, flips)
         print(f"flips: {dict(flips)}", flush=True)
         for number in range(args.kills):
-            # Both samples meet all signals.
+            # Both samples get all signals.
             _kill(samples[number // len(SIGNALS) % 2], SIGNALS[number % len(SIGNALS)], generator, kills, args.left)
         print(f"kills: {dict(kills)}")
     wrong = sum(count for outcome, count in (flips + kills).items() if outcome.startswith("wrong"))

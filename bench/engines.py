@@ -1,9 +1,9 @@
-"""This module checks the same 10,000 tensors on every engine: the verdict files must be the same, byte for byte.
+"""Checks of the same 10,000 tensors on every engine; the verdict files must be equal, byte for byte.
 
-Each way is the command that people type, from its start to its end. Then a worker is killed in mid-check: Ray finishes
-with the same file, and torchrun says what happened and goes on from there when it is asked again. Without Ray,
+Each engine runs the command that users run, from start to end. Then a worker is killed during the check: Ray finishes
+with the same file, and torchrun reports the loss and continues from there when the command is repeated. Without Ray,
 its part is left out, and the bench says so. The bar is on what an engine takes beyond the process pool, in seconds:
-starting Ray or a job costs what it costs, whatever the size of the check.
+the start of Ray or of a job takes the same time for a check of any size.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def rank_killed(run: Run) -> bool:
     print(f"torchrun, a rank killed: {told[0] if told else said}")
     before = num_kept()
     started("torchrun", run).communicate(timeout=300)
-    print(f"torchrun again: goes on from {before} lots")
+    print(f"torchrun again: continues from {before} lots")
     return bool(told) and before >= 8
 
 
@@ -110,7 +110,7 @@ def main() -> int:
     if importlib.util.find_spec("ray"):
         engines.append("ray")
     else:
-        print("ray: left out, it is not installed")
+        print("ray: skipped, it is not installed")
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run")
         write_run(run.folder, NUM_TENSORS, SHAPE, wrong=100)

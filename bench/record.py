@@ -1,4 +1,4 @@
-"""This module measures how fast a trace is written, to the disk, against writing as many bytes as they are.
+"""Speed of writing a trace to disk, compared with writing the same number of bytes.
 
 Both begin with tensors in memory and end when all is on the disk: the trace is closed, the raw file synced. The raw
 way writes one file front to back, a megabyte at a time, through the page cache, as most programs do. Time is that of

@@ -1,4 +1,4 @@
-"""This module measures what the scale statistic sees below rounding noise, and that clean runs are not accused for it.
+"""Wrong factors below rounding noise that the scale finds, and clean runs, which it must not accuse.
 
 Clean runs in fp32 and bf16, several seeds of GPT-, Llama- and MoE-shaped models of three layers, whose products are cut
 as parallelisms cut them. In bf16 the same with all gradients mis-scaled: all of backward, or only the final gradients.

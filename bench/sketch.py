@@ -1,4 +1,4 @@
-"""This module measures what a sketch costs against a copy of the tensor, and how well it tells the size of an error.
+"""Cost of a sketch relative to a copy of the tensor, and accuracy of the error that it estimates.
 
 The error is everywhere in a matrix, or only in one column, one row or one chunk of it.
 """
@@ -16,7 +16,7 @@ from ttrace.values.kernels.library import using, variants
 from ttrace.values.sketch import sketch, uncertainty
 
 COST, SPREAD = 0.8, 1.2
-"""The bars: the time of a clone; the standard deviation of told / true in units of 1 / sqrt(2 k)."""
+"""The bars: the time of a clone; the standard deviation of estimated / true in units of 1 / sqrt(2 k)."""
 NUM_ELEMENTS, NUM_SLICES, NUM_ROUNDS = 1 << 24, 6, 11
 SHAPE = (512, 4096)
 ERRORS = {"all": (), "column": (slice(None), 7), "row": (300,), "chunk": (slice(128, 192), slice(1024, 1280))}
@@ -59,7 +59,7 @@ def main() -> int:
         for kind in ERRORS:
             mean, std = spread(kind, k)
             worst = max(worst, std / uncertainty(k))
-            print(f"k={k} wrong {kind:>6}: told / true {mean:.3f} +- {std:.4f}, expected {uncertainty(k):.4f}")
+            print(f"k={k} wrong {kind:>6}: estimated / true {mean:.3f} +- {std:.4f}, expected {uncertainty(k):.4f}")
     cost = max((by_variant.get("avx512", math.inf) for by_variant in found.values()), default=math.inf)
     print(f"sketch: {cost:.2f} of a clone on AVX-512 (bar {COST}), spread {worst:.2f} / sqrt(2 k) (bar {SPREAD})")
     return int(cost > COST or worst > SPREAD)

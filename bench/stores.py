@@ -1,4 +1,4 @@
-"""This module writes and checks a run on the disk and in an S3 on loopback, where 2% of requests fail or are slow.
+"""A run written and checked on disk and in a local S3 server, where 2% of requests fail or are slow.
 
 The verdicts must be the same, number by number, and of the tensors no more may be read than 1.1 times their bytes.
 """

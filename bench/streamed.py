@@ -1,4 +1,4 @@
-"""This module runs one traced iteration of a model that does not fit into memory, and says what streaming costs.
+"""One traced iteration of a model that does not fit into memory, and the cost of streaming.
 
 By default: all of a Llama-3-8B-shaped model (bf16, 64 tokens) for its peak memory, and one layer of it, and one that is
 as wide as Llama-3.1-405B's, for the time: streamed and traced against bare with its weights in memory, in random order,
@@ -156,7 +156,7 @@ def candidate(large: Large) -> int:
     wrong = [f"{finding.module}: {finding.cause.sentence}" for finding in found["wrong"].findings]
     is_found = any(DROPPED in line and "missing all-reduce over tp" in line for line in wrong)
     is_right = found["clean"].exit is Exit.PASSED and is_found
-    print(f"candidate: clean {found['clean'].exit.name}, with a dropped all-reduce {wrong or 'nothing found'}")
+    print(f"candidate: clean {found['clean'].exit.name}, with a missing all-reduce {wrong or 'nothing found'}")
     return int(not is_right)
 
 
@@ -169,10 +169,10 @@ def _seconds(run: Callable[[], None]) -> float:
 def parsed(options: tuple[str, ...]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench streamed")
     parser.add_argument("--model", choices=tuple(MODELS), default="llama-8b")
-    parser.add_argument("--layers", type=int, help="fewer layers than the model has")
+    parser.add_argument("--layers", type=int, help="run fewer layers than the model has")
     parser.add_argument("--candidate", action="store_true", help="only check a candidate with tp=2, cut to two layers")
-    parser.add_argument("--no-ratios", action="store_true", help="only the iteration")
-    parser.add_argument("--out", type=Path, help="write what was measured to this file")
+    parser.add_argument("--no-ratios", action="store_true", help="run only the iteration")
+    parser.add_argument("--out", type=Path, help="write the measurements to this file")
     return parser.parse_args(options)
 
 

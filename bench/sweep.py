@@ -1,4 +1,4 @@
-"""A sweep over 24 layouts tells when the paper's bug 14 strikes, in under 8 minutes; a clean one passes everywhere.
+"""A sweep over 24 layouts that finds when the paper's bug 14 occurs, in under 8 minutes; a clean sweep passes.
 
 With `--all` also the clean sweep: 24 other layouts of the same model, with one reference.
 """

@@ -1,6 +1,6 @@
-"""This module holds fixed tolerances against TTrace's on the same traces: clean runs accused, injected faults missed.
+"""Fixed tolerances and TTrace's on the same traces: clean runs accused, injected faults missed.
 
-The rules are those of zoo/fixed.py, which the zoo's evaluation holds against real bugs too.
+The rules are those of zoo/fixed.py, which the zoo's evaluation applies to real bugs too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This module opens the trace of a wide job, 16,384 simulated ranks with 10^6 records, and plans its check.
+"""The trace of a wide job, 16,384 simulated ranks with 10^6 records, opened and planned for a check.
 
 Each rank's manifest and records are files of its own, as the ranks of a job write them without knowing of each other;
 no tensor has bytes. Planned is what a check does before it reads any: manifests and records are merged, every id gets

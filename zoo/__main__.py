@@ -1,4 +1,4 @@
-"""This module is the zoo's command line: `python -m zoo list`, `run NAME`, `score`, `controls`, `evaluate`."""
+"""Command line of the zoo: `python -m zoo list`, `run NAME`, `score`, `controls`, `evaluate`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m zoo", description="Known silent bugs, and whether they are found.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="all entries: tier, topic, name, title")
-    one = commands.add_parser("run", help="tell an entry's story, run it both ways, and say what was found")
+    one = commands.add_parser("run", help="describe an entry, run it with and without the bug, and print the result")
     one.add_argument("names", nargs="+", choices=list(bugs()), metavar="NAME")
-    every = commands.add_parser("score", help="run all entries both ways; status 1 below the bars")
+    every = commands.add_parser("score", help="run all entries with the bug and without; exit code 1 below the bars")
     every.add_argument("--tier", choices=list(Tier), help="only these")
-    every.add_argument("--sketch", action="store_true", help="from sketches of 256 numbers instead of full traces")
+    every.add_argument("--sketch", action="store_true", help="use sketches of 256 numbers instead of full traces")
     every.add_argument("--json", action="store_true", help="for programs")
-    clean = commands.add_parser("controls", help="run what must not be accused; status 1 if anything is")
+    clean = commands.add_parser("controls", help="run cases that must not be accused; exit code 1 if one is")
     clean.add_argument("--all", action="store_true", help="more than 200 of them, instead of a few")
     clean.add_argument("--json", action="store_true", help="for programs")
-    commands.add_parser("evaluate", help="score, all controls and what others would say, into docs/evaluation.md")
+    commands.add_parser("evaluate", help="run score, controls and fixed tolerances, and write docs/evaluation.md")
     chosen = parser.parse_args(arguments)
     known = {"list": _list, "run": _run, "score": _score, "controls": _controls, "evaluate": _evaluate}
     command = known[chosen.command]
@@ -60,7 +60,7 @@ def _score(chosen: argparse.Namespace) -> int:
         os.environ[SKETCH] = "256"
     result = score(names, _tell)
     print(json.dumps(result.as_json(), indent=1) if chosen.json else result)
-    # What sketches show is recorded in full by a second run, which tells the cause.
+    # A second run records in full what sketches show to be wrong, and names the cause.
     is_enough = all(line.is_detected and line.is_clean for line in result.lines) if chosen.sketch else result.passes
     return 0 if is_enough else 1
 

@@ -1,4 +1,4 @@
-"""This module says what an entry of the zoo is: a bug that happened, in a case that shows it and one that does not."""
+"""Entries of the zoo: a bug that happened, in a case that shows it and in one that does not."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from zoo.launch import Seen
 
 Patch = Callable[["Candidate"], AbstractContextManager[object] | None]
-"""Something done to a candidate once it is attached, on every rank; a context manager is open while it trains."""
+"""A change to an attached candidate, on every rank; a returned context manager is open while it trains."""
 
 
 class Tier(StrEnum):
     """How real an entry is."""
 
     T1 = "T1"
-    """A released package as it is."""
+    """A released package, unmodified."""
     T2 = "T2"
     """The exact wrong line, put back into a current package."""
     T3 = "T3"
@@ -54,16 +54,16 @@ class Expected:
     module: str
     kind: str
     cause: str
-    """A cause that the judge has no word for is unexplained, and counts as not named."""
+    """A cause that the judge cannot name is "unexplained", and counts as not named."""
     axis: str | None = None
     words: str = ""
-    """What its sentence says, among others."""
+    """A part of the sentence."""
 
 
 class Case(Protocol):
     """A configuration of a small training. Cases with equal launchers and numbers of ranks share a launch.
 
-    What needs processes of its own, as one version of Megatron-core does, has a launcher of its own.
+    A case that needs its own processes, for example for one version of megatron-core, has its own launcher.
     """
 
     @property
@@ -74,30 +74,30 @@ class Case(Protocol):
 
 
 Judge = Callable[["Traced"], "Seen"]
-"""What is seen in a run once it is traced; called on one of the ranks."""
+"""Returns what was observed in a traced run; called on one of the ranks."""
 Launcher = Callable[[int, Sequence[Any], Path, Judge], list["Seen"]]
 """Traces and judges runs on so many ranks, into a folder: whatever has a case and a patch, and a name as its text."""
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One entry. The clean side is the case without the patch, or what is given for it: a case, a patch, or both."""
+    """One entry. The clean side is the case without the patch, or `clean_case` and `clean_patch` if they are given."""
 
     tier: Tier
     topic: Topic
     package: str
-    """Who had it."""
+    """The package that had the bug."""
     sources: tuple[str, ...]
     """Issue and fix."""
     case: Case
     expected: Expected
     patch: Patch | None = None
     is_early: bool = False
-    """Whether the patches come before the session attaches: where the model itself is another one."""
+    """Whether patches are applied before the session is attached, because the model itself is different."""
     clean_case: Case | None = None
     clean_patch: Patch | None = None
     paper: int = 0
-    """Its number in the table of TTrace's paper, if it is there."""
+    """Its number in the table of TTrace's paper; 0 if it is not there."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Run:
 
 @functools.cache
 def bugs() -> Mapping[str, Bug]:
-    """All entries, by name: those of the paper first, in its order, the most real of each first."""
+    """Return all entries by name: those of the paper first, in its order, and of each number the lowest tier first."""
     names = sorted(module.name for module in pkgutil.iter_modules(zoo.bugs.__path__))
     found: dict[str, Bug] = {name.replace("_", "-"): _module(name).BUG for name in names}
     return dict(
@@ -138,7 +138,7 @@ def bugs() -> Mapping[str, Bug]:
 
 
 def title(name: str) -> str:
-    """The first line of an entry's story."""
+    """Return the first line of an entry's docstring."""
     return str(_module(name.replace("-", "_")).__doc__).splitlines()[0]
 
 

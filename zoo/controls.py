@@ -1,4 +1,4 @@
-"""This module is the other half of the evaluation: clean runs and look-alikes of bugs, none of which may be accused."""
+"""Clean runs and look-alikes of bugs, none of which may be accused."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MOST_RANKS = 4
 FLOAT8 = ("ddp", "zero", "fsdp", "hsdp", "pp-gpipe", "pp-1f1b", "pp-interleaved", "pp-zbv", "moe+ddp", "moe+fsdp")
 """The layouts under which a rank computes the same products as one process does, so that float8 scales are the same."""
 FLOAT8_IN_PARTS = ("tp", "tp+sp", "cp-gather", "cp-ulysses", "cp-ring")
-"""Those under which it computes parts of them. In bfloat16 only, as float8 is trained: in float32 twins hardly ever
-round the other way in a cast, and do not foretell what other scales do (docs/explanation/what-it-cannot-see.md)."""
+"""Those under which it computes parts of them. In bfloat16 only, in which float8 models are trained: in float32,
+twins almost never change how a cast rounds, so they do not predict it (docs/explanation/what-it-cannot-see.md)."""
 NUM_SEEDS = 2
 
 
@@ -65,14 +65,14 @@ class Control:
 
 @functools.cache
 def controls() -> Mapping[str, Lookalike]:
-    """All of them: look-alikes first, then float8, then every parallelism."""
+    """Return all controls: look-alikes first, then float8, then every parallelism."""
     found = dict(lookalikes.all_of_them())
     found |= {f"fp8-{one.cell.name}": Lookalike(one) for one in _float8()}
     return found | {f"{one.cell.name}-{one.cell.seed}": Lookalike(one) for one in _parallel()}
 
 
 def few() -> list[Control]:
-    """Those of every submission: each look-alike, and float8 under two layouts; tests/matrix has the parallelisms."""
+    """Return the controls that every submission runs: each look-alike, and float8 under two layouts."""
     names = [name for name, one in lookalikes.all_of_them()]
     return [Control(name) for name in [*names, "fp8-fsdp-bfloat16-none-2", "fp8-cp-ring-bfloat16-none-2"]]
 
@@ -103,7 +103,7 @@ def _parallel() -> Iterator[Small]:
 
 @dataclass(frozen=True)
 class Clean:
-    """What became of the controls."""
+    """The results of the controls."""
 
     found: Mapping[Control, Seen]
     seconds: float

@@ -1,8 +1,8 @@
-"""This module has the rules that others compare tensors by, each with one bound for all, on the traces that we judge.
+"""Fixed tolerances of other tools, applied to the traces that TTrace judges.
 
-A rule accuses a run if any tensor of it breaks the rule. Rules see what TTrace has put together: shards merged, pending
-sums summed, every replica, and divided what is still to be averaged. Updates are left out in their favour, as rounding
-alone decides some elements of them; parameters after the step are seen.
+A rule accuses a run if any of its tensors breaks the rule. Rules get the tensors that TTrace has assembled: shards are
+merged, pending sums are added, factors still to come are applied, and every replica is compared. Updates are left out
+in favour of the rules, because rounding alone decides some of their elements; parameters after the step are compared.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FIXED: dict[str, Rule] = {
 
 
 def accusers(reference: Trace, candidate: Trace) -> frozenset[str]:
-    """The rules that accuse a candidate."""
+    """Return the names of the rules that accuse a candidate."""
     accusing: set[str] = set()
     for a, b in _pairs(reference, candidate):
         accusing |= {name for name, rule in FIXED.items() if name not in accusing and not rule(a, b)}
@@ -71,7 +71,7 @@ def accusers(reference: Trace, candidate: Trace) -> frozenset[str]:
 
 
 def _pairs(reference: Trace, candidate: Trace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """All that both sides have of what is seen, each replica by itself."""
+    """Yield the tensors that both sides have, each replica separately."""
     for tensor_id in reference.shards:
         ours = Logical.found(reference, tensor_id) if tensor_id.kind in SEEN else None
         theirs = Logical.found(candidate, tensor_id, ours.shape) if ours is not None else None

@@ -1,4 +1,4 @@
-"""This module traces and judges many runs in one launch, and keeps what each judgement said."""
+"""Many runs, traced and judged in one launch, and the result of each."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Seen:
     num_wrong: int = 0
     num_tensors: int = 0
     trouble: tuple[str, ...] = ()
-    """What was wrong or not judged, a few of it."""
+    """Some of what was wrong or not judged."""
     seconds: float = 0.0
     """Candidate and judgement, with the reference and its twins where no earlier run had the same."""
     accusers: frozenset[str] = frozenset()
-    """The fixed rules that accuse it, where they were asked."""
+    """The fixed rules that accuse it, if they were applied."""
 
     @classmethod
     def of(cls, judgement: Judgement) -> Seen:
@@ -66,7 +66,7 @@ class Seen:
         return self.module == expected.module
 
     def is_because(self, expected: Expected) -> bool:
-        """Whether the cause is named as it should be; that it is not known never counts."""
+        """Whether the expected cause is named; an unexplained one never counts."""
         is_same = (self.kind, self.cause, self.axis) == (expected.kind, expected.cause, expected.axis)
         return is_same and expected.words in self.sentence and self.cause != CauseName.UNEXPLAINED.value
 
@@ -101,7 +101,7 @@ def by_ttrace(traced: Traced) -> Seen:
 
 
 def by_everyone(traced: Traced) -> Seen:
-    """The judge of the evaluation: fixed rules are asked too."""
+    """The judge of the evaluation: it applies fixed rules too."""
     kept = by_ttrace(traced)
     return replace(kept, accusers=accusers(measured_twins(traced.reference).reference, Trace(traced.candidate)))
 
@@ -109,7 +109,7 @@ def by_everyone(traced: Traced) -> Seen:
 def seen(
     runs: Sequence[R], folder: Path, tell: Callable[[str], None] = lambda _: None, *, judge: Judge = by_ttrace
 ) -> dict[R, Seen]:
-    """What is found in each run: one launch for all that can share one."""
+    """Return what is found in each run, with one launch for all runs that can share one."""
     launches: dict[tuple[Any, int], list[R]] = {}
     for run in runs:
         launches.setdefault((run.case.launcher, run.case.num_ranks), []).append(run)

@@ -1,4 +1,4 @@
-"""This module has what looks like a bug and is none: other orders of summation, buckets and kernels, and chance."""
+"""Differences that look like bugs and are not: other orders of summation, buckets and kernels, and randomness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module is the way of old beside ours, for the paper's bug 1: train both sides until their loss curves part.
+"""The usual method for the paper's bug 1, for comparison: train both sides until their loss curves separate.
 
 `python -m zoo.naive N` trains the small transformer for N steps in one process; under torchrun it is tensor-parallel
 and has the bug. Both start alike and see the same batches, which can be learned: each word has four that may follow it.
@@ -38,7 +38,7 @@ NUM_RANKS = 2
 
 @dataclass(frozen=True)
 class Cost:
-    """What both ways took until they had something to say; seconds with starting the processes."""
+    """The time of both methods until they gave a result; seconds include the start of processes."""
 
     num_steps: int | None
     """Steps until the curves part; None if they did not in all that were tried."""

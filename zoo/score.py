@@ -1,4 +1,4 @@
-"""This module counts: which bugs were found, where, why and how fast, and which clean sides were accused."""
+"""The score: which bugs were found, where, why and how fast, and which clean sides were accused."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from zoo.bug import Bug, Judge, Run, bugs
 from zoo.launch import Seen, by_ttrace, seen
 
 LOCALISED, CAUSE = 0.9, 0.85
-"""The least share of bugs that must be put into their exact module, and explained rightly by the first finding."""
+"""The bars: the fraction of bugs located in their exact module, and rightly explained by the first finding."""
 SECONDS = 15.0
-"""The most that the median bug may take."""
+"""The longest time that the median bug may take."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Line:
 
     @property
     def trouble(self) -> list[str]:
-        """What was in the way of the right verdict."""
+        """What prevented the right verdict."""
         broken, clean = () if self.is_detected else self.broken.trouble, () if self.is_clean else self.clean.trouble
         return [*broken, *clean]
 
@@ -127,7 +127,7 @@ class Score:
 
 
 def score(names: Iterable[str], tell: Callable[[str], None] = lambda _: None, *, judge: Judge = by_ttrace) -> Score:
-    """Run these entries, both ways."""
+    """Run these entries, with the bug and without."""
     chosen = list(names)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

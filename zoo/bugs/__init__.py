@@ -1,1 +1,1 @@
-"""One bug a file: its story, its tier, how to have it, how not to have it, and what must be found."""
+"""One bug per file: its description, its tier, how to trigger it, how to avoid it, and what must be found."""

@@ -1,9 +1,9 @@
 """ZeRO-3: a parameter exactly as large as the bucket is never reduced.
 
-DeepSpeed compared `<` where `<=` was due: a gradient that fills the bucket to the last element stays what one rank
-computed.
+DeepSpeed compared with `<` instead of `<=`: a gradient that fills the bucket to the last element is not reduced, and
+each rank keeps its own.
 
-It takes a model that has a parameter of exactly the bucket's size, and says nothing: the loss of the first step is
+It needs a model that has a parameter of exactly the bucket's size. There is no message: the loss of the first step is
 exact, all other gradients are right, and the ranks' copies of this one drift apart from the first update on. Here the
 gradient of one projection is left out of the sum over ranks.
 """

@@ -1,7 +1,7 @@
 """Checkpoint: a state dict is matched with the model by position, not by name.
 
-accelerate zipped the full state dict with the sharded parameters of FSDP2. Where their orders differ and shapes do not,
-a weight gets another's values.
+accelerate zipped the full state dict with the sharded parameters of FSDP2. Where their order differs but their shapes
+do not, a weight gets the values of another.
 """
 
 from __future__ import annotations

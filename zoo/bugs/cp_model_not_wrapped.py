@@ -1,4 +1,4 @@
-"""Context parallelism without data parallelism: the model is not wrapped, and nobody reduces its gradients.
+"""Context parallelism without data parallelism: the model is not wrapped, and its gradients are not reduced.
 
 torchtitan applied FSDP or DDP only where data parallelism was on; with context parallelism alone each rank kept the
 gradients of its own part of the sequence. VeOmni's DDP group left the sequence out, with the same effect.

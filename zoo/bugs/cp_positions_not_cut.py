@@ -3,9 +3,9 @@
 torchtitan cut the buffers of the whole model, which only served to make the stages: their own copies kept all
 positions, and every rank took its part of the sequence for the first.
 
-It takes pipeline and context parallelism together. Attention still sees every token, but the second half of a
-sequence believes to lie where the first does. Nothing is out of range, and no shape is wrong. Here the ranks' tables
-of positions are the same.
+It needs pipeline and context parallelism together. Attention still sees every token, but the second half of a
+sequence has the positions of the first half. Nothing is out of range, and no shape is wrong. Here all ranks have the
+same table of positions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Vocabulary parallelism: the first token of every shard has no embedding.
 
-What fixed Slapo's mask takes a rebased id of 0 for the mark of a foreign token. The first row of each shard is a token
+The fix of Slapo's mask treats a rebased id of 0 as the mark of a foreign token. The first row of each shard is a token
 too: it is embedded as zeros, and its row never learns. Its own test draws ids from 1 on.
 """
 

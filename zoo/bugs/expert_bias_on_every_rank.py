@@ -2,9 +2,9 @@
 
 torchtitan's grouped experts added the whole bias to each rank's partial product, so that the sum has it tp times.
 
-It takes experts with biases, and tensor parallelism inside them. Biases mostly begin at zero, so that a fresh model
-shows nothing: what is wrong is what they learn, and what a loaded checkpoint computes. TTrace generates all
-parameters, biases too, so that they tell at once. Here the second layer of a feed-forward adds its bias before the
+It needs experts with biases, and tensor parallelism inside them. Biases usually start at zero, so a new model shows
+no difference: the updates of the biases are wrong, and so are the outputs of a loaded checkpoint. TTrace generates all
+parameters, including biases, so the bug shows at once. Here the second layer of a feed-forward adds its bias before the
 sum over ranks, not after it; without the patch it adds it once, as it should.
 """
 

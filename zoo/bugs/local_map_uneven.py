@@ -1,4 +1,4 @@
-"""local_map in torch 2.13: what comes out of an uneven cut has another global shape on every rank.
+"""local_map in torch 2.13: the result of an uneven cut has another global shape on every rank.
 
 It multiplies the local length by the number of ranks: five rows are six on one rank and four on the other. A mean of
 per-token losses then is a mean of the ranks' means, and each token's gradient depends on the rank it lies on.

@@ -4,9 +4,9 @@ Under sequence parallelism the router's gradients are summed over tp, as each ra
 auxiliary loss is computed from the gathered tokens on every rank and not divided, so that it counts tp times.
 
 The loss itself is right, and so is all that does not depend on the router. The router is pushed towards balance tp
-times as hard as was asked for, so that another number of ranks is another training. The router's own loss is a site
-that TTrace sees, so that the factor is told of it, not of all that it spoils. The clean side has no auxiliary loss:
-the gradients of the loss alone are right, on as many ranks and in the same release.
+times as hard as was asked for, so that another number of ranks is another training. TTrace traces the loss of the
+router as a site, so it reports the factor there, and not at all tensors that follow. The clean side has no auxiliary
+loss: the gradients of the loss alone are right, on as many ranks and in the same release.
 """
 
 from __future__ import annotations

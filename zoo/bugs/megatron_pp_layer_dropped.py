@@ -1,7 +1,7 @@
 """megatron-core 0.10.0: layers that cannot be divided evenly among the stages are dropped.
 
 `get_num_layers_to_build` divides the number of layers by that of stages and keeps the integer: of five layers on two
-stages four are trained, without a word. Core refuses it since 0.11.0.
+stages four are trained, without a warning. Core refuses it since 0.11.0.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 in order both are one; a transposed one comes back as it was, each rank with its own partial sum. SkyRL met it in
 practice. The layer here is one of our own between Megatron's, which has its output reduced transposed, or not.
 
-It takes a layer that sums what it has transposed; no layer of Megatron that was tried here does
+It needs a layer that sums a transposed tensor; no layer of Megatron that was tried here does
 (tests/megatron/test_sweep.py). From there on each rank computes with its own share of the sum, and no rank notices.
 It was fixed in 0.19.
 """

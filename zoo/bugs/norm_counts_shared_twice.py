@@ -1,10 +1,10 @@
 """Gradient norm: gradients that several ranks share are counted by each of them.
 
-Where the norm is summed over ranks, what they hold in common must be counted once. Megatron-core tells it by
-attributes of the parameter, which several layers lack or have wrongly; here every gradient counts twice.
+Where the norm is summed over ranks, what they hold in common must be counted once. Megatron-core recognises this by
+attributes of the parameter, which are missing or wrong in several layers; here every gradient counts twice.
 
 All gradients are right. Only the norm is too large, and with it every step that clips is too small: training is
-slower than it should be. Neither the loss of the first step nor any activation or gradient tells, only the norm
+slower than it should be. Neither the loss of the first step nor any activation or gradient shows it, only the norm
 itself and the update that is made with it.
 """
 

@@ -1,7 +1,7 @@
-"""Tensor parallelism: the optimizer still holds the parameters that were there before the model was cut.
+"""Tensor parallelism: the optimizer still holds the parameters from before the model was cut.
 
 accelerate parallelised the model after the optimizer was made and did not put the new parameters into its groups. Every
-step updates tensors that nobody uses.
+step updates tensors that are no longer used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optimizer: its state was made by a real step, so that Adam believes to be one step further.
+"""Optimizer: its state was created by a real step, so Adam counts one step too many.
 
 Megatron-FSDP initialised the state of Adam by stepping with gradients of zero: weights had decayed once, and the bias
 correction of the first real step is that of the second.

@@ -3,7 +3,7 @@
 Megatron-core divided the number of layers by that of stages and by that of chunks and kept the integer: of 80 layers
 on 16 x 2 chunks 64 were trained (issue 468), of 30 on 4 stages 28 (issue 1304). It is refused since core 0.11.0.
 
-The model trains with fewer layers than it was asked for, without a word. Here one layer of four is lost on its way to
+The model trains with fewer layers than requested, without a warning. Here one layer of four is lost on its way to
 a stage; `megatron-pp-layer-dropped` is a release that does it.
 """
 

@@ -1,4 +1,4 @@
-"""Recomputation in chunks: every layer of a chunk gets the chunk's input, not what the layer before it gave.
+"""Recomputation in chunks: every layer of a chunk gets the chunk's input, not the output of the layer before it.
 
 Only the last layer of each chunk has an effect, and the others have no gradient. Megatron-LM had it twice, in its
 legacy model and in core. The loss of a fresh model hardly changes: 3.4759 became 3.4756.

@@ -1,7 +1,7 @@
 """Mixture of experts: each rank draws its router from a random stream of its own.
 
 The weights of Megatron-core's router, and of the gate of shared experts, came from the stream of the data-parallel
-rank. Nobody makes them equal afterwards, so that ranks route by different weights.
+rank. Nothing makes them equal afterwards, so ranks route by different weights.
 """
 
 from __future__ import annotations

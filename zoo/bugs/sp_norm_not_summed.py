@@ -16,7 +16,7 @@ from zoo.harness.small import small
 
 
 def patch(candidate: Candidate) -> None:
-    """The partial sum of each rank is taken for the whole."""
+    """Treat the partial sum of each rank as the whole gradient."""
 
     def wrong(gradient: DTensor) -> DTensor:
         return DTensor.from_local(gradient.to_local(), gradient.device_mesh, [Replicate()], run_check=False)

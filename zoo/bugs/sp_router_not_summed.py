@@ -3,8 +3,8 @@
 Where the sequence is cut, every rank routes other tokens. The router of Megatron-LM's legacy SwitchMLP was not marked
 as sequence parallel, so that its gradient was left out of the sum over ranks, and the copies drifted apart.
 
-It takes a mixture of experts with tensor and sequence parallelism. The loss of the first step is exact. Here experts
-lie on other ranks, and each rank routes tokens of its own.
+It needs a mixture of experts with tensor and sequence parallelism. The loss of the first step is exact. Here experts
+are on other ranks, and each rank routes its own tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Overlapped tensor parallelism: what is kept for the backward is a buffer that later layers overwrite.
+"""Overlapped tensor parallelism: the tensor saved for the backward is a buffer that later layers overwrite.
 
 Transformer Engine gathered the normalised input into a communication buffer that all layers share, and saved the buffer
 itself. The last layer is right; every earlier one has its weight's gradient from a later layer's input.

@@ -1,10 +1,10 @@
 """transformers: the plan of GLM-4-MoE names no norms between the projections that it cuts.
 
-With `use_qk_norm` each rank norms its own heads, so that the gradient of the shared weight must be summed over ranks.
+With `use_qk_norm` each rank normalises its own heads, so the gradient of the shared weight must be summed over ranks.
 Qwen3's plan says so; this one does not, and the copies drift apart.
 
 The loss of the first step and all activations are exact, and so are the gradients of everything but these norms. Data
-parallelism, which sums all gradients, does not have it.
+parallelism, which sums all gradients, is not affected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""transformers: what was summed over ranks is summed again with the next microbatch.
+"""transformers: gradients that were summed over ranks are summed again with the next microbatch.
 
 `replicated_with_grad_allreduce` sums the accumulated gradient of a norm in a hook after every backward. With a second
 microbatch the first one's sum is summed again: q and k norms of Qwen3-MoE get the first microbatch tp times.

@@ -1,7 +1,7 @@
 """transformers: the router's scores get the gradient of this rank's experts only.
 
 Under expert parallelism each rank weights the outputs of its own experts, so that every rank has a part of the scores'
-gradient. Nothing summed them before pull request 48205, and the router's copies learned different things.
+gradient. Nothing summed them before pull request 48205, and the router's copies were updated differently.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 SpecForge made position ids for the local length, so that peers had the same ones: every rank took its part for the
 beginning. Attention still sees the whole sequence, with wrong distances between its parts.
 
-Nothing is out of range and no shape is wrong. A model that is trained so learns other distances between words than it
-is asked for later, on one rank or on another number of them. Here every rank's table of positions begins like the
-first one's.
+Nothing is out of range and no shape is wrong. A model that is trained like this learns other distances between words
+than it gets later, on one rank or on another number of ranks. Here the table of positions of every rank begins like
+that of the first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Zero-bubble pipelines: the backward of weights runs past the hooks by which DDP reduces gradients.
+"""Zero-bubble pipelines: the backward of weights bypasses the hooks by which DDP reduces gradients.
 
 torch's zero-bubble schedules split the backward, and accumulate the gradients of weights by themselves. DDP learns of
 gradients from hooks of autograd, which never run: every replica of a stage steps with its own. The first stage is
-spared, as it has no gradient to send on and runs its backward in one piece.
+not affected: it has no gradient to send and runs its backward in one piece.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This module breaks candidates in the ways that happen: each is one small function of the candidate, on every rank."""
+"""Bugs that happen in practice, each one small function of a candidate, called on every rank."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from zoo.harness.transformer import Shape
 
 SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
 NUM_MICROBATCHES = 3
-"""Another number than any axis has ranks, so that a factor tells them apart."""
+"""Different from the size of every axis, so that a factor identifies it."""
 
 Break = Callable[[Candidate], None]
 
 
 def module_of(candidate: Candidate, name: str) -> Any:
-    """A module by the name that the reference has for it; None where this rank has none."""
+    """Return a module by its name in the reference; None if this rank does not have it."""
     for chunk in candidate.chunks:
         for path, module in chunk.named_modules():
             if path.removeprefix("module.") == name:
@@ -41,7 +41,7 @@ def parameter_of(candidate: Candidate, name: str) -> Any:
 
 
 def then(candidate: Candidate, name: str, wrong: Callable[[Any], Any], *, on_rank: int | None = None) -> None:
-    """What a module gives becomes something else, on all ranks or one."""
+    """Change the output of a module, on all ranks or on one."""
     module = module_of(candidate, name)
     if module is not None and on_rank in (None, dist.get_rank()):
         forward = module.forward
@@ -49,7 +49,7 @@ def then(candidate: Candidate, name: str, wrong: Callable[[Any], Any], *, on_ran
 
 
 def at_gradient(candidate: Candidate, name: str, wrong: Callable[[Any], Any], *, on_rank: int | None = None) -> None:
-    """A parameter's gradient becomes something else as soon as it is there."""
+    """Change the gradient of a parameter as soon as it is complete."""
     if on_rank in (None, dist.get_rank()):
         parameter_of(candidate, name).register_hook(wrong)
 

@@ -1,4 +1,4 @@
-"""This module says what a candidate of the matrix is, and how it and its reference train."""
+"""Candidates of the matrix, and how they and their references train."""
 
 from __future__ import annotations
 

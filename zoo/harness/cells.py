@@ -1,4 +1,4 @@
-"""This module is the matrix: one small transformer under every parallelism, traced and judged.
+"""The matrix: one small transformer under every parallelism, traced and judged.
 
 A cell says how the candidate runs; its reference is the same model in one process with the same microbatches. All cells
 of a launch share their references.
@@ -57,11 +57,11 @@ LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
 SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
 """The model of the matrix."""
 TIED = ("pp+dp",)
-"""The pipelines whose first and last stage have a copy each of one weight: somebody must sum their gradients."""
+"""Pipelines whose first and last stage each have a copy of one weight, so that their gradients must be summed."""
 Build = Callable[[Shape], nn.Module]
 """The model of a reference."""
 Fault = Callable[[Candidate], None]
-"""Something done to a candidate before it trains, on every rank."""
+"""A change to a candidate before it trains, on every rank."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""This module cuts the sequence: keys and values gathered, heads traded, or torch's ring."""
+"""Context parallelism: keys and values are gathered, heads are exchanged, or torch's ring is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zoo.harness.transformer import Shape, Transformer, causal, rope_table
 
 
 def whole_attention(shape: Shape, cell: Cell) -> Candidate:
-    """The sequence in blocks; attention sees the whole of it by gathering keys and values, or by trading heads."""
+    """Cut the sequence into blocks; attention sees all of it by gathering keys and values, or by exchanging heads."""
     cp, rank = cell.num_ranks, dist.get_rank()
     local = replace(shape, length=shape.length // cp)
     model = Transformer(local).to(cell.dtype)
@@ -71,7 +71,7 @@ def ring(shape: Shape, cell: Cell) -> Candidate:
                 average(model.parameters(), mesh.get_group("cp"))
             updated(model, optimizer, cell.max_norm)
 
-    if has_fsdp:  # it says everything itself
+    if has_fsdp:  # it states everything itself
         return Candidate([model], optimizer, step)
     return Candidate([model], optimizer, step, 1, mesh, None, 1 / mesh["cp"].size())
 
@@ -106,7 +106,7 @@ def gathered_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
 
 
 def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Trade sequence for heads, attend, and trade back."""
+    """Exchange sequence parts for heads, attend, and exchange back."""
     return traded(causal(traded(q, 1, 2), traded(k, 1, 2), traded(v, 1, 2)), 2, 1)
 
 

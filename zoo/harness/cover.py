@@ -1,4 +1,4 @@
-"""This module chooses cells: all of them, or few in which every pair of settings occurs."""
+"""Choice of cells: all of them, or a few in which every pair of settings occurs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_RANKS = {
     "pp+fsdp": 4,
     "pp+fsdp+tp": 8,
 }
-"""Two where nothing else stands here."""
+"""The default is two."""
 
 
 def all_cells() -> list[Cell]:

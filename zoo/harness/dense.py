@@ -1,4 +1,4 @@
-"""This module lays the small transformer out by DTensor, FSDP2 and DDP."""
+"""Layouts of the small transformer with DTensor, FSDP2 and DDP."""
 
 from __future__ import annotations
 

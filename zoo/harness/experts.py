@@ -1,4 +1,4 @@
-"""This module distributes experts: tokens travel to them and back by uneven all-to-alls over axis ep."""
+"""Expert parallelism: tokens are sent to experts and back by uneven all-to-alls over axis ep."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def expert_parallel(shape: Shape, cell: Cell) -> Candidate:
 def run_there(
     group: dist.ProcessGroup, experts: Experts, rows: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor
 ) -> torch.Tensor:
-    """Send each row to the rank that has its expert, and take back what became of it."""
+    """Send each row to the rank that has its expert, and receive the result."""
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     theirs = torch.empty_like(counts)
     dist.all_to_all_single(theirs, counts, group=group)
     sent, got = (numbers.view(world, -1).sum(1).tolist() for numbers in (counts, theirs))
     arrived = _travelled(rows, sent, got, group)
     numbers = _travelled(slots + rank * slots.numel(), sent, got, group)
-    # They arrive sorted by expert within each sender; experts want them sorted all together.
+    # They arrive sorted by expert within each sender; experts need them sorted over all senders.
     order = torch.arange(len(theirs) // world).repeat(world).repeat_interleave(theirs).argsort(stable=True)
     mine = theirs.view(world, -1).sum(0)
     out = experts(ttrace.holds(arrived[order], numbers[order], world * slots.numel()), mine)

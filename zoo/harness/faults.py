@@ -1,4 +1,4 @@
-"""This module breaks candidates on purpose, each time in one module."""
+"""Faults that are put into one module of a candidate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module is a small pre-LN GPT with tensor parallelism written by hand; with tp=1 it is its own reference."""
+"""A small pre-LN GPT with hand-written tensor parallelism; with tp=1 it is its own reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module trains small transformers models under the library's own parallelism, traced and judged.
+"""Small transformers models under the library's own parallelism, traced and judged.
 
 The models are made from configs, saved to a folder and loaded with `from_pretrained(distributed_config=...)`, as a user
 does; `ttrace.attach` gets the model and the optimizer, and nothing else. The reference is the same folder in one
@@ -95,7 +95,7 @@ class Case:
     num_accumulated: int = 1
     """How many microbatches each rank that has data of its own runs."""
     experts: str = ""
-    """How experts are computed, if not as transformers likes best."""
+    """How experts are computed, if not by the default of transformers."""
     num_ranks: int = 2
     microbatch_grads: bool = False
 

@@ -1,4 +1,4 @@
-"""This module is a small GPT under any layout of one command line: what `ttrace sweep` is shown on.
+"""A small GPT whose command line selects the layout; `ttrace sweep` is tested on it.
 
 `--bug 14` is the paper's: with float8, gradients of norms are summed over the group in which largest values are shared,
 which is that of tp and cp together. Only where tp, cp and float8 meet is that too much, by a factor of tp.

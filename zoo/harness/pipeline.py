@@ -1,4 +1,4 @@
-"""This module cuts the small transformer into pipeline stages, with TP or FSDP2 inside them."""
+"""Pipeline stages of the small transformer, with TP or FSDP2 inside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.harness.transformer import Shape, Transformer
 
 
 def pipeline(shape: Shape, cell: Cell) -> Candidate:
-    """One or two stages a rank, as the schedule wants them; with TP or FSDP2 inside each stage."""
+    """Build one or two stages for each rank, as the schedule needs them, with TP or FSDP2 inside each stage."""
     inner = [axis for axis, words in AXES.items() if words & set(cell.parts)]
     names = ("pp", *inner)
     mesh = init_device_mesh("cpu", (cell.num_ranks // 2 ** len(inner), *(2 for _ in inner)), mesh_dim_names=names)
@@ -57,7 +57,7 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
             schedule.step(*inputs, **targets)
             optimizer.step()
 
-    # FSDP2 and DDP say themselves that they average; without them, somebody must.
+    # FSDP2 and DDP state that they average; without them, the case must average.
     factor = 0.5 if "dp" in cell.parts else None
     return Candidate(chunks, optimizer, step, 2 if "dp" in inner else 1, mesh, None, factor, schedule)
 

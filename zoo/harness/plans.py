@@ -1,4 +1,4 @@
-"""This module makes the zoo's plans: in full, or as sketches where the environment says so, as ranks inherit it."""
+"""Plans of the zoo: in full, or as sketches if an environment variable, which ranks inherit, asks for them."""
 
 from __future__ import annotations
 

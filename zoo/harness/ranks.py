@@ -1,4 +1,4 @@
-"""This module runs a function on real ranks: processes with gloo, one launch for many cases, none left behind."""
+"""Real ranks that run a function: processes with gloo, one launch for many cases, and none outlives the call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zoo.harness.limits import HANG
 
 
 def on_ranks(num_ranks: int, function: Callable[..., Any], *args: Any, timeout: float = HANG) -> list[Any]:
-    """Call a module-level function in every one of `num_ranks` processes; what each returned, by rank."""
+    """Call a module-level function in each of `num_ranks` processes, and return the results by rank."""
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""This module keeps what the matrix found out about its cells, and writes it as a table."""
+"""Results of the cells of the matrix, and the table of them."""
 
 from __future__ import annotations
 

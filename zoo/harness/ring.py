@@ -1,4 +1,4 @@
-"""This module lets torch's context_parallel run on CPU, where torch registers no ring attention.
+"""Ring attention for torch's context_parallel on CPU, where torch registers none.
 
 context_parallel sends F.scaled_dot_product_attention through the table `custom_ops`, which has entries for the CUDA
 kernels only. Two entries are added here, for the forward and the backward of the CPU's flash kernel. Each calls torch's

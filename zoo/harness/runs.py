@@ -1,4 +1,4 @@
-"""This module traces small runs in this process, without the command line."""
+"""Small runs, traced in this process without the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module is the case of most entries: the small transformer, or the small GPT by hand, under one layout."""
+"""The case of most entries: the small transformer, or the small hand-written GPT, under one layout."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Small:
 
 
 def small(layout: str, num_ranks: int = 2, *, shape: Shape = SHAPE, **settings: Any) -> Small:
-    """A case by its layout and whatever of the cell is not as usual."""
+    """Return a case by its layout and the settings of the cell that differ from the defaults."""
     cell = Cell(layout, num_ranks, **{"num_microbatches": NUM_MICROBATCHES, **settings})
     return Small(cell, HAND, by_hand, whole_gpt) if layout == "hand" else Small(cell, shape)
 

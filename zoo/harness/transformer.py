@@ -1,7 +1,7 @@
-"""This module is a small pre-LN transformer as people write them: GQA, SwiGLU, RoPE, tied embeddings, or MoE.
+"""A small pre-LN transformer with usual parts: GQA, SwiGLU, RoPE, tied embeddings, or MoE.
 
-It knows nothing of parallelism: layouts are applied to it from outside. A pipeline stage is the same model with what it
-does not own left out, so that names stay what they are.
+It contains no parallelism: layouts are applied to it from outside. A pipeline stage is the same model without the
+modules that it does not own, so that names stay the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This folder lets unmodified megatron-core wheels train small models on CPU with gloo.
+"""Small models trained by unmodified megatron-core wheels on CPU with gloo.
 
     case.py      Case: one way to build and run a model; `case.reference` is the same in one process
     runtime.py   on_megatron: run a function on ranks where `import megatron.core` gives a version of our choice

@@ -1,4 +1,4 @@
-"""This module says what a case is: one way to build and run a small model with megatron-core."""
+"""Cases: ways to build and run a small model with megatron-core."""
 
 from __future__ import annotations
 

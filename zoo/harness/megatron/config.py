@@ -1,4 +1,4 @@
-"""This module says a case in Megatron's words: the transformer's config and the spec of its layers.
+"""Translation of a case into Megatron's transformer config and layer spec.
 
 Imported after `install`.
 """

@@ -1,4 +1,4 @@
-"""This module makes batches by the global index of a sample, so that all layouts train on the same ones."""
+"""Batches by the global index of a sample, so that all layouts train on the same samples."""
 
 from __future__ import annotations
 

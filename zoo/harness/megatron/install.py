@@ -1,8 +1,8 @@
-"""This module lets an unmodified megatron-core wheel run on CPU tensors with gloo.
+"""Replacements with which an unmodified megatron-core wheel runs on CPU tensors with gloo.
 
-`REPLACED` lists all that is replaced, with the reason: where tensors lie, streams, the random generator, and kernels
-that are missing on a CPU. Megatron's own arithmetic is not touched: tests/megatron/test_runtime.py compares it with
-plain PyTorch.
+`REPLACED` lists everything that is replaced, with the reason: device placement, streams, the random generator, and
+kernels that are missing on a CPU. Megatron's own arithmetic is not touched: tests/megatron/test_runtime.py compares it
+with plain PyTorch.
 """
 
 from __future__ import annotations

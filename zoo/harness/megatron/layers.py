@@ -1,5 +1,4 @@
-"""This module holds layers that come in through the layer spec: stand-ins for those that only TransformerEngine has,
-and one of our own.
+"""Layers given through the layer spec: stand-ins for those that only TransformerEngine has, and one custom layer.
 
 Imported after `install`.
 """

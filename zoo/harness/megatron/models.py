@@ -1,4 +1,4 @@
-"""This module builds a case's model with megatron-core as Megatron-LM's training script does, and trains it.
+"""The model of a case, built and trained with megatron-core as in Megatron-LM's training script.
 
 Imported after `install`.
 """

@@ -1,4 +1,4 @@
-"""This module stands in for packages that old wheels (0.8 and before) import without asking whether they are there."""
+"""Stand-ins for packages that old wheels (0.8 and before) import unconditionally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module is the case of Megatron's entries: a model on an unmodified wheel, in processes of its own."""
+"""The case of Megatron's entries: a model on an unmodified wheel, in its own processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Released:
 
 
 def dense(num_ranks: int = 2, version: str = NEWEST, **settings: Any) -> Released:
-    """A GPT of two layers, with what is not as usual."""
+    """Return a GPT of two layers, with the settings that differ from the defaults."""
     return Released(Case(**{"layers": 2, **settings}), num_ranks, version)
 
 

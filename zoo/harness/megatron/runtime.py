@@ -1,4 +1,4 @@
-"""This module runs a function on ranks where `import megatron.core` gives an unmodified wheel, on CPU."""
+"""Ranks on which `import megatron.core` gives an unmodified wheel, on CPU."""
 
 from __future__ import annotations
 

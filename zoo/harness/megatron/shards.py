@@ -1,4 +1,4 @@
-"""This module reads and writes logical parameters, however they are cut, through Megatron's own sharded checkpoints.
+"""Access to logical parameters, however they are cut, through Megatron's own sharded checkpoints.
 
 Imported after `install`.
 """

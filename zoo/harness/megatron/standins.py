@@ -1,4 +1,4 @@
-"""This module holds what stands in for a GPU: streams that never wait, one random generator, kernels in torch.
+"""Stand-ins for a GPU: streams that never wait, one random generator, kernels in torch.
 
 Nothing here computes what Megatron computes: each function does what the replaced one does, on CPU tensors.
 """

@@ -1,4 +1,4 @@
-"""This module traces cases: references in one process each, candidates on many ranks, all of a kind in one launch."""
+"""Traces of cases: references in one process each, candidates on many ranks, as few launches as possible."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Timed:
 
 
 def outcomes(num_ranks: int, cases: Sequence[Case], folder: Path, *, version: str = NEWEST) -> list[Outcome]:
-    """What became of each case, in order."""
+    """Return the outcome of each case, in order."""
     return [one.kept for one in judgements(num_ranks, cases, folder, outcome, version=version)]
 
 

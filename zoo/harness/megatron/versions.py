@@ -1,4 +1,4 @@
-"""This module is where versions of megatron-core differ.
+"""Differences between versions of megatron-core.
 
 Imported after `install`.
 """
@@ -37,7 +37,7 @@ def call(function: Callable[..., Any], **arguments: Any) -> Any:
 
 
 def loss_outputs(total: torch.Tensor, count: torch.Tensor, everyones: torch.Tensor) -> tuple[Any, ...]:
-    """What the schedule wants to hear of a loss, given its sum and count here, and on all context-parallel ranks.
+    """Return what the schedule expects of a loss, given its sum and count here, and on all context-parallel ranks.
 
     Before 0.12 the mean x cp; from then on sum and count, in 0.12 that of all context-parallel ranks.
     """

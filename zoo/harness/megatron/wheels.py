@@ -1,9 +1,9 @@
-"""This module keeps unpacked megatron-core wheels side by side, outside the repository.
+"""Unpacked megatron-core wheels, kept side by side outside the repository.
 
 They are not installed: a version becomes current when its folder is put first on `sys.path`, so that one environment
 runs all of them. Requirements are not followed, since they would bring another torch; `numpy` and `packaging`, which
-our own tools need too, are all that the wheels use on the way we go. `python -m zoo.harness.megatron.wheels`
-brings all of them, so that no test has to wait.
+our own tools need too, are all that the wheels use here. `python -m zoo.harness.megatron.wheels` downloads all of
+them, so that no test has to wait.
 """
 
 from __future__ import annotations
