@@ -127,6 +127,27 @@ def test_check_and_report_write_the_page(tmp_path: Path) -> None:
     assert out.read_text() == (run / "report.html").read_text()
 
 
+def test_a_wrong_path_names_the_command_that_makes_a_run(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "typo")])
+    assert str(done.exception) == f"{tmp_path}/typo does not exist. Give the folder that `ttrace run --out` wrote."
+
+
+def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> None:
+    words = ["run", "--reference", "false", "--candidate", "false", "--out", str(tmp_path / "run")]
+    assert isinstance(CliRunner().invoke(app, words).exception, TTraceError)
+    reports = [tmp_path / "run" / name for name in ("report.json", "report.html")]
+    for report in reports:
+        report.write_text("of an earlier run")
+    assert isinstance(CliRunner().invoke(app, words).exception, TTraceError)
+    assert not [report for report in reports if report.exists()]
+
+
+def test_a_clean_run_is_followed_by_its_selftest(tmp_path: Path) -> None:
+    clean(tmp_path, update=1e-2)
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["check", str(tmp_path)])
+    assert done.output.splitlines()[-1] == f"next: ttrace selftest {tmp_path}"
+
+
 def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.right("0/0/fc/output")

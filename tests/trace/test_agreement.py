@@ -44,6 +44,16 @@ def test_ranks_of_two_runs_are_refused(tmp_path: Path, change: dict[str, Any], w
         Trace(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "end.json"])
+def test_ranks_of_two_launches_are_refused(tmp_path: Path, file: str) -> None:
+    for launch in ("a", "b"):
+        write_ranks(tmp_path / launch, {"launch": launch}, {"launch": launch})
+    shutil.copy(tmp_path / "b" / "rank-00001" / file, tmp_path / "a" / "rank-00001" / file)
+    words = f"{tmp_path}/a/rank-00001 and {tmp_path}/a/rank-00000 were written by different launches"
+    with pytest.raises(TraceError, match=re.escape(words)):
+        Trace(tmp_path / "a")
+
+
 def test_packages_that_only_one_rank_loaded_are_its_own_affair(tmp_path: Path) -> None:
     write_ranks(tmp_path, {"versions": {"torch": "2.2", "b": "1"}}, {"versions": {"torch": "2.2", "c": "1"}})
     assert len(Trace(tmp_path).ranks) == 2

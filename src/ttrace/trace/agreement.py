@@ -1,4 +1,4 @@
-"""What the ranks of one trace must say alike: a trace whose ranks disagree is no trace of one run."""
+"""Agreement of the ranks of one trace: ranks that disagree are not of one run, or not of one launch."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 
 from ttrace.errors import TraceError
 from ttrace.tensors.mesh import Mesh
-from ttrace.trace.format import End, Manifest
+from ttrace.trace.format import End, Manifest, rank_folder
 
 _SHARED = ("role", "mesh", "seed", "num_ranks", "num_microbatches", "isolated")
 
 
-def check_ranks(where: str, manifests: Sequence[Manifest]) -> None:
-    """Refuse ranks that are not of one run, in the order of their folders."""
-    first = manifests[0]
+def check_ranks(where: str, ranks: Sequence[tuple[Manifest, End | None]]) -> None:
+    """Refuse ranks that are not of one run and one launch, in the order of their folders."""
+    first, _ = ranks[0]
     num_ranks = Mesh.parse(first.mesh).num_ranks
     if num_ranks != first.num_ranks:
         raise TraceError(
             f"{where}: rank {first.rank} says that its mesh {first.mesh!r} has {first.num_ranks} ranks, but it has "
             f"{num_ranks}. Trace again."
         )
-    for manifest in manifests:
+    for manifest, _ in ranks:
         if manifest.rank >= first.num_ranks:
             raise TraceError(f"{where}: there is a rank {manifest.rank} of {first.num_ranks} ranks. Trace again.")
         difference = find_difference(first, manifest)
@@ -29,6 +29,14 @@ def check_ranks(where: str, manifests: Sequence[Manifest]) -> None:
             raise TraceError(
                 f"{where}: the ranks are not of one run. Rank {manifest.rank} says {difference[1]}, but rank "
                 f"{first.rank} says {difference[0]}. Trace again."
+            )
+
+    for manifest, end in ranks:
+        launches = {first.launch, manifest.launch, manifest.launch if end is None else end.launch}
+        if len(launches) > 1:
+            raise TraceError(
+                f"{where}/{rank_folder(manifest.rank)} and {where}/{rank_folder(first.rank)} were written by different "
+                "launches, so parts of two runs are mixed. Trace again: `ttrace run --fresh`."
             )
 
 
@@ -42,7 +50,7 @@ def check_end(where: str, end: End) -> None:
 
 
 def find_difference(first: Manifest, other: Manifest) -> tuple[str, str] | None:
-    """The first thing that two ranks of one run say differently, each in its words."""
+    """Find the first fact in which two ranks of one run differ; give what each of them says."""
     for name in _SHARED:
         ours, theirs = getattr(first, name), getattr(other, name)
         if ours != theirs:
@@ -51,7 +59,7 @@ def find_difference(first: Manifest, other: Manifest) -> tuple[str, str] | None:
 
 
 def find_other_version(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, str] | None:
-    """The first package that both loaded, but in two versions."""
+    """Find the first package of which the two loaded different versions."""
     if ours == theirs:
         return None
     for name in sorted(ours.keys() & theirs.keys()):

@@ -1,4 +1,4 @@
-"""This module opens traces: everything that is complete, and a plain word on what is not."""
+"""Reader of traces: everything that is complete, and a sentence on what is not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ttrace.errors import NoTraceError, SketchError, TraceError
+from ttrace.errors import NoTraceError, SketchError
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
@@ -121,18 +121,11 @@ class Trace:
         self.ranks: tuple[RankTrace, ...] = tuple(_ranks(folder))
         if not self.ranks:
             raise NoTraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
-        check_ranks(str(folder), [rank.manifest for rank in self.ranks])
+        check_ranks(str(folder), [(rank.manifest, rank.end) for rank in self.ranks])
 
     @property
     def launch(self) -> str:
-        """The launch that wrote this trace, all of it; parts of two launches are refused."""
-        for rank in self.ranks:
-            for found in (rank.manifest.launch, rank.manifest.launch if rank.end is None else rank.end.launch):
-                if found != self.manifest.launch:
-                    raise TraceError(
-                        f"{rank.folder} and {self.ranks[0].folder} were written by different launches, so parts of two "
-                        "runs are mixed. Trace again: `ttrace run --fresh`."
-                    )
+        """The launch that wrote this trace."""
         return self.manifest.launch
 
     def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:

@@ -187,13 +187,12 @@ def _sources(trace: Trace) -> dict[str, str]:
 
 
 def check_launch(trace: Trace) -> None:
-    """Refuse a trace of which parts come from another launch, or which is not the one that was marked as done."""
-    launch = trace.launch
+    """Refuse a trace that is not the one that was marked as done."""
     if isinstance(trace.folder, Remote):
         return
     out = trace.folder.resolve()  # cells of a sweep link to references that they share
     mark = _read(out)
-    if mark is not None and mark.launch != launch:
+    if mark is not None and mark.launch != trace.launch:
         raise TraceError(
             f"{trace.folder} was replaced by another launch than the one that {_mark_of(out)} speaks of. Trace again: "
             "`ttrace run --fresh`."
