@@ -17,13 +17,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "ttrace"
 
 MAY_IMPORT = {
     "errors": set(),
+    "patches": set(),
     "tensors": {"errors"},
     "layouts": {"errors", "tensors"},
     "values": {"errors", "tensors"},
     "trace": {"errors", "tensors", "layouts", "values"},
-    "reference": {"errors", "tensors", "values"},
-    "adapters": {"errors", "tensors", "layouts", "values", "trace", "reference"},
-    "capture": {"errors", "tensors", "layouts", "values", "trace", "adapters", "reference"},
+    "reference": {"errors", "patches", "tensors", "values"},
+    "adapters": {"errors", "patches", "tensors", "layouts", "values", "trace", "reference"},
+    "capture": {"errors", "patches", "tensors", "layouts", "values", "trace", "adapters", "reference"},
     "judge": {"errors", "tensors", "layouts", "values", "trace"},
     "report": {"errors", "tensors", "layouts", "values", "trace", "judge"},
     "attach": {"errors", "layouts", "adapters", "capture"},
@@ -71,7 +72,7 @@ FLOORS = {
         {"investigation"},
         {"sweeps"},
     ),
-    "adapters": ({"adapter", "wrappers"}, {"transformers", "megatron"}, {"native"}),
+    "adapters": ({"events", "wrappers"}, {"adapter"}, {"native", "megatron"}, {"transformers"}, {"registry"}),
 }
 """The rooms and files of a folder, from the ground up; each imports only itself and what lies below."""
 

@@ -42,6 +42,7 @@ def test_attach_takes_these_arguments() -> None:
         "rules",
         "num_microbatches",
         "grad_factor",
+        "adapter",
     ]
 
 

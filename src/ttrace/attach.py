@@ -54,6 +54,7 @@ def attach(
     rules: Mapping[str, str] | Path | str | None = None,
     num_microbatches: int = 1,
     grad_factor: float | None = None,
+    adapter: type[Adapter] | Adapter | None = None,
 ) -> Tracing:
     """Trace this model's training steps, if the script was started by `ttrace`; otherwise set no hook at all.
 
@@ -61,12 +62,12 @@ def attach(
     several optimizers, come as a list. `mesh` and `rules` are for hand-written parallelism: the axes slowest first
     (`{"dp": 2, "tp": 4}`), and layouts by site, as a mapping (`{"*.fc1/output": "batch hidden/tp"}`) or a TOML file.
     `num_microbatches` is the size of the axis `mb`, for layouts that name it. `grad_factor` is what a later reduction
-    still applies to activation gradients, for instance 1/dp; DDP, FSDP2 and pipelining say it themselves.
+    still applies to activation gradients, for instance 1/dp; DDP, FSDP2 and pipelining say it themselves. `adapter` is
+    the adapter to use, a class or an instance; without it the registered adapter that recognises the model is used.
     """
     if not os.environ.get(PLAN_VARIABLE):
         return Off()
-    from ttrace.adapters.megatron import Megatron, is_megatron
-    from ttrace.adapters.native.adapter import Native
+    from ttrace.adapters.registry import make_adapter
     from ttrace.capture.consecutive import Consecutive
     from ttrace.capture.plan import Plan
     from ttrace.capture.session import Session
@@ -74,14 +75,14 @@ def attach(
     from ttrace.layouts.rules import Rules
 
     chunks = list(model) if isinstance(model, (list, tuple)) else [cast("nn.Module", model)]
-    adapter: Adapter = Megatron(chunks, optimizer) if is_megatron(chunks) else Native(chunks, mesh)
+    chosen = make_adapter(adapter, chunks, optimizer, mesh)
 
     def session(plan: Plan) -> Session:
         return Session(
             plan,
             chunks,
             optimizer,
-            adapter,
+            chosen,
             Rules.of(rules),
             num_microbatches=num_microbatches,
             grad_factor=grad_factor,
@@ -90,5 +91,5 @@ def attach(
     plan = Plan.find(os.environ[PLAN_VARIABLE])
     if not plan.then:
         return session(plan)
-    saved = Saved(chunks, adapter.steppers(optimizer), with_parameters=plan.parameters == "own")
+    saved = Saved(chunks, chosen.find_torch_optimizers(optimizer), with_parameters=plan.parameters == "own")
     return Consecutive(plan, session, saved)

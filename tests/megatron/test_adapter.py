@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.support.megatron_cases import BF16, gpt
+from tests.support.attributes import Attributes
+from tests.support.megatron_cases import BF16, gpt, moe
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.tensors.ids import Kind
@@ -58,9 +59,34 @@ def test_the_updated_parameter_depends_on_the_generated_one(case: Case, tmp_path
     assert not torch.equal(kept[1], kept[2])
 
 
+def left_behind(case: Case, folder: Path) -> dict[str, list[str]]:
+    """On every rank: what is another one while a session is open, and after it."""
+    import ttrace
+    from zoo.harness.megatron.models import Training, parallel
+
+    with parallel(case), pytest.MonkeyPatch.context() as environment:
+        training = Training(case)
+        Plan(out=folder / "trace", stop=False).save(folder / "plan.json")
+        environment.setenv(PLAN_VARIABLE, str(folder / "plan.json"))
+        training.step()  # what Megatron and torch load on use is loaded
+        modules = [module for chunk in training.chunks for module in chunk.modules()]
+        before = Attributes(["megatron", "torch"], [*modules, training.optimizer])
+        session = ttrace.attach(training.chunks, training.optimizer)
+        with session.step():
+            during = list(before.changes())
+            training.step()
+        session.close()
+        return {"during": during, "after": [change for change in before.changes() if not _is_megatrons(change)]}
+
+
+def _is_megatrons(change: str) -> bool:
+    """What Megatron's own modules keep from step to step."""
+    return not any(word in change for word in ("step", "finish_grad_sync", "apply", "forward", "hook", "dropout"))
+
+
 def disagreements(case: Case) -> dict[str, list[str]]:
     """On every rank: what the adapter says of a right model, and of one whose checkpoint is wrong."""
-    from ttrace.adapters.megatron import Megatron
+    from ttrace.adapters.megatron.adapter import Megatron
     from zoo.harness.megatron.models import Training, parallel
 
     with parallel(case):
@@ -83,7 +109,7 @@ def _said(adapter: Any) -> list[str]:
         placed = placing.placed(TensorId.of(0, None, name, Kind.PARAM), parameter)
         assert placed is not None
         found[name] = placed
-    return list(adapter.disagreements(found))
+    return list(adapter.find_disagreements(found))
 
 
 def _spoil(training: Training) -> None:
@@ -109,3 +135,10 @@ def test_a_checkpoint_that_lays_a_parameter_out_otherwise_is_told() -> None:
         assert problem.startswith(
             "decoder.layers.1.mlp.linear_fc2.weight: sharded_state_dict says that this rank holds"
         )
+
+
+def test_a_session_leaves_nothing_behind(tmp_path: Path) -> None:
+    [found] = on_megatron(1, left_behind, moe(), tmp_path)
+    for name in ("schedules.forward_step", "schedules.backward_step", "MoEAuxLossAutoScaler.apply", "finish_grad_sync"):
+        assert any(name in change for change in found["during"]), name
+    assert found["after"] == []

@@ -28,7 +28,7 @@ CASES = [
 
 def trained(case: Case, plan: Plan | None) -> list[torch.Tensor]:
     """All parameters of this rank after the steps, and the loss and norm of each step."""
-    from ttrace.adapters.megatron import Megatron
+    from ttrace.adapters.megatron.adapter import Megatron
     from ttrace.capture.session import Session
     from ttrace.layouts.rules import Rules
     from zoo.harness.megatron.models import Training, parallel

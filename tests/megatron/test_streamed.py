@@ -53,7 +53,7 @@ def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def compared(cases: list[Case], folder: Path) -> list[str]:
     """On one rank: each case, streamed and ordinary; what differs."""
     import ttrace
-    from ttrace.adapters.megatron import Megatron
+    from ttrace.adapters.megatron.adapter import Megatron
     from zoo.harness.megatron.models import parallel
 
     def adapted(chunks: list[nn.Module]) -> Megatron:

@@ -40,7 +40,7 @@ def in_stages(folder: Path) -> None:
     for number, case in enumerate(CASES):
         stage = pipelined(partial(built, *case))
         plan = Plan(out=folder / str(number), stop=False)
-        session = Session(plan, stage, None, Native([stage], {"pp": NUM_STAGES}), Rules())
+        session = Session(plan, stage, None, Native([stage], mesh={"pp": NUM_STAGES}), Rules())
         pipeline = GPipe(stage, token_loss, NUM_MICROBATCHES)
         with session.step():
             batches = [session.batch(data()) for _ in range(NUM_MICROBATCHES)]

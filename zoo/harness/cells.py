@@ -130,7 +130,7 @@ def shape_of(cell: Cell, shape: Shape) -> Shape:
 
 
 def attached(candidate: Candidate, plan: Plan) -> Session:
-    adapter = Native(candidate.chunks, candidate.mesh)
+    adapter = Native(candidate.chunks, mesh=candidate.mesh)
     rules = Rules.of(candidate.rules)
     return Session(plan, candidate.chunks, candidate.optimizer, adapter, rules, grad_factor=candidate.grad_factor)
 

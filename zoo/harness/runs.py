@@ -90,6 +90,6 @@ def gpt_case(
     known = {"out": folder / "candidate", "role": "candidate", "reference": folder / "reference", "seed": seed}
     plan = Plan.model_validate({**known, "stop": False, **settings})
     model = Gpt(tp).to(dtype)
-    train(plan, model, Native([model], {"tp": tp}), RULES, change)
+    train(plan, model, Native([model], mesh={"tp": tp}), RULES, change)
     dist.barrier()
     return judged(folder, folder / "candidate") if dist.get_rank() == 0 else None

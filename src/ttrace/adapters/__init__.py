@@ -1,1 +1,1 @@
-"""This folder holds what must be known of each framework: mesh, names, layouts, microbatches, state."""
+"""Adapters: what must be known of each framework, such as its mesh, names, layouts, microbatches and state."""

@@ -14,16 +14,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from ttrace.adapters.adapter import Adapter, Handle, Optimizer
+from ttrace.adapters.adapter import Adapter, Optimizer
 from ttrace.adapters.native.context_parallel import cut_of
 from ttrace.capture import environment
 from ttrace.capture.observe.compiled import Compiled
+from ttrace.capture.observe.events import Call, SessionEvents
 from ttrace.capture.observe.function_calls import Calls
 from ttrace.capture.observe.gradient_entry import GradientEntry
-from ttrace.capture.observe.hooks import Call, Hooks, slot_of
+from ttrace.capture.observe.hooks import Hooks, slot_of
 from ttrace.capture.observe.rng_use import Draws
 from ttrace.capture.observe.step_counter import Chunk, Clock
-from ttrace.capture.observe.torch_patches import overheard
+from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.decisions import Decisions
 from ttrace.capture.probes.dispatch import Visits
@@ -40,6 +41,7 @@ from ttrace.capture.state.model_state import Holdings, State
 from ttrace.capture.state.streaming import Streaming
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.rules import Rules
+from ttrace.patches import Patches
 from ttrace.reference.skip_blocks import Passing
 from ttrace.tensors.holds import held_by
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
@@ -50,7 +52,7 @@ _NUM_RECALLED = 32
 """Tensors of the reference that are kept: every tensor of every expert asks for the same routing."""
 
 
-class Session:
+class Session(SessionEvents):
     """Traces a model's training steps as a plan says. `ttrace.attach` makes one."""
 
     def __init__(
@@ -66,6 +68,24 @@ class Session:
     ) -> None:
         if plan.role != "reference" and plan.reference is None:
             raise CaptureError(f"a {plan.role} needs the reference's trace: `ttrace trace --reference DIR`.")
+        self._patches = Patches()
+        """Everything that `close` takes away again, the last one first."""
+        try:
+            self._build(plan, model, optimizer, adapter, rules, num_microbatches, grad_factor)
+        except BaseException:
+            self._patches.remove()
+            raise
+
+    def _build(
+        self,
+        plan: Plan,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Optimizer | None,
+        adapter: Adapter,
+        rules: Rules,
+        num_microbatches: int,
+        grad_factor: float | None,
+    ) -> None:
         chunks = [model] if isinstance(model, nn.Module) else list(model)
         reference = Reference(plan.trusted)
         self._plan = plan
@@ -86,14 +106,16 @@ class Session:
         self._recalled = recalled
         parameters, aliases = names.parameters(reference.aliases)
         made = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
-        adapter.parameters_replaced(optimizer)
+        adapter.on_parameters_replaced(optimizer)
         streaming = Streaming.of(parameters.values())
         self._streaming = streaming
         # A reference that is larger than memory takes long, and only what is accused is asked for in isolation.
         is_needed_whole = plan.role == "candidate" or not (plan.isolated and plan.inside and streaming.num_streamed)
         self._passing = Passing({} if is_needed_whole else dict(names.modules()), plan.inside)
+        self._patches.on_remove(self._passing.remove)
         # Reference and twins must be seen in full: that is where tolerances come from.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
+        self._patches.on_remove(self._compiled.remove)
         manifest = Manifest(
             role=plan.role,
             rank=adapter.coord.rank,
@@ -111,13 +133,18 @@ class Session:
             divided=tuple(adapter.divided),
             untraced=(*adapter.untraced, *streaming.untraced),
             reduced=tuple(sorted(adapter.reduced_axes)),
-            notes=(*switch_dropout_off(names), *self._compiled.notes(), *adapter.notes, *streaming.notes),
+            notes=(
+                *switch_dropout_off(names, self._patches),
+                *self._compiled.notes(),
+                *adapter.notes,
+                *streaming.notes,
+            ),
             versions=environment.versions(),
             environment=environment.environment(),
         )
         writer = Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held, claim=plan.claim)
-        self._recorder = Recorder(writer, plan, adapter.local)
-        for problem in adapter.disagreements({name: one.placed for name, one in made.items()}):
+        self._recorder = Recorder(writer, plan, adapter.to_local)
+        for problem in adapter.find_disagreements({name: one.placed for name, one in made.items()}):
             self._recorder.keep(problem)
         replays = plan.decisions == "replayed" and plan.role != "reference"
         self._decisions = Decisions(self._placing, reference) if replays else None
@@ -132,18 +159,22 @@ class Session:
         )
         self.is_closed = False
         self._hooks = Hooks(self._compiled.watched, self)
+        self._patches.on_remove(self._hooks.remove)
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
         self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
+        self._patches.on_remove(self._draws.remove)
         self._buffers = Buffers(names.buffers, is_reference=plan.role == "reference")
         held = Holdings(parameters, self._buffers, made)
         self._state = State(
             plan, adapter, optimizer, held, self._visits, self._clock, self._isolate, self._recorder.keep
         )
-        adapter.listen(self)
+        self._patches.on_remove(self._state.remove)
+        self._patches.on_remove(adapter.detach)
+        adapter.attach(self)
         self._optimizer = optimizer
-        self._handles: Sequence[Handle] = ()
         if optimizer is not None:
-            self._handles = adapter.watch_steps(optimizer, self._state.see_gradients, self._state.see_stepped)
+            for handle in adapter.watch_steps(optimizer, self._state.see_gradients, self._state.see_stepped):
+                self._patches.on_remove(handle.remove)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -152,7 +183,7 @@ class Session:
             yield
             return
         try:
-            with self._clock.running(), overheard(self), self._calls or nullcontext(), self._compiled.running():
+            with self._clock.running(), patch_torch(self), self._calls or nullcontext(), self._compiled.running():
                 self._state.see_start()
                 yield
                 if self._optimizer is None:
@@ -199,13 +230,10 @@ class Session:
         """Remove the hooks and complete the trace; a second call does nothing."""
         if not self.is_closed:
             self.is_closed = True
-            self._hooks.remove()
-            for handle in self._handles:
-                handle.remove()
-            self._draws.remove()
-            self._compiled.remove()
-            self._passing.remove()
-            self._state.remove()
+            try:
+                self._patches.remove()
+            except Exception as error:  # another package's object refused; the trace is complete nonetheless
+                self._recorder.keep(f"a patch could not be put back: {type(error).__name__}: {error}")
             isolated = self._isolate.notes() if self._isolate else ()
             end = End(
                 num_steps=self._clock.step,
@@ -221,21 +249,21 @@ class Session:
             )
             self._recorder.close(end)
 
-    # The hooks tell:
+    # Events of modules
 
-    def enters(self, name: str, *, again: bool) -> Call | None:
+    def on_call(self, name: str, *, again: bool) -> Call | None:
         """A module is about to run, or to be recomputed."""
         clock = self._clock
         if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
             return None
         if again and self._streaming.recomputes:
             return None
-        if not self._adapter.watches(name, isolated=self._plan.isolated) or self._passing.is_passed(name):
+        if not self._adapter.is_watched(name, isolated=self._plan.isolated) or self._passing.is_passed(name):
             return None
         number = 0 if again else clock.forward(name, is_repeated=name in self._repeated)
         return Call(name, clock.step, clock.microbatch, number, again)
 
-    def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    def on_tensor(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor of a call is there."""
         with self._calls.paused() if self._calls else nullcontext():
             return self._seen(call, kind, slot, tensor)
@@ -265,7 +293,7 @@ class Session:
     def _see_shares(self, call: Call, site: Site, tensor: torch.Tensor) -> bool:
         """Record a tensor that has rows of several microbatches for each of them; whether it is such a one."""
         try:
-            shares = self._adapter.shares(site, tensor, call.microbatch, partial(self._recalled, call.step))
+            shares = self._adapter.split_rows(site, tensor, call.microbatch, partial(self._recalled, call.step))
         except TTraceError as error:
             self._recorder.keep(str(error))
             return True
@@ -275,23 +303,23 @@ class Session:
             self._recorder.visit(Visit(tensor_id, rows, share.placed, call.microbatch))
         return shares is not None
 
-    # The adapter tells:
+    # Events of the framework
 
-    def is_pipelined(self) -> None:
+    def on_pipeline(self) -> None:
         """A pipeline is about to run."""
         self._clock.is_pipelined = True
 
-    def in_chunk(self, microbatch: int, *, is_first: bool, is_last: bool) -> AbstractContextManager[None]:
+    def on_chunk(self, microbatch: int, *, is_first: bool, is_last: bool) -> AbstractContextManager[None]:
         """A pipeline stage works on one microbatch."""
         return self._clock.in_chunk(Chunk(microbatch, is_first, is_last))
 
-    def sees_loss(self, loss: torch.Tensor) -> None:
+    def on_loss(self, loss: torch.Tensor) -> None:
         """Backward starts from here."""
         self._buffers.on_backward()
         number = self._clock.microbatch
         self._visits.visit(self._visits.id_of(Site(ROOT, Kind.LOSS), number), loss, number)
 
-    def sees_auxiliary_loss(self, loss: torch.Tensor) -> None:
+    def on_auxiliary_loss(self, loss: torch.Tensor) -> None:
         """A module has a loss of its own; what it weighs is known when its gradient comes."""
         call = self._hooks.innermost()
         if call is None or not loss.requires_grad:
@@ -304,39 +332,39 @@ class Session:
 
         loss.register_hook(weighed)
 
-    def will_divide(self, divisor: int) -> None:
+    def on_divide(self, divisor: int) -> None:
         """Gradients of all microbatches together will be divided."""
         self._divisor = divisor
 
-    def sees_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    def on_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
         """What this rank's microbatches add up to, before any reduction."""
         self._state.see_main_gradients(gradients)
 
-    # What is overheard:
+    # Events of torch functions
 
-    def hears_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
+    def on_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """A backward pass starts; in a pipeline the adapter tells of the loss."""
         self._buffers.on_backward()
         if len(tensors) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
-            self.sees_loss(tensors[0])
+            self.on_loss(tensors[0])
 
-    def hears_gradients(self) -> None:
+    def on_final_gradients(self) -> None:
         """Gradients are final, and not yet clipped: one wrong gradient would rescale them all."""
         self._state.see_gradients()
 
-    def hears_norm(self, norm: torch.Tensor) -> None:
+    def on_grad_norm(self, norm: torch.Tensor) -> None:
         """The norm is there; nothing is clipped yet."""
         if Kind.GRAD_NORM in self._streaming.untraced:
             return
-        self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.whole(norm))
+        self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.to_full(norm))
 
-    def hears_clip(self, factor: torch.Tensor) -> None:
+    def on_clip(self, factor: torch.Tensor) -> None:
         """Gradients are about to be clipped."""
         if Kind.CLIP in self._streaming.untraced:
             return
-        self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.whole(factor))
+        self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.to_full(factor))
 
-    def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
+    def on_topk(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
         """Numbers decide inside a module: record what this run chose and why, and choose as the reference did."""
         call = self._hooks.innermost()
         if call is None or not scores.is_floating_point():
@@ -352,7 +380,7 @@ class Session:
             return None
         return self._decisions.replayed(choice, chosen, self._visits.placed(choice, chosen, call.microbatch))
 
-    def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
+    def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """context_parallel deals out a sequence."""
         try:
             self._placing.state(cut_of(mesh, size, held))

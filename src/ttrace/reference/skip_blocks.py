@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ttrace.patches import Patches
 from ttrace.tensors.ids import is_inside
 
 
@@ -23,17 +24,16 @@ class Passing:
 
     def __init__(self, modules: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
         """`wanted` are the modules that must run, with all that is inside them."""
-        self._own: dict[nn.Module, Callable[..., Any] | None] = {}
-        """What blocks had in place of their class's forward, if anything."""
+        self._patches = Patches()
         kinds: dict[object, _Shown] = {}
         passed = []
         for name, block, is_last in _blocks(modules):
             kind = _kind(block)
             if kind not in kinds:
                 kinds[kind] = _Shown(block.forward)
-                self._put(block, kinds[kind].run)
+                self._patches.replace(block, "forward", kinds[kind].run)
             elif not is_last and not any(is_inside(name, other) or is_inside(other, name) for other in wanted):
-                self._put(block, partial(_passed, kinds[kind]))
+                self._patches.replace(block, "forward", partial(_passed, kinds[kind]))
                 passed.append(name)
         self.blocks: tuple[str, ...] = tuple(passed)
 
@@ -42,15 +42,7 @@ class Passing:
         return any(is_inside(name, block) for block in self.blocks)
 
     def remove(self) -> None:
-        for block, forward in self._own.items():
-            del block.forward
-            if forward is not None:
-                block.forward = forward
-        self._own.clear()
-
-    def _put(self, block: nn.Module, forward: Callable[..., Any]) -> None:
-        self._own[block] = vars(block).get("forward")
-        block.forward = forward
+        self._patches.remove()
 
 
 class _Shown:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from ttrace.adapters.megatron.optimizer import groups
+from ttrace.adapters.megatron.optimizer import find_groups
 
 
 def parameters(count: int) -> list[nn.Parameter]:
@@ -29,5 +29,5 @@ def test_parameters_are_found_by_their_copies() -> None:
         optimizer=SimpleNamespace(param_groups=[sharded]), model_param_group_index_map={far: (0, 0)}
     )
     chained = SimpleNamespace(chained_optimizers=[first, second])
-    found = {id(parameter): group for parameter, group in groups(chained, [plain, half, far, foreign])}
+    found = {id(parameter): group for parameter, group in find_groups(chained, [plain, half, far, foreign])}
     assert found == {id(plain): decayed, id(half): exempt, id(far): sharded}

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from tests.support.device_meshes import device_mesh
-from ttrace.adapters.native.adapter import _found
+from ttrace.adapters.native.adapter import find_mesh, list_device_meshes
 from ttrace.errors import CaptureError
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Shape
@@ -24,15 +24,19 @@ def lying_on(*meshes: tuple[Shape, tuple[str, ...]]) -> nn.Module:
     return model
 
 
+def found(model: nn.Module) -> Mesh:
+    return find_mesh([model], list_device_meshes([model]), 8)
+
+
 def test_meshes_of_the_same_ranks_are_factorisations() -> None:
     model = lying_on(((4, 2), ("fsdp", "tp")), ((2, 4), ("efsdp", "ep")), ((4, 2), ("fsdp", "tp")))
-    assert _found([model], None, 8) == Mesh.parse("fsdp=4 tp=2 | efsdp=2 ep=4")
+    assert found(model) == Mesh.parse("fsdp=4 tp=2 | efsdp=2 ep=4")
 
 
 def test_a_mesh_of_fewer_ranks_is_left_out() -> None:
-    assert _found([lying_on(((2,), ("tp",)), ((4, 2), ("dp", "tp")))], None, 8) == Mesh.of(dp=4, tp=2)
+    assert found(lying_on(((2,), ("tp",)), ((4, 2), ("dp", "tp")))) == Mesh.of(dp=4, tp=2)
 
 
 def test_meshes_that_name_an_axis_differently_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"device meshes that do not go together: .*axis tp lies differently"):
-        _found([lying_on(((4, 2), ("dp", "tp")), ((2, 4), ("cp", "tp")))], None, 8)
+        found(lying_on(((4, 2), ("dp", "tp")), ((2, 4), ("cp", "tp"))))

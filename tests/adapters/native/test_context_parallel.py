@@ -11,7 +11,8 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _context_parallel_shard, _PerDocumentHeadTailLoadBalancer
 
 from ttrace.adapters.native.context_parallel import cut_of
-from ttrace.capture.observe.torch_patches import overheard
+from ttrace.capture.observe.events import SessionEvents
+from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Cut
 from ttrace.layouts.splits import Split
@@ -19,23 +20,13 @@ from zoo.harness.context import load_balance
 from zoo.harness.ranks import on_ranks
 
 
-class Ear:
+class Ear(SessionEvents):
     """Keeps what it hears of cuts."""
 
     def __init__(self) -> None:
         self.heard: list[Cut | str] = []
 
-    def hears_backward(self, tensors: tuple[torch.Tensor, ...]) -> None: ...
-
-    def hears_gradients(self) -> None: ...
-
-    def hears_norm(self, norm: torch.Tensor) -> None: ...
-
-    def hears_clip(self, factor: torch.Tensor) -> None: ...
-
-    def hears_choice(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None: ...
-
-    def hears_cut(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
+    def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         try:
             self.heard.append(cut_of(mesh, size, held))
         except LayoutError as error:
@@ -63,7 +54,7 @@ def cuts_heard() -> dict[str, Any]:
         "documents": shard_by_documents,
     }.items():
         ear = Ear()
-        with overheard(ear):
+        with patch_torch(ear):
             case()
         found[name] = ear.heard
     return found

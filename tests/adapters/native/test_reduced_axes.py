@@ -35,13 +35,13 @@ def name_axes() -> list[list[str]]:
     fully_shard(sharded, mesh=hybrid["shard"])
     fully_shard(replicated, mesh=hybrid)
     adapters = [
-        Native([along_dp], "dp=2 tp=2"),
-        Native([along_all], "dp=2 tp=2"),
+        Native([along_dp], mesh="dp=2 tp=2"),
+        Native([along_all], mesh="dp=2 tp=2"),
         Native([along_all]),
-        Native([plain], "dp=2 tp=2"),
-        Native([along_dp, plain], "dp=2 tp=2"),
-        Native([sharded], hybrid),
-        Native([replicated], hybrid),
+        Native([plain], mesh="dp=2 tp=2"),
+        Native([along_dp, plain], mesh="dp=2 tp=2"),
+        Native([sharded], mesh=hybrid),
+        Native([replicated], mesh=hybrid),
     ]
     return [sorted(adapter.reduced_axes) for adapter in adapters]
 

@@ -6,8 +6,8 @@ import torch
 
 from bench._models import CUTS, Model, bed
 from bench.calibration import Tally
+from ttrace.capture.observe.events import Call
 from ttrace.capture.observe.gradient_entry import GradientEntry
-from ttrace.capture.observe.hooks import Call
 from ttrace.judge.check import checked
 from ttrace.tensors.ids import Kind, TensorId
 

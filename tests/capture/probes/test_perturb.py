@@ -31,7 +31,7 @@ def test_shards_are_nudged_where_they_lie() -> None:
     for rank, rows in enumerate((slice(0, 3), slice(3, 6))):
         mesh = device_mesh((2,), rank, ("dp",))
         tensor = DTensor.from_local(FULL[rows].clone(), mesh, [Shard(0)], run_check=False)
-        found = nudged(tensor.requires_grad_(), layouts.placed(tensor), rank)
+        found = nudged(tensor.requires_grad_(), layouts.read_placement(tensor), rank)
         assert isinstance(found, DTensor)
         assert found.placements == (Shard(0),)
         assert found.requires_grad
@@ -46,7 +46,7 @@ def test_replicas_are_nudged_alike_and_summands_too() -> None:
         for rank in range(2):
             mesh = device_mesh((2,), rank, ("dp",))
             tensor = DTensor.from_local(FULL.clone(), mesh, [placement], run_check=False)
-            moved = nudged(tensor, layouts.placed(tensor), rank)
+            moved = nudged(tensor, layouts.read_placement(tensor), rank)
             assert isinstance(moved, DTensor)
             found.append(moved.to_local())
         assert found[0].equal(found[1])

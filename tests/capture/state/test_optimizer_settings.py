@@ -14,7 +14,7 @@ from zoo.harness.runs import SimulatedRank
 
 def settings_of(optimizer: Any, model: nn.Module) -> Settings:
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return read_settings((names[p], group) for p, group in SimulatedRank().groups(optimizer, names))
+    return read_settings((names[p], group) for p, group in SimulatedRank().find_groups(optimizer, names))
 
 
 def test_each_parameter_has_the_settings_of_its_group() -> None:

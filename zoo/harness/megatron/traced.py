@@ -100,7 +100,7 @@ def trace_candidates(
 
 def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
     # These import megatron, which only the ranks have.
-    from ttrace.adapters.megatron import Megatron
+    from ttrace.adapters.megatron.adapter import Megatron
     from ttrace.capture.session import Session
     from ttrace.layouts.rules import Rules
     from zoo.harness.megatron.layers import MIXER_RULES

@@ -1,8 +1,4 @@
-"""This package knows Megatron-core: ranks, names, layouts, schedules and optimizers of unmodified wheels.
+"""Megatron-core: ranks, names, layouts, schedules and optimizers of unmodified wheels.
 
 Nothing of Megatron is imported unless a script has done so; what is read of it is read from the live objects.
 """
-
-from ttrace.adapters.megatron.adapter import Megatron, is_megatron
-
-__all__ = ["Megatron", "is_megatron"]

@@ -1,4 +1,4 @@
-"""This module is the adapter for models built from Megatron-core."""
+"""Adapter for models built from Megatron-core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ttrace.adapters.adapter import Handle, Listener, Optimizer, Piece, Recall, Share
+from ttrace.adapters.adapter import Adapter, Handle, Optimizer, OwnedSlice, Recall, Share
+from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.megatron import auxiliary_losses, checkpoints, layouts, ranks, schedule
 from ttrace.adapters.megatron import optimizer as megatron_optimizer
 from ttrace.adapters.megatron.experts import Dispatch, Place
@@ -23,7 +24,6 @@ from ttrace.layouts.placed import Placed
 from ttrace.layouts.rules import Rule
 from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.ids import ROOT, Kind, Site
-from ttrace.tensors.mesh import Coord
 
 _ORIGIN = "megatron"
 """Who states the layouts that come from here."""
@@ -33,29 +33,35 @@ _REDUCED = ("dp", "cp", "edp")
 """The axes over which Megatron's DDP reduces: those of dense parameters, and that of experts."""
 
 
-def is_megatron(chunks: Sequence[nn.Module]) -> bool:
-    """Whether these are chunks of a Megatron model; only a script that uses it has it loaded."""
-    if "megatron.core" not in sys.modules:
-        return False
-    modules = (module for chunk in chunks for module in chunk.modules())
-    return any(kind.__name__ == "MegatronModule" for module in modules for kind in type(module).__mro__)
-
-
-class Megatron:
+class Megatron(Adapter):
     """Everything that a Megatron model, its groups, schedules and optimizer say of themselves."""
 
-    def __init__(self, chunks: Sequence[nn.Module], optimizer: Optimizer | None) -> None:
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        optimizer: Optimizer | None = None,
+        *,
+        mesh: object = None,  # noqa: ARG002  # Megatron's process groups decide
+    ) -> None:
         self.chunks = chunks
         self._optimizer = optimizer
         self._config = _config(chunks)
         self.mesh = ranks.mesh(has_experts=bool(getattr(self._config, "num_moe_experts", None)))
-        self.coord: Coord = self.mesh.coord(dist.get_rank() if dist.is_initialized() else 0)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.coord = self.mesh.coord(self.rank)
         self._naming = {chunk: Naming(chunk, self.coord.get("ep", 0)) for chunk in chunks}
-        self._modules = {name: at for chunk in chunks for name, at in self._found(chunk)}
+        self._modules = {name: at for chunk in chunks for name, at in self._find_modules(chunk)}
         self._rules: dict[tuple[Site, int], Rule | None] = {}
-        self._listener: Listener | None = None
+        self._events: FrameworkEvents | None = None
         self._unreadable = ""
         self._checkpoints = {chunk: self._checkpoint(chunk) for chunk in chunks}
+
+    @classmethod
+    def recognizes(cls, chunks: Sequence[nn.Module]) -> bool:
+        if "megatron.core" not in sys.modules:
+            return False  # only a script that uses Megatron has loaded it
+        modules = (module for chunk in chunks for module in chunk.modules())
+        return any(kind.__name__ == "MegatronModule" for module in modules for kind in type(module).__mro__)
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
@@ -101,98 +107,90 @@ class Megatron:
     def untraced(self) -> frozenset[Kind]:
         return frozenset({Kind.MAIN_GRAD}) if self._reduces_early else frozenset()
 
-    def watches(self, name: str, *, isolated: bool) -> bool:
+    def is_watched(self, name: str, *, isolated: bool) -> bool:
         at = self._modules[name]
         # Which tokens lie in which rows is known of single experts, not of what holds them all.
         is_known = Place.of(name) is not None and not isolated
         return not layouts.is_transparent(at) and (is_known or not at.is_in_expert)
 
-    def listen(self, listener: Listener) -> None:
-        self._listener = listener
+    def attach(self, events: FrameworkEvents) -> None:
+        self._events = events
         if getattr(self._config, "num_moe_experts", None):
-            auxiliary_losses.listen(listener)
+            auxiliary_losses.watch_losses(events, self.patches)
         for chunk in self.chunks:
-            model: Any = _unwrapped(chunk)
+            model: Any = _unwrap(chunk)
             is_first, is_last = getattr(model, "pre_process", True), getattr(model, "post_process", True)
-            schedule.listen(chunk, listener, is_first=is_first, is_last=is_last)
+            schedule.watch_chunk(chunk, events, self.patches, is_first=is_first, is_last=is_last)
             if hasattr(chunk, "finish_grad_sync") and not self._reduces_early:
-                _tell_before(chunk, "finish_grad_sync", partial(self._tell_main_gradients, chunk))
+                self.patches.wrap(chunk, "finish_grad_sync", partial(self._wrap_grad_sync, events, chunk))
 
-    def placed(self, tensor: torch.Tensor) -> Placed | None:  # noqa: ARG002
-        return None
-
-    def rule(self, site: Site, num_dims: int) -> Rule | None:
+    def find_rule(self, site: Site, num_dims: int) -> Rule | None:
         key = (site, num_dims)
         if key not in self._rules:
             text = self._layout(site, num_dims)
             self._rules[key] = None if text is None else _rule(site, text)
         return self._rules[key]
 
-    def shares(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:
+    def split_rows(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:
         place = Place.of(site.name)
         if place is None or self.mesh.num_ranks == 1:
             return None
-        return list(self._dispatch.shares(self._modules[site.name], place, site.kind, tensor, number, recall))
+        return list(self._dispatch.split_rows(self._modules[site.name], place, site.kind, tensor, number, recall))
 
-    def disagreements(self, parameters: Mapping[str, Placed]) -> Iterator[str]:
+    def find_disagreements(self, parameters: Mapping[str, Placed]) -> Iterator[str]:
         # Who gives a rule for a layer of their own may not have written its part of the checkpoint.
         ours = {name: placed.region for name, placed in parameters.items() if placed.source is LayoutSource.ADAPTER}
         for chunk in self.chunks:
-            model = _unwrapped(chunk)
+            model = _unwrap(chunk)
             depth = next(path for path, module in chunk.named_modules() if module is model)
             names = {path: self.name(chunk, f"{depth}.{path}") for path, _ in model.named_parameters()}
             known = {path: ours[name] for path, name in names.items() if name in ours and not _is_grouped(name)}
-            yield from checkpoints.disagreements(model, self._checkpoints[chunk], known)
+            yield from checkpoints.find_disagreements(model, self._checkpoints[chunk], known)
 
-    def parameters_replaced(self, optimizer: Optimizer | None) -> None:
-        for part in megatron_optimizer.parts(optimizer):
+    def on_parameters_replaced(self, optimizer: Optimizer | None) -> None:
+        for part in megatron_optimizer.list_parts(optimizer):
             part.reload_model_params()
 
-    def steppers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
-        return [part.optimizer for part in megatron_optimizer.parts(optimizer)]
+    def find_torch_optimizers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
+        return [part.optimizer for part in megatron_optimizer.list_parts(optimizer)]
 
-    def groups(
+    def find_groups(
         self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
     ) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
-        return megatron_optimizer.groups(optimizer, parameters)
+        return megatron_optimizer.find_groups(optimizer, parameters)
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
     ) -> Sequence[Handle]:
-        assert self._listener is not None, "listen comes first"
-        return [megatron_optimizer.Watch(optimizer, self._listener, before, after)]
+        assert self._events is not None, "attach comes first"
+        return [megatron_optimizer.watch_steps(optimizer, self._events, before, after)]
 
-    def values(self, parameter: nn.Parameter) -> torch.Tensor:
+    def read_values(self, parameter: nn.Parameter) -> torch.Tensor:
         return self._shaped(parameter, parameter.detach())
 
-    def gradient(self, parameter: nn.Parameter) -> Piece | None:
+    def read_gradient(self, parameter: nn.Parameter) -> OwnedSlice | None:
         gradient: torch.Tensor | None = getattr(parameter, "main_grad", parameter.grad)
-        run = megatron_optimizer.run_of(self._optimizer, parameter)
+        run = megatron_optimizer.find_run(self._optimizer, parameter)
         if gradient is None or not parameter.requires_grad or (run is not None and run[0] == run[1]):
             return None
-        return Piece(self._shaped(parameter, gradient)) if run is None else Piece(gradient.view(-1)[slice(*run)], run)
+        return (
+            OwnedSlice(self._shaped(parameter, gradient))
+            if run is None
+            else OwnedSlice(gradient.view(-1)[slice(*run)], run)
+        )
 
-    def updated(self, parameter: nn.Parameter) -> Piece | None:
-        run = megatron_optimizer.run_of(self._optimizer, parameter) if self._gathers_late else None
+    def read_updated(self, parameter: nn.Parameter) -> OwnedSlice | None:
+        run = megatron_optimizer.find_run(self._optimizer, parameter) if self._gathers_late else None
         if run is None:
-            return Piece(self.values(parameter))
-        return Piece(parameter.detach().view(-1)[slice(*run)], run) if run[0] < run[1] else None
+            return OwnedSlice(self.read_values(parameter))
+        return OwnedSlice(parameter.detach().view(-1)[slice(*run)], run) if run[0] < run[1] else None
 
-    def optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
-        pieces = megatron_optimizer.state(optimizer, parameter)
+    def read_optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, OwnedSlice]:
+        pieces = megatron_optimizer.read_state(optimizer, parameter)
         return {
-            key: Piece(self._shaped(parameter, piece.tensor)) if piece.run is None else piece
+            key: OwnedSlice(self._shaped(parameter, piece.tensor)) if piece.run is None else piece
             for key, piece in pieces.items()
         }
-
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def local(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:  # noqa: ARG002
-        return tensor
-
-    def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        return local
 
     def _layout(self, site: Site, num_dims: int) -> str | None:
         if site.kind in _SCALARS:
@@ -234,7 +232,7 @@ class Megatron:
 
     @cached_property
     def _is_tied(self) -> bool:
-        return bool(getattr(_unwrapped(self.chunks[0]), "share_embeddings_and_output_weights", False))
+        return bool(getattr(_unwrap(self.chunks[0]), "share_embeddings_and_output_weights", False))
 
     @cached_property
     def _reduces_early(self) -> bool:
@@ -258,7 +256,7 @@ class Megatron:
                 found[self.name(chunk, path)] = self._modules[self.name(chunk, owner)], attribute
         return found
 
-    def _found(self, chunk: nn.Module) -> Iterator[tuple[str, Module]]:
+    def _find_modules(self, chunk: nn.Module) -> Iterator[tuple[str, Module]]:
         by_path = dict(chunk.named_modules())
         for path, module in by_path.items():
             owner, _, attribute = path.rpartition(".")
@@ -268,7 +266,7 @@ class Megatron:
 
     def _checkpoint(self, chunk: nn.Module) -> Mapping[str, Any]:
         try:
-            return checkpoints.saved(_unwrapped(chunk))
+            return checkpoints.read_checkpoint(_unwrap(chunk))
         except Exception as error:  # the candidate's own code, for which nothing may fail here
             self._unreadable = f"{type(error).__name__}: {error}"
             return {}
@@ -289,10 +287,13 @@ class Megatron:
         shape = self._shapes.get(parameter)
         return tensor.view(shape) if shape is not None and tensor.shape == parameter.shape else tensor
 
-    def _tell_main_gradients(self, chunk: nn.Module) -> None:
-        assert self._listener is not None
-        gradients = ((p, getattr(p, "main_grad", None)) for p in chunk.parameters() if p.requires_grad)
-        self._listener.sees_main_gradients((p, self._shaped(p, g)) for p, g in gradients if g is not None)
+    def _wrap_grad_sync(self, events: FrameworkEvents, chunk: nn.Module, own: Callable[..., Any]) -> Callable[..., Any]:
+        def finish_grad_sync(*args: Any, **kwargs: Any) -> Any:
+            gradients = ((p, getattr(p, "main_grad", None)) for p in chunk.parameters() if p.requires_grad)
+            events.on_main_gradients((p, self._shaped(p, g)) for p, g in gradients if g is not None)
+            return own(*args, **kwargs)
+
+        return finish_grad_sync
 
 
 def _rule(site: Site, text: str) -> Rule:
@@ -310,17 +311,7 @@ def _is_grouped(name: str) -> bool:
     return ".experts." in name and Place.of(name) is None
 
 
-def _tell_before(owner: Any, method: str, tell: Callable[[], None]) -> None:
-    own = getattr(owner, method)
-
-    def told(*args: Any, **kwargs: Any) -> Any:
-        tell()
-        return own(*args, **kwargs)
-
-    setattr(owner, method, told)
-
-
-def _unwrapped(chunk: nn.Module) -> nn.Module:
+def _unwrap(chunk: nn.Module) -> nn.Module:
     while isinstance(getattr(chunk, "module", None), nn.Module):
         chunk = chunk.module  # type: ignore[assignment]
     return chunk

@@ -1,4 +1,4 @@
-"""This module listens to auxiliary losses: those that a router adds to its own gradient, beside the model's loss.
+"""Patch of Megatron's auxiliary losses: those that a router adds to its own gradient, beside the model's loss.
 
 Only backward says what one weighs, since the schedule scales all of them. So what counts is the loss times its own
 gradient: the summand of the objective that its gradients belong to.
@@ -14,29 +14,33 @@ from weakref import WeakSet
 
 import torch
 
-from ttrace.adapters.adapter import Listener
+from ttrace.adapters.events import FrameworkEvents
+from ttrace.patches import Patches, SharedPatches
 
-_listeners: WeakSet[Listener] = WeakSet()
-
-
-def listen(listener: Listener) -> None:
-    """Tell the listener of every auxiliary loss, where it joins the gradient."""
-    _wrap_scaler()
-    _listeners.add(listener)
+_events: WeakSet[FrameworkEvents] = WeakSet()
 
 
-@functools.cache
-def _wrap_scaler() -> None:
+def watch_losses(events: FrameworkEvents, patches: Patches) -> None:
+    """Report every auxiliary loss where it joins the gradient, until the patches are removed."""
+    _shared.acquire()
+    patches.on_remove(_shared.release)
+    _events.add(events)
+    patches.on_remove(functools.partial(_events.discard, events))
+
+
+def _install(patches: Patches) -> None:
     functions: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
-    scaler = functions.MoEAuxLossAutoScaler
-    scaler.apply = _told(scaler.apply)
+    patches.wrap(functions.MoEAuxLossAutoScaler, "apply", _wrap_apply)
 
 
-def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
+_shared = SharedPatches(_install)
+
+
+def _wrap_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
-    def told(output: torch.Tensor, loss: torch.Tensor) -> Any:
-        for listener in _listeners:
-            listener.sees_auxiliary_loss(loss)
+    def scale(output: torch.Tensor, loss: torch.Tensor) -> Any:
+        for events in _events:
+            events.on_auxiliary_loss(loss)
         return apply(output, loss)
 
-    return told
+    return scale

@@ -1,4 +1,4 @@
-"""This module holds our layouts of parameters against what Megatron's own checkpoints say of them.
+"""Comparison of our layouts of parameters with what Megatron's own checkpoints say of them.
 
 `sharded_state_dict` is the candidate's own code, so layouts are not taken from it. But where it says something else,
 one of the two is wrong, and that must be known before anything is compared.
@@ -17,8 +17,8 @@ from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region, Shape
 
 
-def saved(model: Any) -> dict[str, Any]:
-    """What a checkpoint of this chunk would hold, by path; old versions may have none."""
+def read_checkpoint(model: Any) -> dict[str, Any]:
+    """Read what a checkpoint of this chunk would hold, by path; old versions may have none."""
     if not hasattr(model, "sharded_state_dict"):
         return {}
     # Otherwise all layers are one tensor with a dim in front.
@@ -26,8 +26,8 @@ def saved(model: Any) -> dict[str, Any]:
     return found
 
 
-def disagreements(model: Any, checkpoint: Mapping[str, Any], regions: Mapping[str, Region]) -> Iterator[str]:
-    """In words, each parameter of a chunk that its checkpoint lays out otherwise; `regions` by path in the chunk."""
+def find_disagreements(model: Any, checkpoint: Mapping[str, Any], regions: Mapping[str, Region]) -> Iterator[str]:
+    """Say in words which parameters of a chunk their checkpoint lays out otherwise; `regions` by path in the chunk."""
     parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
     for path, entry in checkpoint.items():
         parameter, region = parameters.get(path), regions.get(path)

@@ -1,4 +1,4 @@
-"""This module knows which tokens an expert gets: those of several ranks, and so of several microbatches.
+"""Tokens that an expert gets: those of several ranks, and so of several microbatches.
 
 Nothing is asked of other ranks. The reference's routing, which candidates repeat, says which tokens of which microbatch
 go to an expert, and the dispatcher's order of ranks says in which rows they arrive.
@@ -51,12 +51,12 @@ class Dispatch:
         self._tp = "etp" if "etp" in mesh.sizes else "tp"
         self._tokens = Layout.parse("tokens/cp:zigzag/tp" if sequence_parallel else "tokens/cp:zigzag")
         # Gathered tokens come by rank; those sent to an expert by rank of its tensor parallelism first.
-        self._sources = sorted(self._found(), key=lambda at: (at["ep"], at[self._tp])[:: 1 if gathers else -1])
+        self._sources = sorted(self._find_sources(), key=lambda at: (at["ep"], at[self._tp])[:: 1 if gathers else -1])
 
-    def shares(
+    def split_rows(
         self, at: Module, place: Place, kind: Kind, tensor: torch.Tensor, number: int, recall: Recall
     ) -> Iterator[Share]:
-        """The rows of each microbatch: `number` is how many this rank has run before."""
+        """Split a tensor into the rows of each microbatch: `number` is how many this rank has run before."""
         rows: dict[int, list[torch.Tensor]] = {}
         positions: dict[int, list[torch.Tensor]] = {}
         sizes: dict[int, int] = {}
@@ -79,7 +79,7 @@ class Dispatch:
             where = self._region(at, kind, tensor, torch.cat(positions[microbatch]), sizes[microbatch])
             yield Share(microbatch, torch.cat(parts), where)
 
-    def _found(self) -> Iterator[Coord]:
+    def _find_sources(self) -> Iterator[Coord]:
         """The ranks that dispatch tokens to this one."""
         for other in self._mesh.coords():
             if all(other.get(axis) == self._coord.get(axis) for axis in ("pp", "edp")):

@@ -1,76 +1,70 @@
-"""This module reads Megatron's optimizers: main gradients, the pieces that a rank owns, the norm and the clipping."""
+"""Megatron's optimizers: main gradients, the pieces that a rank owns, the norm and the clipping."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from ttrace.adapters.adapter import Listener, Optimizer, Piece, groups_of
+from ttrace.adapters.adapter import Optimizer, OwnedSlice, read_groups
+from ttrace.adapters.events import FrameworkEvents
+from ttrace.patches import Patches
 from ttrace.tensors.ids import MAIN_PARAM
 
 
-class Watch:
-    """Tells of each step of an optimizer, until removed."""
+def watch_steps(
+    optimizer: Optimizer, events: FrameworkEvents, before: Callable[[], None], after: Callable[[], None]
+) -> Patches:
+    """Call `before` and `after` around each step, and report its norm and clipping, until the patches are removed."""
+    functions = importlib.import_module("megatron.core.optimizer.optimizer")
 
-    def __init__(
-        self, optimizer: Optimizer, listener: Listener, before: Callable[[], None], after: Callable[[], None]
-    ) -> None:
-        self._optimizer = optimizer
-        own_step = optimizer.step
-        functions = importlib.import_module("megatron.core.optimizer.optimizer")
-
+    def wrap(own_step: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
             before()
-            with _told_clip(functions, listener):
+            clipping = Patches()
+            if hasattr(functions, "clip_grad_by_total_norm_fp32"):
+                clipping.wrap(functions, "clip_grad_by_total_norm_fp32", partial(_wrap_clip, events))
+            try:
                 result = own_step(*args, **kwargs)
+            finally:
+                clipping.remove()
             norm = result[1] if isinstance(result, tuple) and len(result) > 1 else None
             if norm is not None:
-                listener.hears_norm(torch.as_tensor(float(norm)))
+                events.on_grad_norm(torch.as_tensor(float(norm)))
             after()
             return result
 
-        optimizer.step = step
+        return step
 
-    def remove(self) -> None:
-        del self._optimizer.step
+    patches = Patches()
+    patches.wrap(optimizer, "step", wrap)
+    return patches
 
 
-@contextmanager
-def _told_clip(functions: Any, listener: Listener) -> Iterator[None]:
-    """While a step runs, the factor of clipping is told."""
-    own = getattr(functions, "clip_grad_by_total_norm_fp32", None)
-    if own is None:
-        yield
-        return
-
-    def told(parameters: Any, max_norm: float, total_norm: float, *args: Any, **kwargs: Any) -> Any:
-        listener.hears_clip(torch.as_tensor(min(1.0, max_norm / (float(total_norm) + 1e-6))))
+def _wrap_clip(events: FrameworkEvents, own: Callable[..., Any]) -> Callable[..., Any]:
+    def clip(parameters: Any, max_norm: float, total_norm: float, *args: Any, **kwargs: Any) -> Any:
+        events.on_clip(torch.as_tensor(min(1.0, max_norm / (float(total_norm) + 1e-6))))
         return own(parameters, max_norm, total_norm, *args, **kwargs)
 
-    functions.clip_grad_by_total_norm_fp32 = told
-    try:
-        yield
-    finally:
-        functions.clip_grad_by_total_norm_fp32 = own
+    return clip
 
 
-def parts(optimizer: Optimizer | None) -> Iterator[Any]:
-    """The optimizers that a chained one consists of, or the one itself."""
+def list_parts(optimizer: Optimizer | None) -> Iterator[Any]:
+    """List the optimizers that a chained one consists of, or the one itself."""
     if optimizer is not None:
         yield from getattr(optimizer, "chained_optimizers", [optimizer])
 
 
-def run_of(optimizer: Optimizer | None, parameter: nn.Parameter) -> tuple[int, int] | None:
-    """Which run of a parameter's values this rank owns of a distributed optimizer; None if it is not distributed.
+def find_run(optimizer: Optimizer | None, parameter: nn.Parameter) -> tuple[int, int] | None:
+    """Find the run of a parameter's values that this rank owns; None if the optimizer is not distributed.
 
     A parameter of which this rank owns nothing has an empty run.
     """
-    distributed = [part for part in parts(optimizer) if hasattr(part, "model_param_gbuf_map")]
+    distributed = [part for part in list_parts(optimizer) if hasattr(part, "model_param_gbuf_map")]
     for part in distributed:
         where = part.model_param_gbuf_map.get(parameter)
         if where is not None:
@@ -79,32 +73,32 @@ def run_of(optimizer: Optimizer | None, parameter: nn.Parameter) -> tuple[int, i
     return (0, 0) if distributed else None
 
 
-def groups(
+def find_groups(
     optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
 ) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
-    """The parameters that this rank updates, each with its group: the optimizer has copies in place of them."""
+    """Find the parameters that this rank updates, each with its group: the optimizer has copies in place of them."""
     wanted = list(parameters)
-    for part in parts(optimizer):
+    for part in list_parts(optimizer):
         places = getattr(part, "model_param_group_index_map", None)
         if places is not None:
             yield from ((p, part.optimizer.param_groups[places[p][0]]) for p in wanted if p in places)
             continue
-        known = {id(copy): group for group in groups_of(part.optimizer) for copy in group["params"]}
+        known = {id(copy): group for group in read_groups(part.optimizer) for copy in group["params"]}
         for parameter in wanted:
             group = known.get(id(_main_copy(part, parameter)))
             if group is not None:
                 yield parameter, group
 
 
-def state(optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Piece]:
-    """What this rank keeps for a parameter: moments, and its own copy of it."""
-    for part in parts(optimizer):
+def read_state(optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, OwnedSlice]:
+    """Read what this rank keeps for a parameter: moments, and its own copy of it."""
+    for part in list_parts(optimizer):
         groups = getattr(part, "model_param_group_index_map", None)
         if groups is not None:
             if parameter in groups:
                 group, order = groups[parameter]
                 main = part.optimizer.param_groups[group]["params"][order]
-                return _pieces(part, parameter, main, run_of(part, parameter))
+                return _pieces(part, parameter, main, find_run(part, parameter))
         else:
             main = _main_copy(part, parameter)
             if main in part.optimizer.state:
@@ -122,11 +116,13 @@ def _main_copy(part: Any, parameter: nn.Parameter) -> torch.Tensor:
     return main
 
 
-def _pieces(part: Any, parameter: nn.Parameter, main: torch.Tensor, run: tuple[int, int] | None) -> dict[str, Piece]:
+def _pieces(
+    part: Any, parameter: nn.Parameter, main: torch.Tensor, run: tuple[int, int] | None
+) -> dict[str, OwnedSlice]:
     own = {MAIN_PARAM: main} if main.dtype != parameter.dtype else {}
     found = {**own, **part.optimizer.state.get(main, {})}
     return {
-        str(key): Piece(value.detach(), run if value.shape == main.shape else None)
+        str(key): OwnedSlice(value.detach(), run if value.shape == main.shape else None)
         for key, value in found.items()
         if isinstance(value, torch.Tensor)
     }

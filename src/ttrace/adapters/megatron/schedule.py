@@ -1,4 +1,4 @@
-"""This module listens to Megatron's schedules: which microbatch of which chunk runs, and what its loss is.
+"""Patches of Megatron's schedules: which microbatch of which chunk runs, and what its loss is.
 
 All schedules go through the module's own `forward_step` and `backward_step`. Within a chunk microbatches come in order.
 """
@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ttrace.adapters.adapter import Listener
+from ttrace.adapters.events import FrameworkEvents
+from ttrace.patches import Patches, SharedPatches
 
 _MODEL, _NUM_MICROBATCHES = 2, 3
 """The positions of these arguments of `forward_step`."""
@@ -26,7 +27,7 @@ _MODEL, _NUM_MICROBATCHES = 2, 3
 class _Stage:
     """A chunk as the schedule knows it."""
 
-    listener: Listener
+    events: FrameworkEvents
     is_first: bool
     is_last: bool
     num_forwards: int = 0
@@ -42,51 +43,55 @@ _made_by: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """By output of a forward, the stage and the microbatch that made it."""
 
 
-def listen(chunk: nn.Module, listener: Listener, *, is_first: bool, is_last: bool) -> None:
-    """Tell the listener what the schedule does with this chunk."""
-    _wrap_schedules()
-    _stages[chunk] = _Stage(listener, is_first, is_last)
+def watch_chunk(chunk: nn.Module, events: FrameworkEvents, patches: Patches, *, is_first: bool, is_last: bool) -> None:
+    """Report what the schedule does with this chunk, until the patches are removed."""
+    _shared.acquire()
+    patches.on_remove(_shared.release)
+    _stages[chunk] = _Stage(events, is_first, is_last)
+    patches.on_remove(functools.partial(_stages.pop, chunk, None))
 
 
-@functools.cache
-def _wrap_schedules() -> None:
+def _install(patches: Patches) -> None:
     schedules: Any = importlib.import_module("megatron.core.pipeline_parallel.schedules")
-    schedules.forward_step = _told_forward(schedules.forward_step)
-    schedules.backward_step = _told_backward(schedules.backward_step)
+    patches.wrap(schedules, "forward_step", _wrap_forward)
+    patches.wrap(schedules, "backward_step", _wrap_backward)
 
 
-def _told_forward(forward_step: Callable[..., Any]) -> Callable[..., Any]:
+_shared = SharedPatches(_install)
+
+
+def _wrap_forward(forward_step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward_step)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         model = kwargs["model"] if "model" in kwargs else args[_MODEL]
         stage = _stages.get(model)
         if stage is None:
             return forward_step(*args, **kwargs)
         total = kwargs["num_microbatches"] if "num_microbatches" in kwargs else args[_NUM_MICROBATCHES]
         microbatch = stage.next_microbatch(total)
-        stage.listener.is_pipelined()
-        with stage.listener.in_chunk(microbatch, is_first=stage.is_first, is_last=stage.is_last):
+        stage.events.on_pipeline()
+        with stage.events.on_chunk(microbatch, is_first=stage.is_first, is_last=stage.is_last):
             result = forward_step(*args, **kwargs)
             for output in _outputs(result):
                 _made_by[output] = (stage, microbatch)
                 if stage.is_last and output.numel() == 1 and output.requires_grad:
-                    stage.listener.sees_loss(output)
+                    stage.events.on_loss(output)
         return result
 
-    return told
+    return forward
 
 
-def _told_backward(backward_step: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_backward(backward_step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward_step)
-    def told(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def backward(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
         made = next((made for output in _tensors(output_tensor) if (made := _made_by.get(output))), None)
         if made is None:
             return backward_step(input_tensor, output_tensor, *args, **kwargs)
         stage, microbatch = made
-        with stage.listener.in_chunk(microbatch, is_first=stage.is_first, is_last=stage.is_last):
+        with stage.events.on_chunk(microbatch, is_first=stage.is_first, is_last=stage.is_last):
             return backward_step(input_tensor, output_tensor, *args, **kwargs)
 
-    return told
+    return backward
 
 
 def _outputs(result: Any) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""This module reads layouts from DTensors: they say their own, exactly, also for strided and uneven shards."""
+"""Layouts of DTensors: they say their own, exactly, also for strided and uneven shards."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region, Shape
 
 
-def placed(tensor: DTensor) -> Placed:
-    """Where this rank's part of a DTensor lies."""
+def read_placement(tensor: DTensor) -> Placed:
+    """Read where this rank's part of a DTensor lies."""
     mesh, placements = tensor.device_mesh, tuple(tensor.placements)
     region = placements_region(tuple(tensor.shape), mesh, placements)
     text = layout_text(len(tensor.shape), mesh, placements)

@@ -1,6 +1,6 @@
-"""This module listens to torch.distributed.pipelining: which microbatch a stage is at, and what its loss is.
+"""Patches of torch.distributed.pipelining: which microbatch a stage is at, and what its loss is.
 
-Stages are wrapped at their class, so a script says nothing: forward and backward of each chunk pass through
+Stages are patched at their class, so a script says nothing: forward and backward of each chunk pass through
 `forward_one_chunk`, `backward_one_chunk` and `backward_weight_one_chunk`, whatever the schedule.
 """
 
@@ -15,63 +15,69 @@ import torch
 from torch import nn
 from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _PipelineStageBase
 
-from ttrace.adapters.adapter import Listener
+from ttrace.adapters.events import FrameworkEvents
+from ttrace.patches import Patches, SharedPatches
 
-_listeners: WeakKeyDictionary[nn.Module, Listener] = WeakKeyDictionary()
-
-
-def listen(stage_module: nn.Module, listener: Listener) -> None:
-    """Tell the listener of every chunk of the stage that runs this module."""
-    _wrap_stages()
-    _listeners[stage_module] = listener
+_events: WeakKeyDictionary[nn.Module, FrameworkEvents] = WeakKeyDictionary()
+"""By module of a stage, who is told of its chunks."""
 
 
-def _listener_of(stage: _PipelineStageBase) -> Listener | None:
+def watch_stage(stage_module: nn.Module, events: FrameworkEvents, patches: Patches) -> None:
+    """Report every chunk of the stage that runs this module, until the patches are removed."""
+    _shared.acquire()
+    patches.on_remove(_shared.release)
+    _events[stage_module] = events
+    patches.on_remove(functools.partial(_events.pop, stage_module, None))
+
+
+def _find_events(stage: _PipelineStageBase) -> FrameworkEvents | None:
     modules = [stage.submod, *stage.submod.modules()]
-    return next((found for module in modules if (found := _listeners.get(module)) is not None), None)
+    return next((events for module in modules if (events := _events.get(module)) is not None), None)
 
 
-@functools.cache
-def _wrap_stages() -> None:
+def _install(patches: Patches) -> None:
     for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
-        setattr(_PipelineStageBase, name, _told(getattr(_PipelineStageBase, name)))
+        patches.wrap(_PipelineStageBase, name, _wrap_chunk)
     for kind in (PipelineStage, _PipelineStage):
-        kind._prepare_forward_infra = _announced(kind._prepare_forward_infra)  # type: ignore[method-assign]
-    _PipelineStageBase.scale_grads = _divided(_PipelineStageBase.scale_grads)  # type: ignore[method-assign]
+        patches.wrap(kind, "_prepare_forward_infra", _wrap_prepare)
+    patches.wrap(_PipelineStageBase, "scale_grads", _wrap_scale_grads)
 
 
-def _told(method: Callable[..., Any]) -> Callable[..., Any]:
+_shared = SharedPatches(_install)
+
+
+def _wrap_chunk(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def one_chunk(stage: _PipelineStageBase, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        listener = _listener_of(stage)
-        if listener is None:
+        events = _find_events(stage)
+        if events is None:
             return method(stage, chunk_id, *args, **kwargs)
-        with listener.in_chunk(chunk_id, is_first=stage.is_first, is_last=stage.is_last):
+        with events.on_chunk(chunk_id, is_first=stage.is_first, is_last=stage.is_last):
             loss = kwargs.get("loss")
             if isinstance(loss, torch.Tensor):
-                listener.sees_loss(loss)
+                events.on_loss(loss)
             return method(stage, chunk_id, *args, **kwargs)
 
     return one_chunk
 
 
-def _announced(method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_prepare(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def prepare(stage: _PipelineStageBase, *args: Any, **kwargs: Any) -> Any:
-        listener = _listener_of(stage)
-        if listener is not None:
-            listener.is_pipelined()
+        events = _find_events(stage)
+        if events is not None:
+            events.on_pipeline()
         return method(stage, *args, **kwargs)
 
     return prepare
 
 
-def _divided(method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_scale_grads(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def scale_grads(stage: _PipelineStageBase, grad_scale_factor: int) -> Any:
-        listener = _listener_of(stage)
-        if listener is not None:
-            listener.will_divide(grad_scale_factor)
+        events = _find_events(stage)
+        if events is not None:
+            events.on_divide(grad_scale_factor)
         return method(stage, grad_scale_factor)
 
     return scale_grads

@@ -1,4 +1,4 @@
-"""This module knows transformers: what a model's own plans say of its activations.
+"""Layouts of transformers models: what a model's own plans say of its activations.
 
 Under a plan parameters are DTensors, but modules take and return plain tensors: the plan replaces their `forward` by
 one that distributes what enters and gathers what leaves. So the layouts of activations come from the plan's styles.
@@ -113,7 +113,11 @@ class Models:
         inside_experts = {m for outer in self._experts.values() for m in outer.modules() if m is not outer}
         self._unwatched = frozenset(name for name, module in self._modules.items() if module in inside_experts)
 
+    def __bool__(self) -> bool:
+        return bool(self._models)
+
     def meshes(self) -> list[DeviceMesh]:
+        """The meshes that the models were loaded onto."""
         return [mesh for model in self._models for mesh in model.meshes()]
 
     def distributing_axes(self, mesh: Mesh) -> frozenset[str]:
@@ -121,7 +125,7 @@ class Models:
         is_dispatched = "ep_dispatch_experts" in self._styles.values()
         return frozenset({EXPERT_AXIS} & set(mesh.sizes)) if is_dispatched else frozenset()
 
-    def watches(self, name: str) -> bool:
+    def is_watched(self, name: str) -> bool:
         """Not what runs inside experts: rows there come in the order and number that a kernel or a dispatch likes."""
         return name not in self._unwatched
 
@@ -130,8 +134,8 @@ class Models:
             return []
         return [f"the insides of {len(self._experts)} experts modules are not traced, only what enters and leaves them"]
 
-    def rule(self, site: Site, mesh: Mesh) -> Rule | None:
-        """The layout of an activation, if a plan states it."""
+    def find_rule(self, site: Site, mesh: Mesh) -> Rule | None:
+        """Find the layout of an activation, if a plan states it."""
         style = self._styles.get(site.name)
         if style is None or mesh.sizes.get(TP_AXIS, 1) == 1:
             return None
@@ -144,8 +148,8 @@ class Models:
                     return Rule(f"{_generic(site.name)}/{key}", stated, f"transformers: {style}", LayoutSource.ADAPTER)
         return None
 
-    def values(self, site: Site, tensor: torch.Tensor, coord: Coord) -> torch.Tensor:
-        """The values as they count in the sum that the rule for this site states."""
+    def mask_values(self, site: Site, tensor: torch.Tensor, coord: Coord) -> torch.Tensor:
+        """Return the values as they count in the sum that the rule for this site states."""
         style = self._styles.get(site.name)
         if style is None or TP_AXIS not in coord:
             return tensor
@@ -160,8 +164,8 @@ class Models:
         return tensor
 
 
-def found(chunks: Sequence[nn.Module]) -> Models | None:
-    """The outermost transformers models in these modules; None if there is none."""
+def find_models(chunks: Sequence[nn.Module]) -> Models:
+    """Find the outermost transformers models in these modules; what comes back is false if there is none."""
     models: list[Model] = []
     for chunk in chunks:
         outermost: list[str] = []
@@ -169,7 +173,7 @@ def found(chunks: Sequence[nn.Module]) -> Models | None:
             if _is_model(module) and not any(_is_inside(path, outer) for outer in outermost):
                 outermost.append(path)
                 models.append(Model.at(path, chunk, module))
-    return Models(models) if models else None
+    return Models(models)
 
 
 def _is_model(module: nn.Module) -> bool:

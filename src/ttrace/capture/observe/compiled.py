@@ -10,12 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ttrace.capture.resolve.names import Names
+from ttrace.patches import Patches
 
 _CALL = "_compiled_call_impl"
 """Where `module.compile()` keeps the compiled call, hooks and all."""
@@ -26,7 +28,7 @@ class Compiled:
 
     def __init__(self, names: Names, *, runs_eagerly: bool) -> None:
         self._runs_eagerly = runs_eagerly
-        self._calls: list[tuple[nn.Module, Callable[..., Any]]] = []
+        self._patches = Patches()
         self._naming = names.naming
         outermost = [(chunk, _outermost(chunk)) for chunk in names.chunks]
         compiled = (names.naming(chunk, path) for chunk, paths in outermost for path in paths)
@@ -59,9 +61,7 @@ class Compiled:
 
     def remove(self) -> None:
         """Put back every compiled call."""
-        for module, call in self._calls:
-            vars(module)[_CALL] = call
-        self._calls.clear()
+        self._patches.remove()
 
     def _boundaries(self, chunk: nn.Module, outermost: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
         """What is not inside compiled code; in place of a module with a compiled call, what stands around that."""
@@ -75,9 +75,9 @@ class Compiled:
         call = vars(module).get(_CALL)
         if call is None:
             return module
-        self._calls.append((module, call))
         around = _Around(call)
         vars(module)[_CALL] = around  # not by setattr, which would make it a part of the model
+        self._patches.on_remove(partial(vars(module).__setitem__, _CALL, call))
         return around
 
 

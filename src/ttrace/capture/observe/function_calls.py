@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ttrace.capture.observe.hooks import Call
+from ttrace.capture.observe.events import Call
 
 See = Callable[[Call, str, torch.Tensor], None]
 _SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "backward", "requires_grad_"})

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ttrace.capture.observe.hooks import Call
+from ttrace.capture.observe.events import Call
 from ttrace.tensors.ids import Kind
 
 _MANY = 16

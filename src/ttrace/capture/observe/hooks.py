@@ -8,11 +8,9 @@ the input.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,60 +18,18 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from ttrace.tensors.holds import Held
+from ttrace.capture.observe.events import Call, SessionEvents
 from ttrace.tensors.ids import ROOT, Kind, encode_name
 
 Sources = tuple[tuple[Node | None, int], ...]
 """Where a node sends gradients to, by position: a node and the number of its output."""
 
 
-class Watcher(Protocol):
-    """Who is told of calls and tensors."""
-
-    def enters(self, name: str, *, again: bool) -> Call | None:
-        """A module is about to run, or to be recomputed; None if this call is not to be watched."""
-
-    def sees(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A tensor of this call is there; a returned tensor replaces it."""
-
-
-@dataclass
-class Call:
-    """One call of one module: when it happens, and what it was given."""
-
-    name: str
-    step: int
-    microbatch: int
-    number: int
-    again: bool = False
-    """Whether this call recomputes an earlier one."""
-    first_node: int = 0
-    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    takes_floats: bool = False
-    holds_floats: bool = False
-    """Whether a module inside this call already had floating-point numbers."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """How often something of a name happened in this call so far."""
-    held: Held | None = None
-    """What an input said that it holds: outputs and gradients with as many rows hold the same."""
-
-    def number_of(self, name: str) -> int:
-        """Which one this is of all that have this name in this call; the next one is another."""
-        self.counts[name] += 1
-        return self.counts[name] - 1
-
-    def is_entry(self, kind: Kind) -> bool:
-        """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
-        if kind is Kind.INPUT:
-            return self.name == ROOT
-        return kind is Kind.OUTPUT and not self.takes_floats and not self.holds_floats
-
-
 class Hooks:
     """Hooks on these modules, by name, until `remove`."""
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]], watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], events: SessionEvents) -> None:
+        self._events = events
         self._calls: list[tuple[nn.Module, Call | None]] = []
         self._handles: list[RemovableHandle] = []
         for name, module in modules:
@@ -121,7 +77,7 @@ class Hooks:
         # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
         if not (torch.is_grad_enabled() or again or any(call is not None for _, call in self._calls)):
             return None
-        return self._watcher.enters(name, again=again)
+        return self._events.on_call(name, again=again)
 
     def _left(self, module: nn.Module) -> Call | None:
         """The call that ends now. Calls inside it that an exception ended never came here: recomputation does that."""
@@ -142,14 +98,14 @@ class Hooks:
         for i, (slot, leaf) in enumerate(_leaves(value, kind)):
             # A parameter that is passed on, to be tied or added elsewhere, is seen as what it is.
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter):
-                other = self._watcher.sees(call, kind, slot, leaf)
+                other = self._events.on_tensor(call, kind, slot, leaf)
                 if other is not None:
                     replaced[i] = other
                 seen[slot] = leaf if other is None else other
         return seen, _with_leaves(value, replaced) if replaced else None
 
     def _gradient(self, call: Call, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
-        return self._watcher.sees(call, kind, slot, gradient)
+        return self._events.on_tensor(call, kind, slot, gradient)
 
 
 def is_recompute() -> bool:

@@ -42,7 +42,7 @@ class Generator:
 
     def fill_parameter(self, name: str, parameter: nn.Parameter) -> Made:
         """Replace a parameter's values, unless the plan keeps them."""
-        tensor_id, own = TensorId.of(0, None, name, Kind.PARAM), self._adapter.values(parameter)
+        tensor_id, own = TensorId.of(0, None, name, Kind.PARAM), self._adapter.read_values(parameter)
         placed = self._placing.placed_or_inferred(tensor_id, own)
         maker = maker_of(parameter)
         if maker is not None:
@@ -50,7 +50,7 @@ class Generator:
         made = Made(placed, self._parameter_distribution(tensor_id, own))
         if made.distribution is not None:
             with torch.no_grad():
-                local = self._adapter.local(own)
+                local = self._adapter.to_local(own)
                 local.zero_()  # what the region does not hold is padding
                 held = local[tuple(slice(size) for size in placed.region.local_shape)]
                 held.copy_(self._values(tensor_id, made, local))
@@ -95,7 +95,7 @@ class Generator:
             return None
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
-        own = parameter_distribution(self._adapter.local(parameter))
+        own = parameter_distribution(self._adapter.to_local(parameter))
         # A shard must not decide the spread of the whole: on many ranks only the kind of initialisation is taken.
         return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
 

@@ -60,7 +60,7 @@ class Isolate:
     ) -> None:
         """Put generated values into a final gradient."""
         with torch.no_grad():
-            self._adapter.local(gradient).copy_(self._values(tensor_id, gradient, placed, source))
+            self._adapter.to_local(gradient).copy_(self._values(tensor_id, gradient, placed, source))
 
     def notes(self) -> list[str]:
         """Which sites could not be isolated."""
@@ -93,7 +93,7 @@ class Isolate:
 
     def _values(self, tensor_id: TensorId, like: torch.Tensor, placed: Placed, source: Distribution) -> torch.Tensor:
         """This rank's local values; of a pending sum the first rank has all, and what is no part of it is zero."""
-        local = torch.zeros_like(self._adapter.local(like.detach()))
+        local = torch.zeros_like(self._adapter.to_local(like.detach()))
         if any(self._adapter.coord[axis] for axis in placed.pending):
             return local
         held = local[tuple(slice(size) for size in placed.region.local_shape)]

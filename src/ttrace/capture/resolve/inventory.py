@@ -9,6 +9,7 @@ from functools import cache
 from torch import nn
 
 from ttrace.capture.resolve.names import Names
+from ttrace.patches import Patches
 from ttrace.trace.format import ModuleInfo
 
 
@@ -18,18 +19,18 @@ def census(names: Names) -> dict[str, ModuleInfo]:
     return {name: _info(kind) for name, kind in kinds.items()}
 
 
-def switch_dropout_off(names: Names) -> list[str]:
-    """Set every dropout's p to 0, and say so: random masks differ between layouts by right."""
+def switch_dropout_off(names: Names, patches: Patches) -> list[str]:
+    """Set every dropout's p to 0 until the patches are removed, and say so: random masks differ between layouts."""
     changed = []
     for name, module in names.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            module.p = 0.0
+            patches.replace(module, "p", 0.0)
             changed.append(name)
         elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0:
-            module.dropout = 0.0
+            patches.replace(module, "dropout", 0.0)
             changed.append(name)
         elif getattr(module, "hidden_dropout", 0.0):  # Megatron's layers drop between their modules
-            vars(module)["hidden_dropout"] = 0.0
+            patches.replace(module, "hidden_dropout", 0.0)
             changed.append(name)
     return [f"dropout switched off in {len(changed)} modules, the first is {changed[0]}"] if changed else []
 

@@ -203,14 +203,14 @@ class Placing:
         self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: Held | None = None
     ) -> Placed | None:
         """Where a tensor lies; None if nobody says. `held` is what its call's input said that it holds."""
-        stated = self._adapter.placed(tensor)
+        stated = self._adapter.read_placement(tensor)
         if stated is not None:
             return self._among_all(tensor_id, stated)
         local = tuple(tensor.shape)
         own = held_by(tensor)
         if own is not None:
             return Placed(own.region(local), by=Provenance(LayoutSource.HOLDS))
-        rule = self._rules.decide(tensor_id.site) or self._adapter.rule(tensor_id.site, tensor.ndim)
+        rule = self._rules.decide(tensor_id.site) or self._adapter.find_rule(tensor_id.site, tensor.ndim)
         if rule is not None:
             return self._by_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
         if held is not None and held.fits(local):

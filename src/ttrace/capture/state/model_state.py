@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ttrace.adapters.adapter import Adapter, Optimizer, Piece
+from ttrace.adapters.adapter import Adapter, Optimizer, OwnedSlice
 from ttrace.capture.observe.step_counter import Clock
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.dispatch import Visits
@@ -78,7 +78,7 @@ class State:
         for name, parameter in self._held.parameters.items():
             made = self._held.made[name]
             tensor_id = self._id(name, Kind.PARAM)
-            values = self._adapter.values(parameter)
+            values = self._adapter.read_values(parameter)
             is_made = maker_of(parameter) is not None
             self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placed, is_made=is_made)
         self._held.buffers.on_start()
@@ -90,7 +90,7 @@ class State:
             return
         names = {parameter: name for name, parameter in self._held.parameters.items()}
         for parameter, gradient in gradients:
-            self._visit(self._id(names[parameter], Kind.MAIN_GRAD), Piece(gradient))
+            self._visit(self._id(names[parameter], Kind.MAIN_GRAD), OwnedSlice(gradient))
 
     def see_gradients(self) -> None:
         """Once a step, as soon as they are final: by the time the optimizer steps they may have been clipped."""
@@ -101,16 +101,16 @@ class State:
         self._arrivals.flush()
         self.notes = self._contributions.notes()
         for name, parameter in self._held.parameters.items():
-            piece = self._adapter.gradient(parameter)
-            if piece is not None:
-                self._see_gradient(self._id(name, Kind.PARAM_GRAD), piece)
+            owned = self._adapter.read_gradient(parameter)
+            if owned is not None:
+                self._see_gradient(self._id(name, Kind.PARAM_GRAD), owned)
 
     def see_stepped(self) -> None:
         """An optimizer has made its step. What that left is read later: others may still have to bring it to all."""
         if self._clock.is_running:
             self._has_stepped = True
             names = {parameter: name for name, parameter in self._held.parameters.items()}
-            grouped = self._adapter.groups(self._optimizer, names)
+            grouped = self._adapter.find_groups(self._optimizer, names)
             self.settings = read_settings((names[parameter], group) for parameter, group in grouped)
 
     def see_end(self) -> None:
@@ -121,29 +121,29 @@ class State:
         for name, parameter in self._held.parameters.items():
             if maker_of(parameter) is not None:
                 continue
-            updated = self._adapter.updated(parameter)
+            updated = self._adapter.read_updated(parameter)
             if updated is not None:
                 self._visit(self._id(name, Kind.PARAM_AFTER), updated)
-            for key, piece in self._adapter.optimizer_state(self._optimizer, parameter).items():
+            for key, owned in self._adapter.read_optimizer_state(self._optimizer, parameter).items():
                 tensor_id = self._id(name, Kind.OPTIM, encode_name(key))
-                if piece.run is not None or piece.tensor.shape == self._adapter.values(parameter).shape:
-                    self._visit(tensor_id, piece)
+                if owned.run is not None or owned.tensor.shape == self._adapter.read_values(parameter).shape:
+                    self._visit(tensor_id, owned)
                 else:  # a step counter for instance is not cut like the parameter
-                    whole = Placed(Region.whole(tuple(piece.tensor.shape)))
-                    self._visits.visit(tensor_id, piece.tensor, stated=whole)
+                    whole = Placed(Region.whole(tuple(owned.tensor.shape)))
+                    self._visits.visit(tensor_id, owned.tensor, stated=whole)
 
     def _see_buffers(self, kind: Kind) -> None:
         for name, buffer in self._held.buffers.read().items():
             self._visits.visit(self._id(name, kind), buffer)
 
-    def _see_gradient(self, tensor_id: TensorId, piece: Piece) -> None:
+    def _see_gradient(self, tensor_id: TensorId, owned: OwnedSlice) -> None:
         source = self._isolate.distribution(tensor_id) if self._isolate else None
-        self._visit(tensor_id, piece, source)
+        self._visit(tensor_id, owned, source)
         if self._isolate is not None and source is not None:
             like = self._held.made[tensor_id.name].placed
-            placed = self._run_of(tensor_id, piece) or self._visits.placed(tensor_id, piece.tensor, fallback=like)
+            placed = self._run_of(tensor_id, owned) or self._visits.placed(tensor_id, owned.tensor, fallback=like)
             if placed is not None:
-                self._isolate.replace_gradient(tensor_id, piece.tensor, placed, source)
+                self._isolate.replace_gradient(tensor_id, owned.tensor, placed, source)
 
     def _microbatch(self) -> int | None:
         return self._clock.microbatch if self._clock.is_watched else None
@@ -165,17 +165,17 @@ class State:
             zeros = torch.zeros((), dtype=self._held.parameters[name].dtype).expand(placed.region.local_shape)
             self._visits.visit(tensor_id, zeros, stated=placed, values=ZERO, is_made=True)
 
-    def _visit(self, tensor_id: TensorId, piece: Piece, values: Distribution | None = None) -> None:
+    def _visit(self, tensor_id: TensorId, owned: OwnedSlice, values: Distribution | None = None) -> None:
         """What is shaped like a parameter, or a run of it."""
-        stated, like = self._run_of(tensor_id, piece), self._held.made[tensor_id.name].placed
-        self._visits.visit(tensor_id, piece.tensor, values=values, stated=stated, fallback=like)
+        stated, like = self._run_of(tensor_id, owned), self._held.made[tensor_id.name].placed
+        self._visits.visit(tensor_id, owned.tensor, values=values, stated=stated, fallback=like)
 
-    def _run_of(self, tensor_id: TensorId, piece: Piece) -> Placed | None:
+    def _run_of(self, tensor_id: TensorId, owned: OwnedSlice) -> Placed | None:
         """Where a run of a parameter's part lies; None for what is not a run."""
-        if piece.run is None:
+        if owned.run is None:
             return None
         like = self._held.made[tensor_id.name].placed
-        return replace(like, region=replace(like.region, flat=(piece.run,)))
+        return replace(like, region=replace(like.region, flat=(owned.run,)))
 
     def _id(self, name: str, kind: Kind, slot: str = "") -> TensorId:
         return TensorId.of(self._clock.step, None, name, kind, slot=slot)

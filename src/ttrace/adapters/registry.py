@@ -1,0 +1,73 @@
+"""Registry of adapters: which one is for a model.
+
+Other packages add adapters by an entry point of the group `ttrace.adapters`, whose object is a subclass of `Adapter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from torch import nn
+
+from ttrace.adapters.adapter import Adapter, Optimizer
+from ttrace.adapters.native.adapter import MeshLike, read_mesh
+from ttrace.errors import CaptureError
+
+GROUP = "ttrace.adapters"
+BUILT_IN = (
+    EntryPoint("megatron", "ttrace.adapters.megatron.adapter:Megatron", GROUP),
+    EntryPoint("transformers", "ttrace.adapters.transformers.adapter:Transformers", GROUP),
+    EntryPoint("native", "ttrace.adapters.native.adapter:Native", GROUP),
+)
+"""The first one that recognises a model is for it; `native` recognises every model."""
+
+
+def make_adapter(
+    chosen: type[Adapter] | Adapter | None,
+    chunks: Sequence[nn.Module],
+    optimizer: Optimizer | None,
+    mesh: MeshLike | None,
+) -> Adapter:
+    """Make the adapter for a model: the chosen one, or the first that recognises it."""
+    if isinstance(chosen, Adapter):
+        if mesh is not None:
+            raise CaptureError("attach got adapter= with an adapter that has a mesh already: leave mesh= out.")
+        return chosen
+    kind = find_adapter(chunks) if chosen is None else chosen
+    if not isinstance(kind, type) or not issubclass(kind, Adapter):
+        raise CaptureError(
+            f"attach(adapter={chosen!r}): give a subclass of ttrace.adapters.adapter.Adapter, or an instance of one."
+        )
+    return kind(chunks, optimizer, mesh=None if mesh is None else read_mesh(mesh))
+
+
+def find_adapter(chunks: Sequence[nn.Module]) -> type[Adapter]:
+    """Find the adapter that recognises these modules; what other packages registered comes before our own."""
+    registered = [kind for kind in _load_registered() if kind.recognizes(chunks)]
+    if len(registered) > 1:
+        names = ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in registered)
+        raise CaptureError(f"several adapters recognise this model: {names}. Choose one with attach(adapter=...).")
+    return next(iter(registered), None) or next(kind for entry in BUILT_IN if (kind := _load(entry)).recognizes(chunks))
+
+
+def _load_registered() -> Iterator[type[Adapter]]:
+    """Load what other packages registered; the same adapter may be registered twice."""
+    own = {entry.value for entry in BUILT_IN}
+    entries = {entry.value: entry for entry in entry_points(group=GROUP)}
+    yield from (_load(entry) for value, entry in sorted(entries.items()) if value not in own)
+
+
+def _load(entry: EntryPoint) -> type[Adapter]:
+    try:
+        kind = entry.load()
+    except Exception as error:  # another package's code
+        raise CaptureError(
+            f"the adapter {entry.name} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}. "
+            "Repair or uninstall the package that registered it."
+        ) from error
+    if not isinstance(kind, type) or not issubclass(kind, Adapter):
+        raise CaptureError(
+            f"the adapter {entry.name} ({entry.value}) is no subclass of ttrace.adapters.adapter.Adapter."
+        )
+    return kind

@@ -1,0 +1,77 @@
+"""Events of a traced step, as hooks, patches and adapters report them to the session."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from ttrace.adapters.events import FrameworkEvents
+from ttrace.tensors.holds import Held
+from ttrace.tensors.ids import ROOT, Kind
+
+
+@dataclass
+class Call:
+    """One call of one module: when it happens, and what it was given."""
+
+    name: str
+    step: int
+    microbatch: int
+    number: int
+    again: bool = False
+    """Whether this call recomputes an earlier one."""
+    first_node: int = 0
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    takes_floats: bool = False
+    holds_floats: bool = False
+    """Whether a module inside this call already had floating-point numbers."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often something of a name happened in this call so far."""
+    held: Held | None = None
+    """What an input said that it holds: outputs and gradients with as many rows hold the same."""
+
+    def number_of(self, name: str) -> int:
+        """Which one this is of all that have this name in this call; the next one is another."""
+        self.counts[name] += 1
+        return self.counts[name] - 1
+
+    def is_entry(self, kind: Kind) -> bool:
+        """Whether floating-point numbers enter the model here: its own input, or the output of an embedding."""
+        if kind is Kind.INPUT:
+            return self.name == ROOT
+        return kind is Kind.OUTPUT and not self.takes_floats and not self.holds_floats
+
+
+class SessionEvents(FrameworkEvents):
+    """Everything that can happen in a traced step. Who wants to hear of an event overrides it."""
+
+    # Hooks on modules
+
+    def on_call(self, name: str, *, again: bool) -> Call | None:
+        """A module is about to run, or to be recomputed; None if this call is not to be watched."""
+        del name, again
+        return None
+
+    def on_tensor(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A call has a tensor; a returned tensor replaces it."""
+        del call, kind, slot, tensor
+        return None
+
+    # Patches of torch functions
+
+    def on_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """A backward pass is about to start from these tensors."""
+
+    def on_final_gradients(self) -> None:
+        """All gradients are final: their norm is about to be computed."""
+
+    def on_topk(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
+        """These indices were chosen along the last dim of the scores; a returned tensor is chosen instead."""
+        del scores, chosen
+        return None
+
+    def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
+        """A sequence of this size was split over a mesh; of each sample (a row) this rank holds these indices."""
