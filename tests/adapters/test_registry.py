@@ -10,7 +10,6 @@ import pytest
 from torch import nn
 
 import ttrace
-from tests.adapters import test_registry
 from ttrace.adapters import registry
 from ttrace.adapters.adapter import Adapter
 from ttrace.adapters.native.adapter import Native
@@ -45,7 +44,7 @@ Register = Callable[..., None]
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     def entries(*names: str) -> None:
-        found = [EntryPoint(name.lower(), f"{test_registry.__name__}:{name}", GROUP) for name in names]
+        found = [EntryPoint(name.lower(), f"{__name__}:{name}", GROUP) for name in names]
         monkeypatch.setattr(registry, "entry_points", lambda group: found if group == GROUP else [])
 
     return entries
