@@ -433,3 +433,16 @@ def test_data_of_their_own_do_not_make_ranks_cut_a_batch(tmp_path: Path) -> None
         half = tracing.batch(torch.randn(2, 2))
     full = Trace(tmp_path / "reference").shards[TensorId.of(0, 0, ".", Kind.BATCH)][0].tensor()
     assert torch.equal(half, full[2:])
+
+
+def test_a_batch_outside_of_a_step_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    running = session(tmp_path, model)
+    batch = torch.ones(3, 2)
+    with pytest.raises(CaptureError, match=r"session.batch was called outside of a step.*with session.step\(\)"):
+        running.batch(batch)
+    with running.step():
+        model(running.batch(batch)).sum().backward()
+    with running.step():
+        assert running.batch(batch) is batch, "nothing is generated after the last traced step"
+    assert running.batch(batch) is batch, "the session is closed"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils import _pytree as pytree
 
 from ttrace.adapters.adapter import Adapter, Optimizer
 from ttrace.adapters.native.context_parallel import cut_of
@@ -21,17 +19,19 @@ from ttrace.capture.observe.compiled import Compiled
 from ttrace.capture.observe.events import Call, SessionEvents
 from ttrace.capture.observe.function_calls import Calls
 from ttrace.capture.observe.gradient_entry import GradientEntry
-from ttrace.capture.observe.hooks import Hooks, slot_of
+from ttrace.capture.observe.hooks import Hooks
 from ttrace.capture.observe.rng_use import Draws
 from ttrace.capture.observe.step_counter import Chunk, Clock
 from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.plan import Plan
+from ttrace.capture.probes.batches import Batches
 from ttrace.capture.probes.decisions import Decisions
 from ttrace.capture.probes.dispatch import Visits
 from ttrace.capture.probes.generator import Generator
 from ttrace.capture.probes.isolation import Isolate
+from ttrace.capture.probes.module_tensors import ModuleTensors
 from ttrace.capture.probes.perturb import Perturb
-from ttrace.capture.probes.probe import Probe, Visit
+from ttrace.capture.probes.probe import Probe
 from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.inventory import census, switch_dropout_off
 from ttrace.capture.resolve.layout_resolver import Placing, Reference
@@ -43,13 +43,9 @@ from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.rules import Rules
 from ttrace.patches import Patches
 from ttrace.reference.skip_blocks import Passing
-from ttrace.tensors.holds import held_by
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
 from ttrace.trace.format import End, Manifest
 from ttrace.trace.writer import Writer
-
-_NUM_RECALLED = 32
-"""Tensors of the reference that are kept: every tensor of every expert asks for the same routing."""
 
 
 class Session(SessionEvents):
@@ -99,11 +95,6 @@ class Session(SessionEvents):
         self._generator = Generator(plan, adapter, self._placing, reference, names.tables())
         self._repeated = names.repeated()
 
-        @lru_cache(maxsize=_NUM_RECALLED)
-        def recalled(step: int, site: Site, microbatch: int) -> torch.Tensor | None:
-            return reference.tensor(TensorId(step, microbatch, site))
-
-        self._recalled = recalled
         parameters, aliases = names.parameters(reference.aliases)
         made = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
         adapter.on_parameters_replaced(optimizer)
@@ -150,14 +141,19 @@ class Session(SessionEvents):
         self._decisions = Decisions(self._placing, reference) if replays else None
         self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None
         nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated) if plan.role == "twin" else None
-        self._gradient_entry = GradientEntry() if nudge is not None else None
+        entry = GradientEntry() if nudge is not None else None
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
         self._visits = Visits(
             adapter, self._clock, self._placing, self._recorder, probes, infers=plan.record == "sketch"
         )
+        self._tensors = ModuleTensors(
+            adapter, self._clock, self._placing, reference, self._visits, self._recorder, self._isolate, entry
+        )
+        self._batches = Batches(self._clock, self._placing, self._generator, self._visits)
         self.is_closed = False
+        self._is_in_step = False
         self._hooks = Hooks(self._compiled.watched, self)
         self._patches.on_remove(self._hooks.remove)
         self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
@@ -179,9 +175,18 @@ class Session(SessionEvents):
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around one optimizer update. After the plan's last step the trace is closed and the script ends."""
-        if self._clock.step >= self._plan.num_steps:
-            yield
-            return
+        self._is_in_step = True
+        try:
+            if self._clock.step < self._plan.num_steps:
+                with self._traced_step():
+                    yield
+            else:
+                yield
+        finally:
+            self._is_in_step = False
+
+    @contextmanager
+    def _traced_step(self) -> Iterator[None]:
         try:
             with self._clock.running(), patch_torch(self), self._calls or nullcontext(), self._compiled.running():
                 self._state.see_start()
@@ -208,23 +213,14 @@ class Session(SessionEvents):
 
     def batch(self, batch: Any) -> Any:
         """This rank's part of generated data with the batch's own shapes, ranges and dtypes."""
-        if not self._clock.is_running:
-            return batch
-        number = self._clock.num_batches
-        self._clock.num_batches += 1
-        paths, structure = pytree.tree_flatten_with_path(batch)
-        for path, leaf in paths:
-            if isinstance(leaf, torch.Tensor):
-                site = Site(ROOT, Kind.BATCH, slot_of(path))
-                self._placing.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
-        leaves = []
-        for path, leaf in paths:
-            if isinstance(leaf, torch.Tensor):
-                tensor_id = self._visits.id_of(Site(ROOT, Kind.BATCH, slot_of(path)), number)
-                leaf, made = self._generator.batch_leaf(tensor_id, leaf, number)
-                self._visits.visit(tensor_id, leaf, number, values=made.distribution, fallback=made.placed)
-            leaves.append(leaf)
-        return pytree.tree_unflatten(leaves, structure)
+        if self._clock.is_running:
+            return self._batches.generate(batch)
+        if not self._is_in_step and not self.is_closed:
+            raise CaptureError(
+                "session.batch was called outside of a step, where no data can be generated. Call it inside of "
+                "`with session.step():`."
+            )
+        return batch
 
     def close(self) -> None:
         """Remove the hooks and complete the trace; a second call does nothing."""
@@ -266,42 +262,7 @@ class Session(SessionEvents):
     def on_tensor(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor of a call is there."""
         with self._calls.paused() if self._calls else nullcontext():
-            return self._seen(call, kind, slot, tensor)
-
-    def _seen(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        if call.name in self._adapter.divided and not self._is_models_own(kind):
-            return None
-        site = Site(call.name, kind, slot)
-        if self._see_shares(call, site, tensor):
-            return None
-        if kind is Kind.INPUT and call.name == ROOT:
-            self._placing.observe_batch(TensorId(call.step, call.microbatch, site), tuple(tensor.shape))
-        tensor_id = self._id_in(call, site)
-        is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
-        if is_input:
-            call.held = call.held or held_by(tensor)
-        held = None if is_input else call.held
-        values = self._isolate.distribution(tensor_id) if self._isolate else None
-        entry = call.is_entry(kind) or self._is_gradient_entry(call, kind, tensor)
-        return self._visits.visit(tensor_id, tensor, call.microbatch, entry=entry, values=values, held=held)
-
-    def _is_gradient_entry(self, call: Call, kind: Kind, tensor: torch.Tensor) -> bool:
-        """Whether gradients enter the model here, in a pipeline its last stage."""
-        entry, chunk = self._gradient_entry, self._clock.chunk
-        return entry is not None and (chunk is None or chunk.is_last) and entry.is_at(call, kind, tensor)
-
-    def _see_shares(self, call: Call, site: Site, tensor: torch.Tensor) -> bool:
-        """Record a tensor that has rows of several microbatches for each of them; whether it is such a one."""
-        try:
-            shares = self._adapter.split_rows(site, tensor, call.microbatch, partial(self._recalled, call.step))
-        except TTraceError as error:
-            self._recorder.keep(str(error))
-            return True
-        for share in shares or ():
-            tensor_id = TensorId(call.step, share.microbatch, site, call.number)
-            rows = tensor.detach()[share.rows.to(tensor.device)]
-            self._recorder.visit(Visit(tensor_id, rows, share.placed, call.microbatch))
-        return shares is not None
+            return self._tensors.visit(call, kind, slot, tensor)
 
     # Events of the framework
 
@@ -325,7 +286,7 @@ class Session(SessionEvents):
         if call is None or not loss.requires_grad:
             return
         site = Site(call.name, Kind.LOSS, str(call.number_of(Kind.LOSS)))
-        tensor_id = self._id_in(call, site)
+        tensor_id = self._tensors.make_id(call, site)
 
         def weighed(gradient: torch.Tensor) -> None:
             self._visits.visit(tensor_id, loss.detach() * gradient, call.microbatch)
@@ -371,7 +332,7 @@ class Session(SessionEvents):
             return None
         slot = str(call.number_of(Kind.DECISION))
         choice, reasons = (
-            self._id_in(call, Site(call.name, Kind.DECISION, name)) for name in (slot, scores_slot(slot))
+            self._tensors.make_id(call, Site(call.name, Kind.DECISION, name)) for name in (slot, scores_slot(slot))
         )
         # Recomputed ones are recorded only if they are the first: auxiliary losses choose where there are gradients.
         self._visits.visit(reasons, scores, call.microbatch)
@@ -387,16 +348,6 @@ class Session(SessionEvents):
         except TTraceError as error:
             self._recorder.keep(str(error))
 
-    def _is_models_own(self, kind: Kind) -> bool:
-        """Whether what enters or leaves a divided module does so for all of it: not between stages."""
-        chunk = self._clock.chunk
-        if chunk is None:
-            return True
-        return chunk.is_first if kind.primal is Kind.INPUT else chunk.is_last
-
     def _see_call(self, call: Call, slot: str, tensor: torch.Tensor) -> None:
         site = Site(call.name, Kind.CALL, slot)
-        self._visits.visit(self._id_in(call, site), tensor, call.microbatch)
-
-    def _id_in(self, call: Call, site: Site) -> TensorId:
-        return self._visits.id_of(site, call.microbatch, step=call.step, call=call.number)
+        self._visits.visit(self._tensors.make_id(call, site), tensor, call.microbatch)

@@ -1,0 +1,43 @@
+"""Generated data in place of a script's batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ttrace.capture.observe.hooks import slot_of
+from ttrace.capture.observe.step_counter import Clock
+from ttrace.capture.probes.dispatch import Visits
+from ttrace.capture.probes.generator import Generator
+from ttrace.capture.resolve.layout_resolver import Placing
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
+
+
+class Batches:
+    """Replaces the tensors of each batch by this rank's part of generated data, and shows them to the probes."""
+
+    def __init__(self, clock: Clock, placing: Placing, generator: Generator, visits: Visits) -> None:
+        self._clock = clock
+        self._placing = placing
+        self._generator = generator
+        self._visits = visits
+
+    def generate(self, batch: Any) -> Any:
+        """Generate data with the batch's own structure, shapes, ranges and dtypes."""
+        number = self._clock.num_batches
+        self._clock.num_batches += 1
+        paths, structure = pytree.tree_flatten_with_path(batch)
+        for path, leaf in paths:
+            if isinstance(leaf, torch.Tensor):
+                site = Site(ROOT, Kind.BATCH, slot_of(path))
+                self._placing.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
+        leaves = []
+        for path, leaf in paths:
+            if isinstance(leaf, torch.Tensor):
+                tensor_id = self._visits.id_of(Site(ROOT, Kind.BATCH, slot_of(path)), number)
+                leaf, made = self._generator.batch_leaf(tensor_id, leaf, number)
+                self._visits.visit(tensor_id, leaf, number, values=made.distribution, fallback=made.placed)
+            leaves.append(leaf)
+        return pytree.tree_unflatten(leaves, structure)
