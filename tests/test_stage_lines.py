@@ -37,7 +37,7 @@ def test_a_stage_that_failed_is_told_as_not_finished() -> None:
         interrupt()
     first, second = lines(output)
     assert first == "candidate: 1 s, not finished"
-    assert second == "interrupted: nothing is left running, and the same command goes on from here"
+    assert second == "interrupted: nothing is left running, and the same command continues from here"
 
 
 def test_the_line_of_the_stage_that_runs_is_live_on_a_terminal() -> None:

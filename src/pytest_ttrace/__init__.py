@@ -1,6 +1,6 @@
-"""This module is the pytest plugin: the fixture `equivalent`.
+"""The pytest plugin: the fixture `equivalent`.
 
-Every pytest loads it wherever TTrace is installed, so it stands outside of the package, whose import needs torch.
+Every pytest process loads it wherever TTrace is installed, so it imports nothing of the package until a test asks.
 """
 
 from __future__ import annotations

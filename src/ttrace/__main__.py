@@ -1,4 +1,4 @@
-"""This module makes `python -m ttrace` the same as `ttrace`."""
+"""`python -m ttrace`, the same as `ttrace`."""
 
 from ttrace.cli import main
 

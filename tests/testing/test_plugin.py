@@ -11,7 +11,7 @@ import pytest
 
 from ttrace.errors import TTraceError
 from ttrace.testing import assert_equivalent
-from ttrace.testing.call import Call
+from ttrace.testing.call import FunctionCall
 from zoo.harness.limits import HANG
 
 PYTEST = (sys.executable, "-m", "pytest", "-p", "pytest_ttrace", "-p", "no:cacheprovider")
@@ -42,6 +42,6 @@ def test_a_function_that_other_processes_cannot_find_is_refused() -> None:
 
 
 def test_arguments_that_cannot_be_sent_are_named(tmp_path: Path) -> None:
-    call = Call.of(assert_equivalent, (lambda: None,))
+    call = FunctionCall.of(assert_equivalent, (lambda: None,))
     with pytest.raises(TTraceError, match="the arguments of assert_equivalent cannot be sent"):
         call.save(tmp_path / "call")

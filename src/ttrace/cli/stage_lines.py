@@ -31,7 +31,7 @@ class StageLines:
         self._end("" if kind is None else ", not finished")
         self._live.stop()
         if kind is KeyboardInterrupt:
-            self.on_note("interrupted: nothing is left running, and the same command goes on from here")
+            self.on_note("interrupted: nothing is left running, and the same command continues from here")
 
     def on_stage(self, name: str) -> None:
         """Begin a stage, which ends the one before."""

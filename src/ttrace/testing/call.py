@@ -1,4 +1,4 @@
-"""This module writes a call of a test's function into a file, for processes that are to make it."""
+"""Call of a test's function, in a file for the processes that make it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = Callable[..., object]
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A function of a module's top level by name, its arguments, and where its module is found."""
 
     module: str
@@ -26,10 +26,10 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     path: tuple[str, ...]
-    """Where modules are looked for; pytest adds to that."""
+    """Where modules are looked for: pytest adds folders to it."""
 
     @classmethod
-    def of(cls, function: Function, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Call:
+    def of(cls, function: Function, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> FunctionCall:
         name = getattr(function, "__qualname__", "")
         file = getattr(sys.modules.get(function.__module__), "__file__", None)
         if not name.isidentifier() or file is None:
@@ -47,11 +47,11 @@ class Call:
             raise TTraceError(f"the arguments of {self.name} cannot be sent to other processes: {error}.") from None
 
     def make(self) -> None:
-        """Make the call, in the process that it was sent to."""
-        getattr(self._module(), self.name)(*self.args, **self.kwargs)
+        """Make the call in this process."""
+        getattr(self._import_module(), self.name)(*self.args, **self.kwargs)
 
-    def _module(self) -> Any:
-        """The module by its name, or from its file where pytest found it otherwise."""
+    def _import_module(self) -> Any:
+        """Import the module by its name, or from its file if pytest imported it in another way."""
         try:
             module = importlib.import_module(self.module)
             if getattr(module, "__file__", None) == self.file:
@@ -66,8 +66,8 @@ class Call:
         return module
 
 
-def load(path: Path) -> Call:
-    """A call that the same user's test has saved; its modules can be imported from now on."""
-    call: Call = pickle.loads(path.read_bytes())
+def load_call(path: Path) -> FunctionCall:
+    """Load a call that the same user's test saved, and make its modules importable."""
+    call: FunctionCall = pickle.loads(path.read_bytes())
     sys.path[:] = dict.fromkeys([*sys.path, *call.path])
     return call

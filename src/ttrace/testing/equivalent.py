@@ -14,7 +14,7 @@ from ttrace.capture.plan import Plan
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Exit
 from ttrace.report.terminal.summary import render_text
-from ttrace.testing.call import Call, Function
+from ttrace.testing.call import Function, FunctionCall
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.investigation import Investigation
 from ttrace.workflow.lock import hold
@@ -38,10 +38,10 @@ def assert_equivalent(
     isolate: bool = False,
     timeout: float = 600.0,
 ) -> None:
-    """Call a function on so many ranks, and once on a single one, and compare what they trained.
+    """Call a function on several ranks, and once on a single one, and compare what they trained.
 
-    Both are functions of a module's top level that train a model to which `ttrace.attach` is given; without a
-    `reference` it is the same function. They are called inside a process group, in processes of their own: gloo, or
+    Both are functions of a module's top level that train a model and call `ttrace.attach`; without a `reference` it is
+    the same function. They are called inside a process group, in processes of their own: gloo, or
     what torch has for `device`. Raises AssertionError with the finding. Without `out`, only a failure keeps its traces.
     """
     __tracebackhide__ = True  # what pytest shows is the test's own line and the finding
@@ -51,8 +51,8 @@ def assert_equivalent(
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         run = Run(folder)
         commands = Commands(
-            _command(folder / "reference.call", Call.of(reference or candidate, args, kwargs), 1, device),
-            _command(folder / "candidate.call", Call.of(candidate, args, kwargs), ranks, device),
+            _make_command(folder / "reference.call", FunctionCall.of(reference or candidate, args, kwargs), 1, device),
+            _make_command(folder / "candidate.call", FunctionCall.of(candidate, args, kwargs), ranks, device),
             twins,
             timeout,
         )
@@ -70,7 +70,7 @@ def assert_equivalent(
     removal.close()
 
 
-def _command(file: Path, call: Call, ranks: int, device: str) -> tuple[str, ...]:
+def _make_command(file: Path, call: FunctionCall, ranks: int, device: str) -> tuple[str, ...]:
     call.save(file)
     rank = ("-m", "ttrace.testing.rank", str(file), device)
     if ranks == 1:

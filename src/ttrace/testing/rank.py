@@ -1,4 +1,4 @@
-"""This module is one rank of a test: `python -m ttrace.testing.rank CALL DEVICE`, alone or under torchrun."""
+"""One rank of a test: `python -m ttrace.testing.rank CALL DEVICE`, alone or under torchrun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from ttrace.testing.call import load
+from ttrace.testing.call import load_call
 
 
 def main(call: Path, device: str) -> None:
@@ -24,7 +24,7 @@ def main(call: Path, device: str) -> None:
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
-        load(call).make()
+        load_call(call).make()
     finally:
         dist.destroy_process_group()
 

@@ -1,1 +1,1 @@
-"""This folder runs reference, twins and candidate, and checks them."""
+"""The workflow: run reference, twins and candidate, judge them, and follow up findings."""

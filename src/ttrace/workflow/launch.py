@@ -1,4 +1,4 @@
-"""This module runs one of the user's commands under a plan: its output in a log, nothing left behind."""
+"""Launch of one of the user's commands under a plan: its output goes to a log, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ttrace.workflow import supervisor
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchResult:
     """How a command ended."""
 
     command: tuple[str, ...]
@@ -33,10 +33,10 @@ class Launched:
     seconds: float
     log: Path
 
-    def complaint(self, num_lines: int = 15) -> str:
-        """What went wrong, as the log tells it: the first error with its traceback, else the last lines.
+    def find_error(self, num_lines: int = 15) -> str:
+        """Find what went wrong in the log: the first error with its traceback, else the last lines.
 
-        Under torchrun every rank's error stands above a summary that says nothing.
+        Under torchrun every rank's error comes before a summary that says nothing.
         """
         lines = self.log.read_text(errors="replace").splitlines()
         at = next((i for i, line in enumerate(lines) if _ERROR.match(line)), None)
@@ -52,7 +52,7 @@ _OURS = re.compile(r"(\[rank\d+\]:\s*)?ttrace\.errors\.\w+: (?P<message>.*)")
 
 
 def split_command(command: str) -> tuple[str, ...]:
-    """The words of a command; no shell reads it."""
+    """Split a command into its words; no shell reads it."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -63,11 +63,11 @@ def split_command(command: str) -> tuple[str, ...]:
 
 
 class Launch:
-    """A command that runs below a supervisor, which ends everything of it when this process says so, or dies."""
+    """A command that runs below a supervisor, which ends all its processes when this process says so, or dies."""
 
     def __init__(self, command: tuple[str, ...], output: IO[bytes], environment: dict[str, str]) -> None:
         self._words = shlex.join(command)
-        self._carried = environment[PLAN_VARIABLE]
+        self._plan_address = environment[PLAN_VARIABLE]
         self._control, theirs = socket.socketpair()
         with theirs:
             # In a session of its own: a Ctrl-C in the terminal, or the end of it, must not reach the supervisor.
@@ -81,7 +81,7 @@ class Launch:
             )
 
     def wait(self, seconds: float) -> int:
-        """The command's status, negative for a signal, once it and everything that it started have ended."""
+        """Wait for the command and everything that it started; return its status, negative for a signal."""
         self._process.wait(seconds)
         report = self._read_report()
         if report["error"]:
@@ -100,7 +100,7 @@ class Launch:
             self._control.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Leave nothing behind: what a supervisor could not end is named."""
+        """End everything; processes that the supervisor could not end are named in an error."""
         if self._process.returncode is None:
             self.stop()
             try:
@@ -114,7 +114,7 @@ class Launch:
         self._control.close()
 
     def _read_report(self) -> dict[str, Any]:
-        """What the supervisor said at its end; if it was killed, its work is done here."""
+        """Read the supervisor's report; if it was killed, do its work here."""
         received = b""
         with contextlib.suppress(OSError):
             while part := self._control.recv(1 << 16):
@@ -123,7 +123,7 @@ class Launch:
             report: dict[str, Any] = json.loads(received)
             return report
         except ValueError:
-            left = supervisor.end_all(lambda: supervisor.find_carriers(self._carried))
+            left = supervisor.end_all(lambda: supervisor.find_carriers(self._plan_address))
             return {"status": -signal.SIGKILL, "error": "", "survivors": supervisor.describe(left)}
 
 
@@ -139,14 +139,14 @@ def _refuse_survivors(words: str, survivors: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Launches:
-    """What several threads have launched: only the main thread hears of a signal, and must be able to end them all."""
+    """The launches of several threads: only the main thread gets signals, and must be able to end them all."""
 
     _running: set[Launch] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: threading.Event = field(default_factory=threading.Event)
 
     def start(self, command: tuple[str, ...], output: IO[bytes], environment: dict[str, str]) -> Launch:
-        """Launch a command, unless all were ended before."""
+        """Launch a command, unless `close` was called before."""
         with self._lock:
             if self._closed.is_set():
                 raise TTraceError(f"{shlex.join(command)} was not started: the run was ended.")
@@ -155,13 +155,13 @@ class Launches:
             return started
 
     def end(self, running: Launch) -> None:
-        """Leave nothing of it."""
+        """End one launch and all its processes."""
         with self._lock:
             self._running.discard(running)
         running.close()
 
     def close(self) -> None:
-        """End whatever still runs, and start nothing more."""
+        """End whatever still runs, and refuse to start more."""
         with self._lock:
             self._closed.set()
             running = list(self._running)
@@ -169,7 +169,7 @@ class Launches:
             one.stop()  # the thread that waits for it does the rest
 
 
-def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: Launches | None = None) -> Launched:
+def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: Launches | None = None) -> LaunchResult:
     """Run the command with tracing switched on, and wait. Every process that it started ends with it."""
     launches = launches or Launches()
     folder = plan.out.parent
@@ -189,4 +189,4 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
             ) from None
         finally:
             launches.end(running)
-    return Launched(command, status, time.monotonic() - start, log)
+    return LaunchResult(command, status, time.monotonic() - start, log)

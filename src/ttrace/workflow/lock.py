@@ -1,6 +1,6 @@
-"""Lock of a run's folder: one process at a time writes into it, and the next one is told which.
+"""Lock of a run's folder: one process at a time writes into it, and others name that process when they refuse.
 
-The kernel gives the lock back when its holder ends, however it ends, so no lock is ever stale.
+The kernel releases the lock when its holder ends, however it ends, so no lock is ever stale.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from ttrace.errors import TTraceError
 
 LOCK = ".lock"
-"""The file that is locked. It stays: to remove it would let two processes hold two files of this name."""
+"""The file that is locked. It is never removed: otherwise two processes could hold two files of this name."""
 CELLS, REFERENCES = "cells", "references"
 """The folders in which a sweep has its runs."""
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Have a run's folder for this process alone; it is made if it is not there. A sweep's folder includes its runs."""
+    """Lock a run's folder for this process; it is made if needed. The lock of a sweep's folder includes its runs."""
     with ExitStack() as stack:
         absolute = folder.absolute()
         if absolute.parent.name in (CELLS, REFERENCES) and (absolute.parent.parent / LOCK).exists():
-            stack.enter_context(_locked(absolute.parent.parent, fcntl.LOCK_SH))
-        stack.enter_context(_locked(folder, fcntl.LOCK_EX))
+            stack.enter_context(_lock(absolute.parent.parent, fcntl.LOCK_SH))
+        stack.enter_context(_lock(folder, fcntl.LOCK_EX))
         yield
 
 
@@ -41,7 +41,7 @@ def is_empty(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(folder: Path, kind: int) -> Iterator[None]:
+def _lock(folder: Path, kind: int) -> Iterator[None]:
     path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,32 +53,32 @@ def _locked(folder: Path, kind: int) -> Iterator[None]:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TTraceError(
-                f"{folder} is in use by {_holder(path)}. Wait until it ends, or use another folder."
+                f"{folder} is in use by {_describe_holder(path)}. Wait until it ends, or use another folder."
             ) from None
         except OSError:
-            pass  # a file system without locks: what a launch writes is still told apart from what another one does
+            pass  # a file system without locks: traces still say which launch wrote them
         if kind == fcntl.LOCK_EX:
-            _introduce(path)
+            _write_holder(path)
         yield
 
 
-def _introduce(path: Path) -> None:
-    """Say who holds the lock; nobody depends on it but the message that another process prints."""
-    known = {
+def _write_holder(path: Path) -> None:
+    """Write who holds the lock, for the message that another process prints."""
+    holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "command": shlex.join(sys.argv),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     try:
-        path.write_text(json.dumps(known), encoding="utf-8")
+        path.write_text(json.dumps(holder), encoding="utf-8")
     except OSError as error:
         raise TTraceError(f"{path} cannot be written: {error}.") from None
 
 
-def _holder(path: Path) -> str:
+def _describe_holder(path: Path) -> str:
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {known['pid']} on {known['host']} since {known['since']}: {known['command']}"
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}: {holder['command']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -72,12 +72,12 @@ class Run:
 
     @property
     def repeat(self) -> Path:
-        """The candidate a second time, kept where it differs from the first."""
+        """The second run of the candidate, kept if it differs from the first."""
         return self.folder / "repeat"
 
     @property
     def echo(self) -> Path:
-        """The reference again, while it is compared with the first time."""
+        """The second iteration of the reference, until it has been compared with the first."""
         return self.folder / "echo"
 
     def twin(self, number: int) -> Path:
@@ -85,12 +85,12 @@ class Run:
 
     @property
     def isolated(self) -> Run:
-        """The same with every module's inputs generated, run when something was found."""
+        """The isolated run, with every module's inputs generated; there is one if something was found."""
         return Run(self.folder / "isolated")
 
     @property
     def full(self) -> Run:
-        """Reference and candidate again, with what was wrong in their sketches recorded in full."""
+        """Reference and candidate again, with the tensors that were wrong in sketches recorded in full."""
         return Run(self.folder / "full")
 
     @property
@@ -99,12 +99,12 @@ class Run:
         return self.full if is_complete(self.full.reference) and is_complete(self.full.candidate) else self
 
     def twins(self) -> list[Path]:
-        """In the order of their numbers."""
-        found = [path for path in self.folder.glob("twin-*") if _TWIN.fullmatch(path.name) and path.is_dir()]
-        return sorted(found, key=number_of_twin)
+        """The folders of the twins, by number."""
+        folders = [path for path in self.folder.glob("twin-*") if _TWIN.fullmatch(path.name) and path.is_dir()]
+        return sorted(folders, key=number_of_twin)
 
     def clear(self) -> None:
-        """Remove all traces, and what says that they are there."""
+        """Remove all traces, and the marks of their stages."""
         traces = (self.reference, self.candidate, *self.twins(), self.echo, self.repeat)
         for folder in (*traces, self.isolated.folder, self.full.folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -118,21 +118,21 @@ class Run:
             (self.folder / name).unlink(missing_ok=True)
 
     def archive(self, progress: Progress) -> None:
-        """Keep all other traces as differences to their reference."""
+        """Store all other traces as differences to their reference."""
         self._change(lambda path, done: archive(path, self.reference.name, done), progress)
 
     def restore(self, progress: Progress) -> None:
-        """Bring them back as they were."""
+        """Restore archived traces."""
         self._change(restore, progress)
 
     def num_bytes(self) -> int:
-        """What its traces take on the disk."""
+        """Return how many bytes the traces take on the disk."""
         return sum(path.stat().st_size for path in self.folder.rglob("rank-*/*"))
 
     def _change(self, change: Callable[[Path, Callable[[], None]], None], progress: Progress) -> None:
         runs = [run for run in (self, self.full, self.isolated) if _is_trace(run.reference)]
         beside = [path for run in runs for path in (run.candidate, run.repeat, *run.twins())]
-        # Cells of a sweep link to references and twins that they share.
+        # Cells of a sweep link to shared references and twins.
         traces = [path for path in beside if _is_trace(path) and not path.is_symlink()]
         total = sum(1 for path in traces for _ in path.glob("rank-*/chunk-*"))
         counts = itertools.count(1)
@@ -143,7 +143,7 @@ class Run:
                 raise TTraceError(f"{path} cannot be changed: {error}. It can be read as it was before.") from None
 
     def check_complete(self) -> None:
-        """Refuse a folder that has not both traces, and say what it has."""
+        """Refuse a folder without both traces, and say what it has."""
         missing = [path.name for path in (self.reference, self.candidate) if not _is_trace(path)]
         if not missing:
             read_document(self.folder / MARK)
@@ -152,8 +152,8 @@ class Run:
             raise TTraceError(f"{self.folder} does not exist. Give the folder that `ttrace run --out` wrote.")
         if (self.folder / MARK).exists():
             raise TTraceError(
-                f"{self.folder} is a run without a {missing[0]}: it was cut off, or failed. The same `ttrace run` "
-                "again goes on from there."
+                f"{self.folder} is a run without a {missing[0]}: it was interrupted, or failed. Run the same "
+                "`ttrace run` again to continue."
             )
         inside = sorted(path.parent.name for path in self.folder.glob(f"*/{MARK}"))
         hint = f" There are runs in it: {', '.join(inside[:5])}." if inside else " `ttrace run --out` makes one."
@@ -168,10 +168,10 @@ class Run:
         progress: Progress | None = None,
         engine: Engine | None = None,
     ) -> Judgement:
-        """Check the candidate, with its repeat and its isolated run where there are; runs nothing again.
+        """Judge the candidate, with its repeat and its isolated run if there are any; no command runs.
 
-        With `rules`, what they speak of has other layouts than it was recorded with. The isolated run has no say then:
-        what entered its modules was generated for the recorded ones.
+        With `rules`, tensors that they match get other layouts than recorded. The isolated run is not used then: the
+        inputs of its modules were generated for the recorded layouts.
         """
         self.check_complete()
         engine = engine or all_cores()
@@ -181,7 +181,7 @@ class Run:
         rounding = Twins(reference, twins, strictness.margin, engine, progress)
 
         def trace(folder: Path) -> Trace:
-            return open_trace(folder) if rules is None else _checked(Relaid(folder, rules, rounding.reference))
+            return open_trace(folder) if rules is None else _check_and_return(Relaid(folder, rules, rounding.reference))
 
         candidate = trace(detailed.candidate)
         check_side(reference, "reference")
@@ -199,7 +199,7 @@ class Run:
         return combined(found, self.isolated.judge(strictness, progress=progress, engine=engine))
 
     def selftest(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
-        """What the check of this run, which must be clean, would have revealed."""
+        """Find out which faults the check of this run, which must be clean, would have revealed."""
         self.check_complete()
         twins, _ = choose_twins(self.twins(), self.folder)
         rounding, candidate = Twins(open_trace(self.reference), twins, margin), open_trace(self.candidate)
@@ -207,12 +207,12 @@ class Run:
         if found.findings:
             raise TTraceError(
                 f"{self.folder} has findings, and a selftest needs a run without any. `ttrace check {self.folder}` "
-                "tells them."
+                "lists them."
             )
         return run_selftest(rounding, candidate, found, progress=progress)
 
     def next_command(self, judgement: Judgement) -> str:
-        """What to type next."""
+        """Return the command to type next."""
         folder = shlex.quote(str(self.folder))
         if judgement.findings:
             return f"ttrace diff {folder} {shlex.quote(str(judgement.findings[0].comparison.id))}"
@@ -224,10 +224,10 @@ class Run:
 
 def open_trace(folder: Place) -> Trace:
     """Open a trace that one launch wrote, the one that was marked as done."""
-    return _checked(Trace(folder))
+    return _check_and_return(Trace(folder))
 
 
-def _checked(trace: Trace) -> Trace:
+def _check_and_return(trace: Trace) -> Trace:
     check_launch(trace)
     return trace
 
@@ -237,7 +237,7 @@ def number_of_twin(path: Path) -> int:
 
 
 def choose_twins(places: Iterable[Place], where: Place) -> tuple[list[Trace], list[str]]:
-    """The twins that finished, and a note on each that did not; refuses a run without any."""
+    """Open the twins that finished, with a note on each that did not; refuse a run without any."""
     twins, notes = list[Trace](), list[str]()
     for place in places:
         try:
@@ -249,7 +249,7 @@ def choose_twins(places: Iterable[Place], where: Place) -> tuple[list[Trace], li
             check_role(twin, "twin")
             twins.append(twin)
         else:
-            notes.append(f"{place.name} was left out, as it was cut off: {gap}")
+            notes.append(f"{place.name} was left out, as it is not complete: {gap}")
     if not twins:
         raise TTraceError(
             f"{where} holds no complete twin, but tolerances come from twins.{''.join(f' {note}.' for note in notes)} "
@@ -259,7 +259,7 @@ def choose_twins(places: Iterable[Place], where: Place) -> tuple[list[Trace], li
 
 
 def check_side(trace: Trace, role: str) -> None:
-    """Refuse a trace of another role, or that a rank did not finish: what it would say of the run is not all there."""
+    """Refuse a trace of another role, or one that a rank did not finish."""
     check_role(trace, role)
     for gap in trace.gaps():
         raise TTraceError(f"{gap}, so nothing can be judged. Trace again.")

@@ -1,7 +1,7 @@
-"""This module runs one command under one plan into a trace, and knows whether that was done before.
+"""Stage of a run: one command under one plan makes one trace, unless that was done before.
 
-A stage that ended well leaves a mark beside its trace. It stands for the trace as long as the command, the plan, the
-files it was loaded from, the variables around it and the reference it was made for are the same.
+A stage that succeeded leaves a mark beside its trace. The trace is kept as long as the command, the plan, the files it
+was loaded from, the environment variables and the reference it was made for are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ttrace.workflow.launch import Launches, launch
 
 
 class _Mark(BaseModel):
-    """What a stage that ended well was made from."""
+    """What the trace of a successful stage was made from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,17 +63,17 @@ class Stage:
         return Trace(self.plan.written)
 
     def is_done(self) -> bool:
-        """Whether an earlier trace may stand for what would be made now."""
-        mark = _read(self.plan.out)
+        """Whether an earlier trace is what this stage would make now."""
+        mark = _read_mark(self.plan.out)
         if mark is None or (mark.command, mark.plan) != (self.command, self._plan):
             return False
-        return (mark.of, mark.environment) == (self._of, environment()) and changed(mark.sources) is None
+        return (mark.of, mark.environment) == (self._reference_stamp, environment()) and changed(mark.sources) is None
 
     def run(self, *, timeout: float, then: Sequence[Stage] = (), launches: Launches | None = None) -> Trace:
-        """Make the trace; it is complete. An earlier one in the same place is removed.
+        """Make the trace, and check that it is complete. An earlier one in the same place is removed.
 
-        `then` are stages that the same process is asked to go on with: those that it completed are there afterwards,
-        but not marked as done yet.
+        `then` are stages that the same process is asked to continue with: those that it completed are there
+        afterwards, but not marked as done yet.
         """
         number = uuid.uuid4().hex
         for stage in (self, *then):
@@ -82,14 +82,14 @@ class Stage:
         plan = self.plan.model_copy(update={"then": following, "launch": number})
         launched = launch(self.command, plan, timeout=timeout, launches=launches)
         words = shlex.join(self.command)
-        is_excused = then and self.is_complete()  # it failed only at what it was asked on top
+        is_excused = then and self.is_complete()  # it failed only in a stage that follows
         if launched.status != 0 and not is_excused:
             raise TTraceError(
-                f"{words} ended with status {launched.status}:\n{launched.complaint()}\n(from {launched.log})"
+                f"{words} ended with status {launched.status}:\n{launched.find_error()}\n(from {launched.log})"
             )
         if not self._is_begun():
             raise TTraceError(
-                f"{words} ended well but left no trace. Does the script call ttrace.attach(model, optimizer)? Its "
+                f"{words} succeeded but left no trace. Does the script call ttrace.attach(model, optimizer)? Its "
                 f"output is in {launched.log}."
             )
         trace = self.trace
@@ -98,7 +98,7 @@ class Stage:
         unfinished = [rank for rank in trace.ranks if rank.end is None]
         if unfinished:
             raise TTraceError(
-                f"{words} ended well, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
+                f"{words} succeeded, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
                 "every rank run its step inside `with session.step():`, and often enough? Its output is in "
                 f"{launched.log}."
             )
@@ -113,27 +113,27 @@ class Stage:
             check_launch(trace := self.trace)
             return not any(trace.gaps())
         except TraceError:
-            return False  # damaged, or of another format or launch: what is made now will be neither
+            return False  # damaged, or of another format or launch: a new trace will be neither
 
     def mark(self) -> None:
-        """Say that the trace is what this stage makes."""
+        """Write the mark: the trace is what this stage makes."""
         trace = self.trace
-        named = {word: fingerprint(Path(word)) for word in self.command if Path(word).is_file()}
+        words = {word: fingerprint(Path(word)) for word in self.command if Path(word).is_file()}
         mark = _Mark(
             stamp=uuid.uuid4().hex,
             launch=trace.launch,
-            of=self._of,
+            of=self._reference_stamp,
             command=self.command,
             plan=self._plan,
             environment=environment(),
-            sources={**named, **_sources(trace)},
+            sources={**words, **_collect_sources(trace)},
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             git=_git_state(Path.cwd()),
         )
         _mark_of(self.plan.out).write_text(seal_document(mark.model_dump_json(indent=1)), encoding="utf-8")
 
     def claim(self, launch: str) -> None:
-        """Take the place of the trace for a launch: what an earlier one left is removed, and it may not go on."""
+        """Claim the place of the trace for a launch: an earlier trace is removed, and its launch may write no more."""
         plan = self.plan
         if plan.reference is not None and plan.reference.resolve() == plan.out.resolve():
             raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
@@ -143,7 +143,7 @@ class Stage:
         self.clear()
 
     def clear(self) -> None:
-        """Whatever lies here afterwards was made by this plan, on every rank."""
+        """Remove an earlier trace and its mark, so that every rank's part will be of this plan."""
         plan = self.plan
         _mark_of(plan.out).unlink(missing_ok=True)
         if isinstance(plan.written, Remote):
@@ -161,12 +161,12 @@ class Stage:
 
     @property
     def _plan(self) -> Plan:
-        """The plan wherever it is read."""
+        """The plan with an absolute path, so that it means the same wherever it is read."""
         return self.plan.model_copy(update={"out": self.plan.out.resolve()})
 
     @property
-    def _of(self) -> str:
-        mark = _read(self.plan.reference) if self.plan.reference else None
+    def _reference_stamp(self) -> str:
+        mark = _read_mark(self.plan.reference) if self.plan.reference else None
         return mark.stamp if mark else ""
 
 
@@ -176,25 +176,25 @@ def _git_state(folder: Path) -> str:
     return describe_commit(folder)
 
 
-def _sources(trace: Trace) -> dict[str, str]:
-    """The files that any rank was loaded from: the last stage of a pipeline may import what no other does."""
-    found: dict[str, str] = {}
+def _collect_sources(trace: Trace) -> dict[str, str]:
+    """Collect the files that any rank loaded: the last stage of a pipeline may import files that no other does."""
+    sources: dict[str, str] = {}
     for rank in trace.ranks:
         for path, mark in rank.end.sources.items() if rank.end else ():
-            # What two hosts see differently is never what it was.
-            found[path] = mark if found.get(path, mark) == mark else "?"
-    return found
+            # A file that differs between two hosts never counts as unchanged.
+            sources[path] = mark if sources.get(path, mark) == mark else "?"
+    return sources
 
 
 def check_launch(trace: Trace) -> None:
     """Refuse a trace that is not the one that was marked as done."""
     if isinstance(trace.folder, Remote):
         return
-    out = trace.folder.resolve()  # cells of a sweep link to references that they share
-    mark = _read(out)
+    out = trace.folder.resolve()  # cells of a sweep link to shared references
+    mark = _read_mark(out)
     if mark is not None and mark.launch != trace.launch:
         raise TraceError(
-            f"{trace.folder} was replaced by another launch than the one that {_mark_of(out)} speaks of. Trace again: "
+            f"{trace.folder} was replaced by another launch than the one in {_mark_of(out)}. Trace again: "
             "`ttrace run --fresh`."
         )
 
@@ -203,9 +203,9 @@ def _mark_of(out: Path) -> Path:
     return out.parent / f"{out.name}.done.json"
 
 
-def _read(out: Path) -> _Mark | None:
+def _read_mark(out: Path) -> _Mark | None:
     try:
         text = _mark_of(out).read_text(encoding="utf-8")
         return _Mark.model_validate_json(open_document(text, str(_mark_of(out))))
     except (OSError, ValueError, RecursionError, TraceError):
-        return None  # a mark that is not what was written marks nothing
+        return None  # a damaged mark counts as none

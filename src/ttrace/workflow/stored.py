@@ -16,9 +16,9 @@ from ttrace.workflow.run import Strictness, check_side, choose_twins, open_trace
 
 
 def judge(folder: Remote, strictness: Strictness, *, progress: Progress | None = None, engine: Engine) -> Judgement:
-    """Check `candidate` against `reference` and `twin-1`, `twin-2` ...; they are asked for by name, not listed."""
-    named: Iterator[Place] = (folder / f"twin-{number}" for number in count(1))
-    twins, notes = choose_twins(takewhile(_is_trace, named), folder)
+    """Judge `candidate` against `reference`, `twin-1`, `twin-2` ..., found by name: new objects may not be listed."""
+    places: Iterator[Place] = (folder / f"twin-{number}" for number in count(1))
+    twins, notes = choose_twins(takewhile(_is_trace, places), folder)
     reference, candidate = open_trace(folder / "reference"), open_trace(folder / "candidate")
     check_side(reference, "reference")
     check_side(candidate, "candidate")

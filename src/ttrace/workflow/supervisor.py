@@ -59,22 +59,22 @@ def main(command: list[str]) -> int:
         report["error"] = str(error)
     status = _wait(child, control, wake) if child else None
     report["status"] = status
-    report["survivors"] = describe(end_all(lambda: _launched(child)))
+    report["survivors"] = describe(end_all(lambda: _find_launched(child)))
     with contextlib.suppress(OSError):  # `ttrace` may be gone
         control.sendall(json.dumps(report).encode())
     return 0
 
 
 def end_all(find: Find) -> set[int]:
-    """Send SIGTERM to all that is found, later SIGKILL, until nothing is; what could not be ended is the result."""
+    """Send SIGTERM to all processes found, later SIGKILL, until none is left; return those that could not be ended."""
     for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, LONGEST_KILL)):
         deadline = time.monotonic() + seconds
-        told: set[int] = set()
-        while found := find():
-            # Processes that a signal reaches once may handle it; those that start meanwhile get it too.
-            for process in found - told if number == signal.SIGTERM else found:
+        signalled: set[int] = set()
+        while processes := find():
+            # A process may handle SIGTERM, so it gets it once; processes that start meanwhile get it too.
+            for process in processes - signalled if number == signal.SIGTERM else processes:
                 _send(process, number)
-            told |= found
+            signalled |= processes
             if time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE)
@@ -84,70 +84,70 @@ def end_all(find: Find) -> set[int]:
 
 
 def find_carriers(value: str) -> set[int]:
-    """All other processes of this machine that have this plan in their environment, as far as they may be read."""
-    entry, found = f"{CARRIED}={value}".encode(), set()
-    for process in _numbers():
+    """Find all other processes of this machine that have this plan in their environment, as far as we may read them."""
+    entry, carriers = f"{CARRIED}={value}".encode(), set()
+    for process in _list_processes():
         try:
             environment = (_PROCESSES / str(process) / "environ").read_bytes()
         except OSError:
             continue
         if process != os.getpid() and entry in environment.split(b"\0"):
-            found.add(process)
-    return found
+            carriers.add(process)
+    return carriers
 
 
 def describe(processes: Iterable[int]) -> list[str]:
-    """Each process in words: its number and its command."""
-    described = []
+    """Describe each process: its number and its command."""
+    descriptions = []
     for process in sorted(processes):
         try:
             words = (_PROCESSES / str(process) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             words = ""
-        described.append(f"{process} ({words.strip()[:80]})")
-    return described
+        descriptions.append(f"{process} ({words.strip()[:80]})")
+    return descriptions
 
 
 def _wait(child: int, control: socket.socket, wake: int) -> int | None:
-    """The status with which the child ended, negative for a signal; None if `ttrace` ended before."""
+    """Wait for the child; return its status, negative for a signal, or None if `ttrace` ended before."""
     while True:
         for process, status in _reap():
             if process == child:
                 return os.waitstatus_to_exitcode(status)
         ready, _, _ = select.select([control.fileno(), wake], [], [])
-        if control.fileno() in ready:  # nothing is ever sent: this is its end
+        if control.fileno() in ready:  # nothing is ever sent, so `ttrace` has ended
             return None
         if any(number != signal.SIGCHLD for number in os.read(wake, 4096)):
             return None
 
 
-def _launched(child: int) -> set[int]:
-    """Everything below this process, and all that carries its plan elsewhere on this machine; zombies do not count."""
+def _find_launched(child: int) -> set[int]:
+    """Find all processes below this one, and those elsewhere on this machine that carry its plan; skip zombies."""
     _reap()
     if not (_PROCESSES / "self" / "stat").exists():  # not Linux
-        return {-child} if child and _is_group(child) else set()
+        return {-child} if child and _is_process_group(child) else set()
     parents = {}
-    for process in _numbers():
+    for process in _list_processes():
         try:
-            told = (_PROCESSES / str(process) / "stat").read_text(errors="replace")
+            stat = (_PROCESSES / str(process) / "stat").read_text(errors="replace")
             # The name before it is in brackets, and may hold anything.
-            state, parent = told.rpartition(")")[2].split()[:2]
+            state, parent = stat.rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
             continue
         if state != "Z":
             parents[process] = int(parent)
-    found = {os.getpid()}
-    while more := {process for process, parent in parents.items() if parent in found} - found:
-        found |= more
+    below = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in below} - below:
+        below |= more
     carried = os.environ.get(CARRIED, "")
-    return (found | (find_carriers(carried) & parents.keys() if carried else set())) - {os.getpid()}
+    return (below | (find_carriers(carried) & parents.keys() if carried else set())) - {os.getpid()}
 
 
-def _numbers() -> list[int]:
+def _list_processes() -> list[int]:
     return [int(path.name) for path in _PROCESSES.iterdir() if path.name.isdigit()] if _PROCESSES.is_dir() else []
 
 
-def _is_group(child: int) -> bool:
+def _is_process_group(child: int) -> bool:
     try:
         os.killpg(child, 0)
     except OSError:
@@ -161,7 +161,7 @@ def _send(process: int, number: int) -> None:
 
 
 def _reap() -> list[tuple[int, int]]:
-    """Children that ended, orphans among them, with their statuses."""
+    """Collect children that ended, orphans among them, with their statuses."""
     ended = []
     with contextlib.suppress(ChildProcessError):
         while (one := os.waitpid(-1, os.WNOHANG))[0]:
@@ -170,7 +170,7 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def _prctl() -> Callable[[int, int], object]:
-    """Linux's prctl; elsewhere a function that does nothing."""
+    """Return Linux's prctl; elsewhere a function that does nothing."""
     if not sys.platform.startswith("linux"):
         return lambda *_: None
     call = ctypes.CDLL(None).prctl

@@ -27,8 +27,8 @@ from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.trace.relayout import Relaid
 from ttrace.values.stats import Stats
-from ttrace.workflow.engines.result_cache import Kept
-from ttrace.workflow.engines.torchrun import Torchrun, shares
+from ttrace.workflow.engines.result_cache import ResultCache
+from ttrace.workflow.engines.torchrun import Torchrun, divide_lots
 from ttrace.workflow.run import Run
 from zoo.harness.limits import HANG
 
@@ -36,14 +36,14 @@ IDS = [TensorId.parse(f"0/0/layers.{layer}/output") for layer in range(8)]
 LOT = Lot(IDS[:2], 5)
 
 
-def test_shares_are_all_lots_in_order_and_about_the_same_bytes() -> None:
+def test_divide_lots_are_all_lots_in_order_and_about_the_same_bytes() -> None:
     lots = [Lot(IDS, num_bytes) for num_bytes in (100, 1, 1, 98, 50, 50, 0, 100)]
     for num_ranks in (1, 2, 3, 4, 9):
-        found = shares(lots, num_ranks)
+        found = divide_lots(lots, num_ranks)
         assert [lot for share in found for lot in share] == lots
         assert max(sum(lot.num_bytes for lot in share) for share in found) <= 400 / num_ranks + 100
-    assert shares([], 2) == [[], []]
-    assert len(shares([Lot(IDS, 0)] * 8, 2)[0]) == 4, "what takes no bytes takes time"
+    assert divide_lots([], 2) == [[], []]
+    assert len(divide_lots([Lot(IDS, 0)] * 8, 2)[0]) == 4, "what takes no bytes takes time"
 
 
 def test_results_are_kept_bit_by_bit(tmp_path: Path) -> None:
@@ -60,15 +60,15 @@ def test_results_are_kept_bit_by_bit(tmp_path: Path) -> None:
         (Comparer.comparisons, [comparison, Comparison(IDS[1], Verdict.MISSING)]),
         (Twins._samples, [sample]),
     ):
-        assert Kept(tmp_path, "rank-0.jsonl", work, "these").found(LOT) is None
-        Kept(tmp_path, "rank-0.jsonl", work, "these").add(LOT, list(results))
-        assert Kept(tmp_path, "rank-1.jsonl", work, "these").found(LOT) == results
-        assert Kept(tmp_path, "rank-1.jsonl", work, "these").found(Lot(IDS[:3], 5)) is None
-        assert Kept(tmp_path, "rank-1.jsonl", work, "other traces, or other rules").found(LOT) is None
+        assert ResultCache(tmp_path, "rank-0.jsonl", work, "these").find(LOT) is None
+        ResultCache(tmp_path, "rank-0.jsonl", work, "these").add(LOT, list(results))
+        assert ResultCache(tmp_path, "rank-1.jsonl", work, "these").find(LOT) == results
+        assert ResultCache(tmp_path, "rank-1.jsonl", work, "these").find(Lot(IDS[:3], 5)) is None
+        assert ResultCache(tmp_path, "rank-1.jsonl", work, "other traces, or other rules").find(LOT) is None
 
 
 def test_what_was_cut_off_or_damaged_was_not_kept(tmp_path: Path) -> None:
-    Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons, "").add(LOT, [Comparison(IDS[0], Verdict.PASS)])
+    ResultCache(tmp_path, "rank-0.jsonl", Comparer.comparisons, "").add(LOT, [Comparison(IDS[0], Verdict.PASS)])
     file = tmp_path / "rank-0.jsonl"
     text = file.read_text()
     for damaged in (
@@ -82,7 +82,7 @@ def test_what_was_cut_off_or_damaged_was_not_kept(tmp_path: Path) -> None:
     ):
         assert damaged != text
         file.write_text(damaged)
-        assert Kept(tmp_path, "rank-0.jsonl", Comparer.comparisons, "").found(LOT) is None
+        assert ResultCache(tmp_path, "rank-0.jsonl", Comparer.comparisons, "").find(LOT) is None
 
 
 def test_what_is_kept_is_of_the_same_traces_and_rules(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ttrace.errors import TTraceError
-from ttrace.workflow.sweeps.expression import evaluated
+from ttrace.workflow.sweeps.expression import evaluate
 from ttrace.workflow.sweeps.sweep_file import Matrix
 
 FILE = """
@@ -104,7 +104,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_expressions_compute(text: str, value: object) -> None:
-    assert evaluated(text, {"tp": 4, "cp": 2, "fp8": False, "name": "a"}) == value
+    assert evaluate(text, {"tp": 4, "cp": 2, "fp8": False, "name": "a"}) == value
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_expressions_compute(text: str, value: object) -> None:
 )
 def test_expressions_do_nothing_else(text: str) -> None:
     with pytest.raises(TTraceError, match="cannot be computed"):
-        evaluated(text, {"tp": 4, "name": "a"})
+        evaluate(text, {"tp": 4, "name": "a"})

@@ -1,4 +1,4 @@
-"""This module works in processes of this machine, for checks that wait for Python more than for the disk."""
+"""Engine of worker processes on this machine, for checks that Python slows down more than the disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ttrace.values.kernels.library import TORCH, kernels, using
 _work: Work[Any, Any]
 _context: Any
 _variant: str
-"""Of a worker process: what it is there for."""
+"""In a worker process: its work, set when it starts."""
 
 
 class Processes:
@@ -26,12 +26,12 @@ class Processes:
         self.num_workers = num_workers
 
     def map(self, work: Work[Context, Result], context: Context, lots: Iterable[Lot]) -> Iterator[Result]:
-        # A server imports torch once and has no threads: workers are forked from it in a moment, and safely.
+        # A server imports torch once and has no threads, so that forking workers from it is quick and safe.
         server = multiprocessing.get_context("forkserver")
         server.set_forkserver_preload([__name__, "ttrace.judge.check"])
-        pool = ProcessPoolExecutor(self.num_workers, server, _begin, (work, context, variant()))
+        pool = ProcessPoolExecutor(self.num_workers, server, _start_worker, (work, context, kernel_variant()))
         try:
-            tasks = (pool.submit(_done, lot.ids) for lot in lots)
+            tasks = (pool.submit(_do_work, lot.ids) for lot in lots)
             yield from in_order(tasks, lambda task: task.result(), AHEAD * self.num_workers)
         except BrokenProcessPool:
             raise TTraceError(
@@ -42,17 +42,17 @@ class Processes:
             pool.shutdown(cancel_futures=True)
 
 
-def variant() -> str:
-    """The kernels that the caller uses: workers use the same."""
-    found = kernels()
-    return TORCH if found is None else found.variant
+def kernel_variant() -> str:
+    """Return the variant of the kernels that this process uses: workers use the same."""
+    library = kernels()
+    return TORCH if library is None else library.variant
 
 
-def _begin(work: Work[Any, Any], context: object, chosen: str) -> None:
+def _start_worker(work: Work[Any, Any], context: object, chosen: str) -> None:
     global _work, _context, _variant
     _work, _context, _variant = work, context, chosen
 
 
-def _done(ids: Sequence[TensorId]) -> list[Any]:
+def _do_work(ids: Sequence[TensorId]) -> list[Any]:
     with using(_variant):
         return _work(_context, ids)

@@ -1,6 +1,6 @@
-"""This module keeps results of a check in a file, lot by lot, for the next check of the same traces.
+"""Cache of a check's results in a file, lot by lot, for the next check of the same traces.
 
-They are JSON, read back by the types that the work states: nothing that a file says is run.
+Results are JSON and are read back by the types that the work states: nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ttrace.trace.format import DTYPE_NAMES, DTYPES
 from ttrace.trace.storage.seal import sum_of
 
 
-class Kept:
-    """What was made of lots so far, in a folder. Each process appends to a file of its own and reads all of them."""
+class ResultCache:
+    """Results of lots, in a folder. Each process appends to a file of its own and reads all of them."""
 
     def __init__(self, folder: Path, name: str, work: Work[Any, Any], identity: str) -> None:
         """`identity` differs as soon as the work would be done on other traces, or otherwise."""
@@ -30,66 +30,66 @@ class Kept:
         self._name = name
         self._identity = hashlib.sha256(identity.encode()).hexdigest()
         self._type = get_type_hints(work)["return"]
-        self._lines = _lines(folder)
+        self._lines = _read_lines(folder)
 
-    def found(self, lot: Lot) -> list[Any] | None:
-        """The results of a lot, if they were kept; a line that was cut off in mid-write, or has changed, was not."""
+    def find(self, lot: Lot) -> list[Any] | None:
+        """Return the results of a lot, or None; a line that was cut off or has changed counts as missing."""
         try:
             seal, _, text = self._lines[self._key(lot.ids)].partition(" ")
-            return list(rebuilt(self._type, json.loads(text))) if seal == sum_of(text.encode()) else None
+            return list(rebuild(self._type, json.loads(text))) if seal == sum_of(text.encode()) else None
         except (KeyError, ValueError, TypeError):
             return None
 
     def add(self, lot: Lot, results: list[Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / self._name).open("a", encoding="utf-8") as file:
-            text = json.dumps(plain(results))
+            text = json.dumps(to_json(results))
             file.write(f"{self._key(lot.ids)} {sum_of(text.encode())} {text}\n")
 
     def _key(self, ids: Sequence[Any]) -> str:
         return hashlib.sha256("\n".join([str(self._type), self._identity, *map(str, ids)]).encode()).hexdigest()[:32]
 
 
-def plain(value: Any) -> Any:
-    """A result as JSON has it: a dataclass is the list of its fields."""
+def to_json(value: Any) -> Any:
+    """Turn a result into what JSON can hold: a dataclass becomes the list of its fields."""
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [to_json(each) for each in value]
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, torch.dtype):
         return DTYPE_NAMES[value]
     if is_dataclass(value):
-        return [plain(getattr(value, field.name)) for field in fields(value)]
+        return [to_json(getattr(value, field.name)) for field in fields(value)]
     return value
 
 
-def rebuilt(kind: Any, value: Any) -> Any:
-    """The result of this type that `plain` made this value of."""
+def rebuild(kind: Any, value: Any) -> Any:
+    """Make a result of this type again from what `to_json` returned."""
     arguments = get_args(kind)
     if value is None:
         return None
     if get_origin(kind) is UnionType:
         (kind,) = (each for each in arguments if each is not type(None))
-        return rebuilt(kind, value)
+        return rebuild(kind, value)
     if get_origin(kind) is list:
-        return [rebuilt(arguments[0], each) for each in value]
+        return [rebuild(arguments[0], each) for each in value]
     if get_origin(kind) is tuple:
         kinds = [arguments[0]] * len(value) if arguments[1:] == (...,) else arguments
-        return tuple(rebuilt(each, item) for each, item in zip(kinds, value, strict=True))
+        return tuple(rebuild(each, item) for each, item in zip(kinds, value, strict=True))
     if kind is torch.dtype:
         return DTYPES[value]
     if is_dataclass(kind):
         types = get_type_hints(kind)
         named = zip(fields(kind), value, strict=True)
         made: Any = kind
-        return made(**{field.name: rebuilt(types[field.name], item) for field, item in named})
+        return made(**{field.name: rebuild(types[field.name], item) for field, item in named})
     return kind(value) if issubclass(kind, Enum) else value
 
 
-def _lines(folder: Path) -> dict[str, str]:
-    found = {}
+def _read_lines(folder: Path) -> dict[str, str]:
+    lines = {}
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, rest = line.partition(" ")
-            found[key] = rest
-    return found
+            lines[key] = rest
+    return lines

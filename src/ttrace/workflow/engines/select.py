@@ -11,7 +11,7 @@ from ttrace.errors import TTraceError
 from ttrace.judge.engine import Engine, Threads, num_cores
 from ttrace.trace.format import END, MANIFEST
 from ttrace.workflow.engines.engine_name import EngineName
-from ttrace.workflow.engines.processes import Processes, variant
+from ttrace.workflow.engines.processes import Processes, kernel_variant
 from ttrace.workflow.run import Run, Strictness
 
 
@@ -26,10 +26,10 @@ def open_engine(name: EngineName, num_workers: int, run: Run, strictness: Strict
         job.close()
     elif name == "ray":
         try:
-            from ttrace.workflow.engines.ray_cluster import Rays
+            from ttrace.workflow.engines.ray_cluster import RayTasks
         except ImportError:
             raise TTraceError("--engine ray needs Ray: pip install 'torch-ttrace[ray]'.") from None
-        rays = Rays(num_workers)
+        rays = RayTasks(num_workers)
         try:
             yield rays
         finally:
@@ -40,10 +40,10 @@ def open_engine(name: EngineName, num_workers: int, run: Run, strictness: Strict
 
 
 def _fingerprint(run: Run, strictness: Strictness) -> str:
-    """Differs as soon as the traces do, or the way they are judged."""
-    found = hashlib.sha256(f"{metadata.version('torch-ttrace')} {strictness.margin} {variant()}".encode())
+    """Return a text that differs as soon as the traces do, or the way they are judged."""
+    digest = hashlib.sha256(f"{metadata.version('torch-ttrace')} {strictness.margin} {kernel_variant()}".encode())
     for name in (MANIFEST, END):
         for path in sorted(run.folder.rglob(name)):
             state = path.stat()
-            found.update(f"{path.relative_to(run.folder)} {state.st_size} {state.st_mtime_ns}\n".encode())
-    return found.hexdigest()[:16]
+            digest.update(f"{path.relative_to(run.folder)} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""This module reads the small expressions of a sweep: arithmetic, comparisons, and, or, not; no call of anything.
+"""Small expressions of a sweep: arithmetic, comparisons, and, or, not; nothing is called.
 
 `tp * cp`, `tp * cp > 8`, `fp8 and not tp > 1`, `schedule in ("gpipe", "1f1b")`.
 """
@@ -33,15 +33,15 @@ _RELATIONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-def evaluated(text: str, names: Mapping[str, Value]) -> Any:
-    """The value of an expression over these names."""
+def evaluate(text: str, names: Mapping[str, Value]) -> Any:
+    """Evaluate an expression over these names."""
     try:
-        return _value(ast.parse(text, mode="eval").body, names)
+        return _evaluate_node(ast.parse(text, mode="eval").body, names)
     except (SyntaxError, TypeError, ValueError, ZeroDivisionError, RecursionError, MemoryError) as error:
         raise TTraceError(f"{text!r} cannot be computed: {error}.") from None
 
 
-def _value(node: ast.expr, names: Mapping[str, Value]) -> Any:
+def _evaluate_node(node: ast.expr, names: Mapping[str, Value]) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | float() | str() as value):
             return value
@@ -50,26 +50,28 @@ def _value(node: ast.expr, names: Mapping[str, Value]) -> Any:
                 raise ValueError(f"nothing is called {name!r}; there are {', '.join(names)}")
             return names[name]
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return tuple(_value(part, names) for part in parts)
+            return tuple(_evaluate_node(part, names) for part in parts)
         case ast.BoolOp(op=op, values=parts):
-            found = (_value(part, names) for part in parts)
+            found = (_evaluate_node(part, names) for part in parts)
             return all(found) if isinstance(op, ast.And) else any(found)
         case ast.UnaryOp(op=ast.Not(), operand=part):
-            return not _value(part, names)
+            return not _evaluate_node(part, names)
         case ast.UnaryOp(op=ast.USub(), operand=part):
-            return -_number(_value(part, names))
+            return -_check_number(_evaluate_node(part, names))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _NUMBERS:
-            return _NUMBERS[type(op)](_number(_value(left, names)), _number(_value(right, names)))
+            return _NUMBERS[type(op)](
+                _check_number(_evaluate_node(left, names)), _check_number(_evaluate_node(right, names))
+            )
         case ast.Compare(left=first, ops=relations, comparators=rest):
-            values = [_value(part, names) for part in (first, *rest)]
+            values = [_evaluate_node(part, names) for part in (first, *rest)]
             pairs = zip(values, relations, values[1:], strict=False)
             return all(_RELATIONS[type(relation)](a, b) for a, relation, b in pairs if _is_known(relation))
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is neither a name, a number, a comparison nor arithmetic")
 
 
-def _number(value: Any) -> int | float:
-    """Only numbers are added and multiplied: a text times a large number would fill the memory."""
+def _check_number(value: Any) -> int | float:
+    """Refuse everything but numbers in arithmetic: a text times a large number would fill the memory."""
     if not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is no number")
     return value

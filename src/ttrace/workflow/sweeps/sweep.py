@@ -25,8 +25,8 @@ from ttrace.workflow.investigation import Investigation
 from ttrace.workflow.launch import Launches
 from ttrace.workflow.lock import CELLS, REFERENCES, is_empty
 from ttrace.workflow.run import AS_USUAL, Run, Strictness
-from ttrace.workflow.sweeps.shrink import Shrunk, shrunk
-from ttrace.workflow.sweeps.sweep_file import Configuration, Matrix, spelled
+from ttrace.workflow.sweeps.failure_condition import FailureCondition, find_condition
+from ttrace.workflow.sweeps.sweep_file import Configuration, Matrix, spell_values
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SweepResult:
 
     cells: tuple[CellResult, ...]
     num_references: int
-    shrunk: Shrunk | None
+    condition: FailureCondition | None
     """None if nothing failed."""
 
     @property
@@ -58,7 +58,7 @@ class SweepResult:
 
     @property
     def table(self) -> SweepTable:
-        """What there is to tell."""
+        """The rows of the report."""
         rows = [
             SweepRow.of(
                 result.judgement,
@@ -71,8 +71,8 @@ class SweepResult:
             )
             for result in self.cells
         ]
-        smallest = tuple(spelled(dict(cell)) for cell in self.shrunk.smallest) if self.shrunk else ()
-        condition = str(self.shrunk) if self.shrunk else ""
+        smallest = tuple(spell_values(dict(cell)) for cell in self.condition.smallest) if self.condition else ()
+        condition = str(self.condition) if self.condition else ""
         return SweepTable(tuple(rows), self.num_references, condition, smallest)
 
 
@@ -98,18 +98,18 @@ class Sweep:
         """Run and judge every cell, then isolate the smallest failing ones; no command is left running."""
         check_sweep_folder(self.folder)
         try:
-            references = self._references(fresh=fresh)
-            flows = {cell.folder: self._prepared(cell, references[cell.reference]) for cell in self.matrix.cells}
-            results = {result.cell.folder: result for result in self._results(flows, fresh=fresh)}
+            references = self._trace_references(fresh=fresh)
+            flows = {cell.folder: self._prepare(cell, references[cell.reference]) for cell in self.matrix.cells}
+            results = {result.cell.folder: result for result in self._run_cells(flows, fresh=fresh)}
         finally:
             self._launches.close()
         ordered = [results[cell.folder] for cell in self.matrix.cells]
-        result = SweepResult(tuple(ordered), len(references), _shrunk(self.matrix, ordered))
+        result = SweepResult(tuple(ordered), len(references), _find_condition(self.matrix, ordered))
         return self._isolate_smallest(result) if self.isolates else result
 
     def _isolate_smallest(self, result: SweepResult) -> SweepResult:
         """Add what isolated runs show of the smallest failing cells."""
-        smallest = [dict(cell) for cell in result.shrunk.smallest] if result.shrunk else []
+        smallest = [dict(cell) for cell in result.condition.smallest] if result.condition else []
         cells = [self._isolate(cell) if cell.cell.values in smallest else cell for cell in result.cells]
         return replace(result, cells=tuple(cells))
 
@@ -119,8 +119,8 @@ class Sweep:
         flow = replace(self._flow(result.cell), launches=None)  # those of all cells are closed
         return replace(result, judgement=self._investigation(flow).isolate(result.judgement))
 
-    def _references(self, *, fresh: bool) -> dict[tuple[str, ...], Run]:
-        """Every distinct reference with its twins, one after the other."""
+    def _trace_references(self, *, fresh: bool) -> dict[tuple[str, ...], Run]:
+        """Trace every distinct reference with its twins, one after the other."""
         found: dict[tuple[str, ...], Run] = {}
         for cell in self.matrix.cells:
             if cell.reference in found:
@@ -133,8 +133,8 @@ class Sweep:
             flow.trace_references()
         return found
 
-    def _prepared(self, cell: Configuration, reference: Run) -> Flow:
-        """With the cell's folder made, and the reference in it."""
+    def _prepare(self, cell: Configuration, reference: Run) -> Flow:
+        """Make the cell's folder, with links to the reference and its twins."""
         flow = self._flow(cell)
         flow.prepare()
         _link(flow.run, reference)
@@ -151,8 +151,8 @@ class Sweep:
     def _settings(self, run: Run) -> Plan:
         return self.settings.model_copy(update={"out": run.folder})
 
-    def _results(self, flows: dict[str, Flow], *, fresh: bool) -> Iterator[CellResult]:
-        """Start the largest cells first, and whatever fits beside those that run."""
+    def _run_cells(self, flows: dict[str, Flow], *, fresh: bool) -> Iterator[CellResult]:
+        """Run all cells: the largest start first, others whenever they fit beside those that run."""
         waiting = sorted(self.matrix.cells, key=lambda cell: -self._num_ranks(cell))
         running: dict[Future[CellResult], int] = {}
         with ThreadPoolExecutor(len(waiting)) as pool:
@@ -160,7 +160,7 @@ class Sweep:
                 while waiting or running:
                     while (cell := self._next(waiting, sum(running.values()))) is not None:
                         waiting.remove(cell)
-                        running[pool.submit(self._result, cell, flows[cell.folder], fresh=fresh)] = self._num_ranks(
+                        running[pool.submit(self._run_cell, cell, flows[cell.folder], fresh=fresh)] = self._num_ranks(
                             cell
                         )
                         self.on_stage(f"{len(waiting)} cells to come, {len(running)} running")
@@ -173,13 +173,13 @@ class Sweep:
                 self._launches.close()  # threads end when what they wait for does
 
     def _num_ranks(self, cell: Configuration) -> int:
-        """A cell that does not say how many ranks it takes, or takes too many, runs alone."""
+        """Return how many ranks a cell counts for: one that does not state them, or has too many, runs alone."""
         return min(cell.num_ranks or self.max_ranks, self.max_ranks)
 
     def _next(self, waiting: list[Configuration], num_busy: int) -> Configuration | None:
         return next((cell for cell in waiting if num_busy + self._num_ranks(cell) <= self.max_ranks), None)
 
-    def _result(self, cell: Configuration, flow: Flow, *, fresh: bool) -> CellResult:
+    def _run_cell(self, cell: Configuration, flow: Flow, *, fresh: bool) -> CellResult:
         start = time.monotonic()
         try:
             flow.trace_candidate(fresh=fresh)
@@ -190,7 +190,7 @@ class Sweep:
 
 
 def check_sweep_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else than a sweep."""
+    """Refuse a folder that holds something other than a sweep."""
     if not is_empty(folder) and not (folder / REFERENCES).is_dir():
         raise TTraceError(f"{folder} is not empty and holds no earlier sweep. Choose another --out.")
 
@@ -211,8 +211,8 @@ def _link(run: Run, reference: Run) -> None:
         (run.folder / trace.name).symlink_to(os.path.relpath(trace, run.folder), target_is_directory=True)
 
 
-def _shrunk(matrix: Matrix, results: list[CellResult]) -> Shrunk | None:
+def _find_condition(matrix: Matrix, results: list[CellResult]) -> FailureCondition | None:
     failures, passes = (
         [result.cell.values for result in results if result.exit is code] for code in (Exit.FOUND, Exit.PASSED)
     )
-    return shrunk(matrix.axes, failures, passes) if failures else None
+    return find_condition(matrix.axes, failures, passes) if failures else None

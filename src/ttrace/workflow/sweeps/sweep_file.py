@@ -1,4 +1,4 @@
-"""This module reads a sweep's file: axes, what follows from them, what to leave out, and the commands of each cell.
+"""File of a sweep: axes, values derived from them, cells to leave out, and the commands of each cell.
 
 reference = "python train.py {fp8}"
 candidate = "torchrun --standalone --nproc-per-node {ranks} train.py --tp {tp} --cp {cp} {fp8}"
@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 
 from ttrace.errors import TTraceError
 from ttrace.workflow.launch import split_command
-from ttrace.workflow.sweeps.expression import Value, evaluated
-from ttrace.workflow.sweeps.shrink import Axes
+from ttrace.workflow.sweeps.expression import Value, evaluate
+from ttrace.workflow.sweeps.failure_condition import Axes
 
 RANKS = "ranks"
 """The name under which a sweep says how many ranks a cell takes."""
@@ -56,12 +56,12 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        return spelled(self.values)
+        return spell_values(self.values)
 
     @property
     def folder(self) -> str:
         """A name that no other cell of the sweep has, also where values differ only in what no folder may be called."""
-        text = "-".join(_word(axis, value) for axis, value in self.values.items())
+        text = "-".join(_spell_value(axis, value) for axis, value in self.values.items())
         plain = re.sub(r"[^\w.=-]+", "_", text)
         if plain == text and not any("=" in str(value) for value in self.values.values()):
             return plain
@@ -84,62 +84,67 @@ class Matrix:
                 f"{path} is no sweep: {error}. It needs reference = and candidate = commands and a table [axes], for "
                 "instance tp = [1, 2]."
             ) from None
-        return _matrix(file)
+        return _make_matrix(file)
 
 
-def spelled(values: dict[str, Value]) -> str:
-    """A cell in words: `tp=2 cp=1 fp8`; a flag that is off is not named."""
-    return " ".join(_word(axis, value) for axis, value in values.items() if value is not False) or "without any flag"
+def spell_values(values: dict[str, Value]) -> str:
+    """Spell the values of a cell: `tp=2 cp=1 fp8`; a flag that is off is left out."""
+    return (
+        " ".join(_spell_value(axis, value) for axis, value in values.items() if value is not False)
+        or "without any flag"
+    )
 
 
-def _word(axis: str, value: Value) -> str:
+def _spell_value(axis: str, value: Value) -> str:
     if isinstance(value, bool):
         return axis if value else f"no_{axis}"
     return f"{axis}={value}"
 
 
-def _matrix(file: _File) -> Matrix:
+def _make_matrix(file: _File) -> Matrix:
     axes: dict[str, list[Value]] = {
         axis: [False, True] if isinstance(values, str) else list(values) for axis, values in file.axes.items()
     }
     for axis, values in axes.items():
-        if not axis.isidentifier() or not values or len({_word(axis, value) for value in values}) < len(values):
+        if not axis.isidentifier() or not values or len({_spell_value(axis, value) for value in values}) < len(values):
             raise TTraceError(f"axis {axis!r} has values {values}. It needs a plain name, and each value once.")
     both = set(axes) & set(file.derived)
     if both:
         raise TTraceError(f"{sorted(both)[0]!r} is an axis and derived. Rename one of them.")
-    cells = [_cell(file, dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+    cells = [_make_cell(file, dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
     kept = tuple(cell for cell in cells if cell is not None)
     if not kept:
         raise TTraceError("the sweep excludes every cell.")
     return Matrix(axes, kept)
 
 
-def _cell(file: _File, values: dict[str, Value]) -> Configuration | None:
+def _make_cell(file: _File, values: dict[str, Value]) -> Configuration | None:
     names = dict(values)
     for name, text in file.derived.items():
-        names[name] = evaluated(text, names)
-    if any(evaluated(text, names) for text in file.exclude):
+        names[name] = evaluate(text, names)
+    if any(evaluate(text, names) for text in file.exclude):
         return None
     flags = {axis: text for axis, text in file.axes.items() if isinstance(text, str)}
-    texts = {name: _text(value, flags.get(name)) for name, value in names.items()}
-    reference, candidate = (split_command(_filled(command, texts)) for command in (file.reference, file.candidate))
+    texts = {name: _fill_in(value, flags.get(name)) for name, value in names.items()}
+    reference, candidate = (
+        split_command(_fill_template(command, texts)) for command in (file.reference, file.candidate)
+    )
     ranks = names.get(RANKS)
     if ranks is not None and (not isinstance(ranks, int) or ranks < 1):
-        raise TTraceError(f"{spelled(values)} takes {ranks!r} ranks. `ranks` must be a number above zero.")
+        raise TTraceError(f"{spell_values(values)} takes {ranks!r} ranks. `ranks` must be a number above zero.")
     return Configuration(values, ranks, reference, candidate)
 
 
-def _text(value: Value, flag: str | None) -> str:
+def _fill_in(value: Value, flag: str | None) -> str:
     if flag is not None:
         return flag if value else ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _filled(template: str, texts: dict[str, str]) -> str:
-    def of(match: re.Match[str]) -> str:
+def _fill_template(template: str, texts: dict[str, str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         if match[1] not in texts:
             raise TTraceError(f"{template!r} names {match[0]}, but there are only {', '.join(texts)}.")
         return texts[match[1]]
 
-    return re.sub(r"\{([A-Za-z_]\w*)\}", of, template)
+    return re.sub(r"\{([A-Za-z_]\w*)\}", replace, template)

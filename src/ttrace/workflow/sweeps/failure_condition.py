@@ -1,8 +1,8 @@
-"""This module says when a sweep fails: the simplest condition that holds for all failures and for no pass.
+"""When a sweep fails: the simplest condition that holds for all failures and for no pass.
 
 A condition is a disjunction of few terms, a term a conjunction of at most one predicate per axis: `tp > 1 and fp8`. Of
 all conditions that separate failures from passes exactly, the one with the fewest terms and then the fewest predicates
-is told. Values that stand first in their axis are the simplest, as in a property tester.
+is chosen. The first values of an axis are the simplest, as in a property tester.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ttrace.workflow.sweeps.expression import Value
 Axes = Mapping[str, Sequence[Value]]
 Cell = Mapping[str, Value]
 MOST_TERMS, MOST_PREDICATES = 3, 4
-"""What is longer than that is not simple."""
+"""A longer condition is not simple."""
 _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
@@ -56,7 +56,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class FailureCondition:
     """When it fails, and the smallest cell of each way to fail."""
 
     terms: tuple[Term, ...]
@@ -73,18 +73,18 @@ class Shrunk:
         return f"fails iff {' or '.join(f'({term})' for term in self.terms)}"
 
 
-def shrunk(axes: Axes, failures: Sequence[Cell], passes: Sequence[Cell]) -> Shrunk:
-    """What there is to say of failures, of which there must be some."""
+def find_condition(axes: Axes, failures: Sequence[Cell], passes: Sequence[Cell]) -> FailureCondition:
+    """Find the condition of these failures; there must be some."""
     assert failures
-    found = _fewest(_terms(axes, failures, passes), len(failures))
-    if not found:
-        return Shrunk((), (smallest(axes, failures),))
-    ways = [[cell for cell in failures if term.holds(cell)] for term in found]
-    return Shrunk(found, tuple(smallest(axes, cells) for cells in ways))
+    terms = _choose_terms(_find_terms(axes, failures, passes), len(failures))
+    if not terms:
+        return FailureCondition((), (find_smallest(axes, failures),))
+    ways = [[cell for cell in failures if term.holds(cell)] for term in terms]
+    return FailureCondition(terms, tuple(find_smallest(axes, cells) for cells in ways))
 
 
-def smallest(axes: Axes, cells: Iterable[Cell]) -> Cell:
-    """The cell whose values stand first in their axes, all together."""
+def find_smallest(axes: Axes, cells: Iterable[Cell]) -> Cell:
+    """Return the cell whose values come first in their axes, all together."""
 
     def size(cell: Cell) -> tuple[int, list[int]]:
         places = [list(values).index(cell[axis]) for axis, values in axes.items()]
@@ -93,8 +93,8 @@ def smallest(axes: Axes, cells: Iterable[Cell]) -> Cell:
     return min(cells, key=size)
 
 
-def predicates(axis: str, values: Sequence[Value]) -> list[Predicate]:
-    """Everything that can be said of an axis by one predicate, the most natural first; nothing of a single value."""
+def list_predicates(axis: str, values: Sequence[Value]) -> list[Predicate]:
+    """List all predicates of an axis, the most natural first; an axis with a single value has none."""
     if len(values) < 2:
         return []
     if all(isinstance(value, bool) for value in values):
@@ -102,28 +102,28 @@ def predicates(axis: str, values: Sequence[Value]) -> list[Predicate]:
     found = []
     if all(isinstance(value, (int, float)) for value in values):
         numbers = sorted(values)
-        found += [_stated(axis, ">", value) for value in numbers[:-1]]
-        found += [_stated(axis, "==", value) for value in numbers[:-1]]
-        found += [_stated(axis, "<", value) for value in numbers[2:]]
-        return found + [_stated(axis, "!=", value) for value in numbers[1:-1]]
-    found += [_stated(axis, "==", value) for value in values]
-    return found + [_stated(axis, "!=", value) for value in values if len(values) > 2]
+        found += [_make_predicate(axis, ">", value) for value in numbers[:-1]]
+        found += [_make_predicate(axis, "==", value) for value in numbers[:-1]]
+        found += [_make_predicate(axis, "<", value) for value in numbers[2:]]
+        return found + [_make_predicate(axis, "!=", value) for value in numbers[1:-1]]
+    found += [_make_predicate(axis, "==", value) for value in values]
+    return found + [_make_predicate(axis, "!=", value) for value in values if len(values) > 2]
 
 
-def _stated(axis: str, sign: str, value: Value) -> Predicate:
+def _make_predicate(axis: str, sign: str, value: Value) -> Predicate:
     compare = _SIGNS[sign]
     return Predicate(f"{axis} {sign} {value!r}", axis, lambda held: compare(held, value))
 
 
-def _terms(axes: Axes, failures: Sequence[Cell], passes: Sequence[Cell]) -> dict[Term, int]:
-    """Terms that hold for no pass and cannot lose a predicate, with the failures they hold for, as bits.
+def _find_terms(axes: Axes, failures: Sequence[Cell], passes: Sequence[Cell]) -> dict[Term, int]:
+    """Find the terms that hold for no pass and need all their predicates, with the failures they hold for, as bits.
 
     Of terms that hold for the same failures only the first, which is the simplest, is kept. What a
     predicate says of all cells is a number, and a conjunction of predicates the bitwise and of these.
     """
-    choices = {axis: predicates(axis, values) for axis, values in axes.items()}
-    fails = {p: _bits(p, failures) for found in choices.values() for p in found}
-    passed = {p: _bits(p, passes) for found in choices.values() for p in found}
+    choices = {axis: list_predicates(axis, values) for axis, values in axes.items()}
+    fails = {p: _pack_bits(p, failures) for found in choices.values() for p in found}
+    passed = {p: _pack_bits(p, passes) for found in choices.values() for p in found}
     every, none = (1 << len(failures)) - 1, (1 << len(passes)) - 1
     kept: dict[Term, int] = {}
     for size in range(min(len(axes), MOST_PREDICATES) + 1):
@@ -137,12 +137,12 @@ def _terms(axes: Axes, failures: Sequence[Cell], passes: Sequence[Cell]) -> dict
     return kept
 
 
-def _bits(predicate: Predicate, cells: Sequence[Cell]) -> int:
+def _pack_bits(predicate: Predicate, cells: Sequence[Cell]) -> int:
     return sum(1 << i for i, cell in enumerate(cells) if predicate.holds(cell[predicate.axis]))
 
 
-def _fewest(terms: Mapping[Term, int], num_failures: int) -> tuple[Term, ...]:
-    """The fewest terms that hold for all failures together, with the fewest predicates; empty if it takes many."""
+def _choose_terms(terms: Mapping[Term, int], num_failures: int) -> tuple[Term, ...]:
+    """Choose the fewest terms, and of those the shortest, that hold for all failures; none if many are needed."""
     every = (1 << num_failures) - 1
     most = sorted(terms, key=lambda term: -terms[term].bit_count())[:_MOST_CONSIDERED]
     for count in range(1, MOST_TERMS + 1):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttrace.workflow.sweeps.expression import Value
-from ttrace.workflow.sweeps.shrink import Shrunk, Term, predicates, shrunk
+from ttrace.workflow.sweeps.failure_condition import FailureCondition, Term, find_condition, list_predicates
 
 AXES: dict[str, list[Value]] = {
     "tp": [1, 2, 4],
@@ -21,9 +21,9 @@ AXES: dict[str, list[Value]] = {
 CELLS = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
 
 
-def found(fails: Callable[..., bool]) -> Shrunk:
+def found(fails: Callable[..., bool]) -> FailureCondition:
     failures, passes = ([cell for cell in CELLS if fails(**cell) is wanted] for wanted in (True, False))
-    return shrunk(AXES, failures, passes)
+    return find_condition(AXES, failures, passes)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_no_simple_condition_separates_is_said_to_be_so() -> None:
     axes: dict[str, list[Value]] = {name: [1, 2, 3, 4, 5] for name in "ab"}
     cells = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     diagonal = [cell for cell in cells if cell["a"] == cell["b"]]
-    result = shrunk(axes, diagonal, [cell for cell in cells if cell not in diagonal])
+    result = find_condition(axes, diagonal, [cell for cell in cells if cell not in diagonal])
     assert str(result) == "no simple condition separates the failures from the passes"
     assert result.smallest == ({"a": 1, "b": 1},)
 
@@ -65,20 +65,22 @@ def test_what_no_simple_condition_separates_is_said_to_be_so() -> None:
 def test_cells_that_were_not_judged_count_on_neither_side() -> None:
     failures = [cell for cell in CELLS if cell["tp"] == 4 and cell["fp8"]]
     passes = [cell for cell in CELLS if cell["tp"] == 1]
-    assert str(shrunk(AXES, failures, passes)) == "fails iff tp > 1"
+    assert str(find_condition(AXES, failures, passes)) == "fails iff tp > 1"
 
 
 def test_of_a_single_value_nothing_is_said() -> None:
-    assert predicates("tp", [2]) == []
+    assert list_predicates("tp", [2]) == []
     axes: dict[str, list[Value]] = {"tp": [2], "fp8": [False, True]}
     failing = {"tp": 2, "fp8": True}
-    assert shrunk(axes, [failing], [{"tp": 2, "fp8": False}]).terms == (Term((predicates("fp8", [False, True])[0],)),)
+    assert find_condition(axes, [failing], [{"tp": 2, "fp8": False}]).terms == (
+        Term((list_predicates("fp8", [False, True])[0],)),
+    )
 
 
 @given(st.lists(st.booleans(), min_size=len(CELLS), max_size=len(CELLS)).filter(any))
 def test_every_condition_is_exact(fails: list[bool]) -> None:
     failures, passes = ([c for c, failed in zip(CELLS, fails, strict=True) if failed is w] for w in (True, False))
-    result = shrunk(AXES, failures, passes)
+    result = find_condition(AXES, failures, passes)
     if result.terms:
         assert [any(term.holds(cell) for term in result.terms) for cell in CELLS] == fails
     assert all(cell in failures for cell in result.smallest)
