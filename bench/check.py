@@ -31,7 +31,7 @@ from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
-from ttrace.values.generate import Normal, values
+from ttrace.values.generate import Normal, generate_values
 
 SHARE, MEMORY = 0.6, 1 << 30
 """The bars."""
@@ -73,7 +73,7 @@ def write(folder: Path, role: str, num_ranks: int, error: float) -> Trace:
             region = Layout.parse(layout).region(shape, sizes, mesh.coord(rank))
             is_parameter, step = tensor_id.kind in ("param", "param_after"), float(tensor_id.kind == "param_after")
             name = tensor_id.name if is_parameter else text  # a step moves a parameter by a little
-            data = values(name, region, dtype=torch.float32, distribution=Normal(0.0, 1.0))
+            data = generate_values(name, region, dtype=torch.float32, distribution=Normal(0.0, 1.0))
             if error:
                 data.mul_(1 + error * (1 if rank else -1))
             data = (data + 1e-3 * step).to(dtype)

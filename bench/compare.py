@@ -9,8 +9,8 @@ from itertools import product
 import torch
 
 from bench._ratios import ratios
-from ttrace.values.kernels.library import Kernels, kernels, using, variants
-from ttrace.values.stats import stats
+from ttrace.values.kernels.library import Kernels, choose_kernels, list_variants, use_kernels
+from ttrace.values.stats import measure_difference
 
 BARS = {
     ("avx512", torch.bfloat16, 1): 0.80,
@@ -40,23 +40,23 @@ def shares(dtype: torch.dtype, num_threads: int, pool: ThreadPoolExecutor) -> di
         list(pool.map(lambda pair: read(found, *pair), list(zip(*halves, strict=True))))
 
     def measure(turn: int, variant: str) -> None:
-        with using(variant):
-            stats(a[turn % len(a)], b[turn % len(a)], num_threads=num_threads)
+        with use_kernels(variant):
+            measure_difference(a[turn % len(a)], b[turn % len(a)], num_threads=num_threads)
 
     runs = {}
-    for variant in variants():
-        with using(variant):
-            chosen = kernels()
+    for variant in list_variants():
+        with use_kernels(variant):
+            chosen = choose_kernels()
         assert chosen is not None
         runs[f"read {variant}"] = lambda turn, found=chosen: limit(turn, found)
         runs[variant] = lambda turn, variant=variant: measure(turn, variant)
-    found = ratios(runs, f"read {variants()[0]}", NUM_ROUNDS)
+    found = ratios(runs, f"read {list_variants()[0]}", NUM_ROUNDS)
     best = max(found[name] for name in found if name.startswith("read"))
-    return {variant: found[variant] / best for variant in variants()}
+    return {variant: found[variant] / best for variant in list_variants()}
 
 
 def main() -> int:
-    if not variants():
+    if not list_variants():
         print("compare: there are no kernels here; `python hatch_build.py` builds them")
         return 1
     torch.set_num_threads(1)

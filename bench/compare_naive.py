@@ -10,8 +10,8 @@ import math
 import torch
 
 from bench._ratios import ratios
-from ttrace.values.chunks import chunks
-from ttrace.values.stats import stats
+from ttrace.values.chunks import cut_chunks
+from ttrace.values.stats import measure_difference
 
 BARS = {torch.bfloat16: 20.0, torch.float32: 2.5}
 """Times faster."""
@@ -31,7 +31,7 @@ def naive(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def true(a: torch.Tensor, b: torch.Tensor) -> float:
     dd = aa = 0.0
-    for ((start, stop),) in chunks((a.numel(),)):
+    for ((start, stop),) in cut_chunks((a.numel(),)):
         x, y = a[start:stop].double(), b[start:stop].double()
         dd, aa = dd + float((x - y).square().sum()), aa + float(x.square().sum())
     return math.sqrt(dd / aa)
@@ -51,7 +51,7 @@ def speed(dtype: torch.dtype) -> float:
     a = a.to(dtype)
     runs = {
         "naive": lambda turn: naive(a[turn % NUM_SLICES], b[turn % NUM_SLICES]),
-        "ours": lambda turn: stats(a[turn % NUM_SLICES], b[turn % NUM_SLICES]),
+        "ours": lambda turn: measure_difference(a[turn % NUM_SLICES], b[turn % NUM_SLICES]),
     }
     return ratios(runs, "naive", NUM_ROUNDS)["ours"]
 
@@ -63,7 +63,7 @@ def main() -> int:
     for dtype, scale, numel in CASES:
         a, b = pair(dtype, scale, numel)
         error = true(a, b)
-        ours, theirs = abs(stats(a, b).error / error - 1), abs(naive(a, b) / error - 1)
+        ours, theirs = abs(measure_difference(a, b).error / error - 1), abs(naive(a, b) / error - 1)
         worst = max(worst, ours)
         print(f"{dtype!s:>15} scale {scale:g}, {numel:g} elements: off by {ours:.0e}, naive torch by {theirs:.0e}")
     found = {dtype: speed(dtype) for dtype in BARS}

@@ -12,7 +12,7 @@ import torch
 
 from bench._ratios import ratios
 from ttrace.tensors.region import Region
-from ttrace.values.stats import Stats, stats
+from ttrace.values.stats import Stats, measure_difference
 
 ZIGZAG, COLUMNS, SHORT = 3.5, 1.8, 3.0
 """The bars: times faster than merging, twice; times slower than contiguous elements."""
@@ -35,7 +35,7 @@ def in_place(full: torch.Tensor, regions: list[Region], shards: list[torch.Tenso
     total = Stats()
     for region, shard in zip(regions, shards, strict=True):
         for ours, theirs in WHOLE.overlaps(region):
-            total = total + stats(ours.of(full), theirs.of(shard))
+            total = total + measure_difference(ours.of(full), theirs.of(shard))
     return total
 
 
@@ -43,7 +43,7 @@ def merged(full: torch.Tensor, regions: list[Region], shards: list[torch.Tensor]
     joined = torch.empty_like(full)
     for region, shard in zip(regions, shards, strict=True):
         region.put(shard, joined)
-    return stats(full, joined)
+    return measure_difference(full, joined)
 
 
 def gain(full: torch.Tensor, other: torch.Tensor, regions: list[Region]) -> float:
@@ -67,10 +67,10 @@ def slowdown(full: torch.Tensor, other: torch.Tensor) -> float:
     a, b = (tensor.view(-1, 2, RUN)[:, 0] for tensor in (full, other))
     x, y = a.contiguous(), b.contiguous()
     columns = {
-        "contiguous": lambda _: [stats(*pair) for pair in zip(beside, shards, strict=True)],
-        "rows": lambda _: [stats(*pair) for pair in zip(parts, shards, strict=True)],
+        "contiguous": lambda _: [measure_difference(*pair) for pair in zip(beside, shards, strict=True)],
+        "rows": lambda _: [measure_difference(*pair) for pair in zip(parts, shards, strict=True)],
     }
-    every_other = {"contiguous": lambda _: [stats(x, y)], "rows": lambda _: [stats(a, b)]}
+    every_other = {"contiguous": lambda _: [measure_difference(x, y)], "rows": lambda _: [measure_difference(a, b)]}
     return max(1 / ratios(runs, "contiguous", NUM_ROUNDS)["rows"] for runs in (columns, every_other))
 
 

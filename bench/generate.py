@@ -9,8 +9,8 @@ import torch
 from bench._memory import measured
 from bench._ratios import ratios
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Normal, values
-from ttrace.values.kernels.library import TORCH, using, variants
+from ttrace.values.generate import Normal, generate_values
+from ttrace.values.kernels.library import TORCH, list_variants, use_kernels
 
 SPEED, MEMORY = 1.5, 1.1
 """The bars: times `torch.randn`; peak memory in shards."""
@@ -31,7 +31,7 @@ def cuts(shape: tuple[int, int], num_ranks: int) -> dict[str, list[Region]]:
 
 
 def made(region: Region, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return values(NAME, region, dtype=dtype, distribution=Normal(0.0, 0.02))
+    return generate_values(NAME, region, dtype=dtype, distribution=Normal(0.0, 0.02))
 
 
 def peak(region: Region) -> float:
@@ -45,10 +45,10 @@ def differing() -> list[str]:
     """Shardings, dtypes and variants whose bits are not those that torch makes of the whole tensor."""
     shape, found = (384, 3000), []
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        with using(TORCH):
+        with use_kernels(TORCH):
             full = made(Region.whole(shape), dtype)
-        for variant in (*variants(), TORCH):
-            with using(variant):
+        for variant in (*list_variants(), TORCH):
+            with use_kernels(variant):
                 for name, regions in cuts(shape, 4).items():
                     if not all(torch.equal(made(region, dtype), region.take(full)) for region in regions):
                         found.append(f"{variant} {dtype} {name}")

@@ -12,8 +12,8 @@ import torch
 
 from bench._ratios import ratios
 from ttrace.tensors.region import Region
-from ttrace.values.kernels.library import using, variants
-from ttrace.values.sketch import sketch, uncertainty
+from ttrace.values.kernels.library import list_variants, use_kernels
+from ttrace.values.sketch import compute_sketch, estimate_uncertainty
 
 COST, SPREAD = 0.8, 1.2
 """The bars: the time of a clone; the standard deviation of estimated / true in units of 1 / sqrt(2 k)."""
@@ -29,12 +29,12 @@ def costs(dtype: torch.dtype) -> dict[str, float]:
     whole = Region.whole((NUM_ELEMENTS,))
 
     def sketched(turn: int, variant: str) -> None:
-        with using(variant):
-            sketch("w", tensors[turn % NUM_SLICES], whole)
+        with use_kernels(variant):
+            compute_sketch("w", tensors[turn % NUM_SLICES], whole)
 
-    runs = {variant: (lambda turn, variant=variant: sketched(turn, variant)) for variant in variants()}
+    runs = {variant: (lambda turn, variant=variant: sketched(turn, variant)) for variant in list_variants()}
     found = ratios({"clone": lambda turn: tensors[turn % NUM_SLICES].clone(), **runs}, "clone", NUM_ROUNDS)
-    return {variant: 1 / found[variant] for variant in variants()}
+    return {variant: 1 / found[variant] for variant in list_variants()}
 
 
 def spread(kind: str, k: int) -> tuple[float, float]:
@@ -42,7 +42,7 @@ def spread(kind: str, k: int) -> tuple[float, float]:
     error = torch.zeros(SHAPE)
     error[ERRORS[kind]] = torch.randn(SHAPE)[ERRORS[kind]]
     true = float(error.double().norm())
-    told = [float(sketch(f"layers.{i}", error, Region.whole(SHAPE), k).norm()) / true for i in range(NUM_NAMES)]
+    told = [float(compute_sketch(f"layers.{i}", error, Region.whole(SHAPE), k).norm()) / true for i in range(NUM_NAMES)]
     return statistics.mean(told), statistics.stdev(told)
 
 
@@ -58,8 +58,9 @@ def main() -> int:
     for k in KS:
         for kind in ERRORS:
             mean, std = spread(kind, k)
-            worst = max(worst, std / uncertainty(k))
-            print(f"k={k} wrong {kind:>6}: estimated / true {mean:.3f} +- {std:.4f}, expected {uncertainty(k):.4f}")
+            expected = estimate_uncertainty(k)
+            worst = max(worst, std / expected)
+            print(f"k={k} wrong {kind:>6}: estimated / true {mean:.3f} +- {std:.4f}, expected {expected:.4f}")
     cost = max((by_variant.get("avx512", math.inf) for by_variant in found.values()), default=math.inf)
     print(f"sketch: {cost:.2f} of a clone on AVX-512 (bar {COST}), spread {worst:.2f} / sqrt(2 k) (bar {SPREAD})")
     return int(cost > COST or worst > SPREAD)

@@ -10,7 +10,7 @@ import pytest
 from bench.layout import RULES, Division, Holdings, Model, holdings, tensors
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.splits import split
-from ttrace.tensors.coverage import TILING, coverage
+from ttrace.tensors.coverage import TILING, measure_coverage
 from ttrace.tensors.ids import Site
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.ranges import Ranges
@@ -60,7 +60,7 @@ def test_the_proof_is_what_looking_at_every_rank_finds() -> None:
         for site, region in division.regions(coord).items():
             held[site].append(region)
     assert held.keys() == {tensor.site for tensor in division.tensors}
-    assert {site for site, regions in held.items() if coverage(regions) != TILING} == set()
+    assert {site for site, regions in held.items() if measure_coverage(regions) != TILING} == set()
 
 
 def test_ranks_hold_only_what_they_own() -> None:

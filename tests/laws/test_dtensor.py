@@ -23,7 +23,7 @@ from tests.support.regions import (
     shapes,
 )
 from ttrace.adapters.native.layouts import placements_region
-from ttrace.tensors.coverage import TILING, coverage
+from ttrace.tensors.coverage import TILING, measure_coverage
 from ttrace.tensors.region import Region, Shape
 from ttrace.values.generate import Distribution
 
@@ -78,7 +78,7 @@ def test_generating_a_shard_is_slicing_the_whole(placing: Placing, distribution:
 @given(placing=placings())
 @law(40)
 def test_the_regions_of_placements_tile_the_tensor(placing: Placing) -> None:
-    assert coverage(placing.regions) == TILING
+    assert measure_coverage(placing.regions) == TILING
 
 
 @given(placing=placings())

@@ -22,9 +22,9 @@ from tests.support.regions import (
     shapes,
 )
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.coverage import TILING, coverage
+from ttrace.tensors.coverage import TILING, measure_coverage
 from ttrace.tensors.region import Region, Shape
-from ttrace.values.generate import Distribution, Normal, values
+from ttrace.values.generate import Distribution, Normal, generate_values
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -51,7 +51,7 @@ def test_generating_flat_shards_and_index_lists_is_slicing_the_whole(
 @law(300)
 def test_the_regions_of_a_layout_tile_the_tensor(division: Division) -> None:
     assert division.layout.coverage(division.shape, division.mesh.sizes) == TILING
-    assert coverage(division.regions) == TILING
+    assert measure_coverage(division.regions) == TILING
     held = sum(region.numel for region in set(division.regions))
     assert held == Region.whole(division.shape).numel
 
@@ -59,7 +59,7 @@ def test_the_regions_of_a_layout_tile_the_tensor(division: Division) -> None:
 @given(regions=st.one_of(flat_regions(), index_lists()))
 @law(300)
 def test_flat_shards_and_index_lists_tile_the_tensor(regions: list[Region]) -> None:
-    assert coverage(regions) == TILING
+    assert measure_coverage(regions) == TILING
 
 
 @given(data=st.data(), regions=any_regions())
@@ -75,7 +75,7 @@ def test_a_lost_or_doubled_region_is_counted_exactly(data: st.DataObject, region
         mine = torch.zeros_like(holders)
         region.put(torch.ones(region.local_shape, dtype=torch.int64), mine)
         holders += mine
-    found = coverage(kept)
+    found = measure_coverage(kept)
     assert (found.num_gap, found.num_overlap) == (int((holders == 0).sum()), int((holders > 1).sum()))
     assert found.first_gap == _first(holders == 0)
     assert found.first_overlap == _first(holders > 1)
@@ -92,7 +92,7 @@ def test_joining_inverts_dividing(division: Division) -> None:
     """Padding is nobody's: what it holds does not reach the joined tensor."""
     held = []
     for rank, region in enumerate(division.regions):
-        made = values(NAME, region, dtype=torch.float32, distribution=Normal())
+        made = generate_values(NAME, region, dtype=torch.float32, distribution=Normal())
         held.append(division.padded(region, made, rank))
     check_joining(division.regions, held)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Cut, Dim, Layout
 from ttrace.layouts.splits import Split, split
-from ttrace.tensors.coverage import TILING, coverage
+from ttrace.tensors.coverage import TILING, measure_coverage
 from ttrace.tensors.mesh import Mesh
-from ttrace.tensors.ranges import Ranges, merged
+from ttrace.tensors.ranges import Ranges, merge
 
 
 @split
@@ -131,10 +131,10 @@ def test_coverage_per_dim_is_coverage_of_all_regions(
     dims = tuple(Dim(f"d{axis}", (Cut(axis, how),)) for axis, how in zip("abc", splits, strict=True))
     layout, mesh = Layout(dims), Mesh.of(**dict(zip("abc", worlds, strict=True)))
     regions = [layout.region(shape, mesh.sizes, coord) for coord in mesh.coords()]
-    assert layout.coverage(shape, mesh.sizes) == coverage(regions)
+    assert layout.coverage(shape, mesh.sizes) == measure_coverage(regions)
 
 
 def test_regions_of_a_layout_are_merged() -> None:
     region = Layout.parse("seq/cp:zigzag").region((8,), {"cp": 2}, {"cp": 1})
     assert region.dims == (((2, 6),),)
-    assert region.dims[0] == merged(region.dims[0])
+    assert region.dims[0] == merge(region.dims[0])

@@ -8,7 +8,7 @@ import torch
 from ttrace.reference.parameter_source import Maker, Scratch
 from ttrace.reference.progress import Progress
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Normal, values
+from ttrace.values.generate import Normal, generate_values
 
 
 def maker(*shape: int) -> Maker:
@@ -16,7 +16,7 @@ def maker(*shape: int) -> Maker:
 
 
 def whole(*shape: int) -> torch.Tensor:
-    made = values("weight", Region.whole(shape), dtype=torch.bfloat16, distribution=Normal())
+    made = generate_values("weight", Region.whole(shape), dtype=torch.bfloat16, distribution=Normal())
     return made.reshape(-1)
 
 

@@ -10,7 +10,7 @@ from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Manifest, Record
 from ttrace.trace.writer import Writer
-from ttrace.values.generate import Normal, values
+from ttrace.values.generate import Normal, generate_values
 
 
 def manifest(rank: int = 0, num_ranks: int = 1, *, mesh: str = "") -> Manifest:
@@ -28,7 +28,7 @@ def record_of(name: str, tensor: torch.Tensor, region: Region | None = None, **m
 
 
 def normal(name: str, region: Region, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return values(tensor_id(name), region, dtype=dtype, distribution=Normal())
+    return generate_values(tensor_id(name), region, dtype=dtype, distribution=Normal())
 
 
 def write_trace(folder: Path, tensors: dict[str, torch.Tensor], **options: int) -> Path:

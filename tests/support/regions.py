@@ -16,7 +16,7 @@ from ttrace.layouts.splits import Split
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Region, Shape
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, values
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, generate_values
 
 NAME = "0/-/layers.3.mlp.fc1.weight/param"
 DISTRIBUTIONS: tuple[Distribution, ...] = (Normal(0.5, 2.0), Integers(-3, 1000), Rows(50), Mask(0.4), Permutation())
@@ -108,7 +108,7 @@ def partitions(draw: st.DrawFn, regions: Sequence[Region]) -> list[Region]:
         dealt: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
         for i, piece in enumerate(itertools.pairwise(bounds)):
             dealt[draw(st.integers(0, num_ranks - 1)) if i else 0].append(piece)
-        result += [Region(box.shape, box.dims, rg.merged(pieces)) for pieces in dealt]
+        result += [Region(box.shape, box.dims, rg.merge(pieces)) for pieces in dealt]
     return result
 
 
@@ -144,10 +144,10 @@ def any_regions(shape: Shape | None = None) -> st.SearchStrategy[list[Region]]:
 def check_generating(regions: Sequence[Region], distribution: Distribution, dtype: torch.dtype) -> None:
     """Law 1: a shard made by itself is the same part of the tensor made whole."""
     whole = Region.whole(regions[0].shape)
-    full = values(NAME, whole, dtype=dtype, distribution=distribution)
+    full = generate_values(NAME, whole, dtype=dtype, distribution=distribution)
     assert tuple(full.shape) == whole.shape
     for region in dict.fromkeys(regions):
-        made = values(NAME, region, dtype=dtype, distribution=distribution)
+        made = generate_values(NAME, region, dtype=dtype, distribution=distribution)
         assert tuple(made.shape) == region.local_shape
         assert torch.equal(region.take(full), made)
 
@@ -155,7 +155,7 @@ def check_generating(regions: Sequence[Region], distribution: Distribution, dtyp
 def check_joining(regions: Sequence[Region], locals_: Sequence[torch.Tensor] | None = None) -> None:
     """Law 3: the parts put together are the tensor, every element of it."""
     whole = Region.whole(regions[0].shape)
-    full = values(NAME, whole, dtype=torch.float32, distribution=Normal())
+    full = generate_values(NAME, whole, dtype=torch.float32, distribution=Normal())
     joined = torch.full_like(full, math.nan)
     for region, local in zip(regions, locals_ or [region.take(full) for region in regions], strict=True):
         region.put(local, joined)

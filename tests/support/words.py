@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ttrace.values.words import Stream
+from ttrace.values.words import WordStream
 
 NAME = "0/-/layers.3.mlp.fc1.weight/param"
 OTHERS = ("0/-/layers.4.mlp.fc1.weight/param", "0/-/layers.3.mlp.fc2.weight/param", "1/-/layers.3.mlp.fc1.weight/param")
@@ -17,5 +17,5 @@ def mixed(word: int) -> int:
 
 
 def word(name: str, index: int, seed: int = 0) -> int:
-    stream = Stream.of(name, seed)
+    stream = WordStream.of(name, seed)
     return mixed((index * stream.step + stream.key) & MASK)

@@ -20,7 +20,7 @@ from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Record
 from ttrace.trace.writer import Writer
-from ttrace.values.generate import Normal, values
+from ttrace.values.generate import Normal, generate_values
 from zoo.harness.limits import HANG
 
 NUM_KILLS = 50
@@ -40,7 +40,7 @@ def expected(i: int, largest: int) -> tuple[Record, torch.Tensor]:
     name = TensorId.of(0, i, f"layers.{i}", Kind.OUTPUT)
     dtype = (torch.float32, torch.bfloat16, torch.float64)[i % 3]
     region = Region.whole((1 + i * 7919 % largest,))
-    tensor = values(name, region, dtype=dtype, distribution=Normal())
+    tensor = generate_values(name, region, dtype=dtype, distribution=Normal())
     return Record(name, region.shape, dtype, region, microbatch=i, values=Normal()), tensor
 
 

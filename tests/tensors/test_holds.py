@@ -9,8 +9,8 @@ import ttrace
 from tests.support.speed import cpu_limit
 from ttrace.errors import LayoutError
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.coverage import coverage
-from ttrace.tensors.holds import held_by
+from ttrace.tensors.coverage import measure_coverage
+from ttrace.tensors.holds import find_held
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import Record, decode, encode
@@ -19,7 +19,7 @@ from ttrace.trace.format import Record, decode, encode
 def test_the_tensor_itself_comes_back_and_says_what_it_holds() -> None:
     rows = torch.randn(3, 4)
     assert ttrace.holds(rows, torch.tensor([5, 0, 1]), 8) is rows
-    held = held_by(rows)
+    held = find_held(rows)
     assert held is not None
     region = held.region((3, 4))
     full = torch.arange(32).view(8, 4)
@@ -28,15 +28,15 @@ def test_the_tensor_itself_comes_back_and_says_what_it_holds() -> None:
 
 def test_any_dim_may_be_held() -> None:
     columns = ttrace.holds(torch.randn(2, 3), torch.tensor([4, 2, 0]), 5, dim=-1)
-    held = held_by(columns)
+    held = find_held(columns)
     assert held is not None
     assert held.region((2, 3)) == Region((2, 5), (rg.whole(2), ((4, 5), (2, 3), (0, 1))))
 
 
 def test_only_what_was_said_is_held() -> None:
     rows = ttrace.holds(torch.randn(3, 4), torch.tensor([5, 0, 1]), 8)
-    assert held_by(rows.clone()) is None
-    held = held_by(rows)
+    assert find_held(rows.clone()) is None
+    held = find_held(rows)
     assert held is not None
     assert held.fits((3, 9))
     assert not held.fits((4, 9))
@@ -60,7 +60,7 @@ def test_thousands_of_scattered_rows_are_placed_in_no_time() -> None:
             for region in regions
         ]
         assert [decode(line).region for line in lines] == regions
-        assert coverage(regions).is_tiling
+        assert measure_coverage(regions).is_tiling
         joined = torch.empty_like(full)
         for region in regions:
             region.put(region.take(full), joined)

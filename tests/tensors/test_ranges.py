@@ -25,13 +25,13 @@ def test_indices_read_back_as_they_were_listed(order: list[int]) -> None:
 
 @given(orders)
 def test_ranges_of_indices_are_already_merged(order: list[int]) -> None:
-    assert rg.merged(of(order)) == of(order)
+    assert rg.merge(of(order)) == of(order)
 
 
 def test_merging_joins_neighbours_and_drops_empty_ranges_but_keeps_the_order() -> None:
-    assert rg.merged([(0, 2), (2, 2), (2, 5), (7, 6), (4, 6), (0, 1)]) == ((0, 5), (4, 6), (0, 1))
-    assert rg.merged([(2, 4), (0, 2)]) == ((2, 4), (0, 2))
-    assert rg.merged([]) == ()
+    assert rg.merge([(0, 2), (2, 2), (2, 5), (7, 6), (4, 6), (0, 1)]) == ((0, 5), (4, 6), (0, 1))
+    assert rg.merge([(2, 4), (0, 2)]) == ((2, 4), (0, 2))
+    assert rg.merge([]) == ()
 
 
 def test_the_whole_of_nothing_is_no_range() -> None:
@@ -51,7 +51,7 @@ def test_common_runs_are_the_shared_indices_once(data: st.DataObject, a: list[in
     a = a[: data.draw(st.integers(0, len(a)))]
     b = b[: data.draw(st.integers(0, len(b)))]
     shared = []
-    for at, bt, size in rg.common(of(a), of(b)):
+    for at, bt, size in rg.intersect(of(a), of(b)):
         assert a[at : at + size] == b[bt : bt + size]
         shared += a[at : at + size]
     assert shared == sorted(set(a) & set(b))
@@ -65,7 +65,7 @@ def test_positions_say_where_each_range_starts_locally() -> None:
 @pytest.mark.parametrize("b", [((0, 8),), ((6, 8), (1, 3)), ((9, 12),), (), ((3, 4), (0, 1), (11, 12))])
 def test_common_positions_are_those_of_the_common_runs(b: Ranges) -> None:
     a = ((5, 9), (0, 2), (3, 4))
-    runs = rg.common(a, b)
-    at, bt = rg.common_positions(a, b)
+    runs = rg.intersect(a, b)
+    at, bt = rg.intersect_positions(a, b)
     assert at.tolist() == [x + i for x, _, length in runs for i in range(length)]
     assert bt.tolist() == [y + i for _, y, length in runs for i in range(length)]

@@ -27,7 +27,7 @@ from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import open_document, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
-from ttrace.values.generate import Normal, values
+from ttrace.values.generate import Normal, generate_values
 from zoo.harness.limits import HANG
 
 
@@ -423,5 +423,7 @@ def test_a_tensor_without_bytes_is_made_when_it_is_read(tmp_path: Path) -> None:
     assert list(trace.problems()) == []
     assert [shard.record.order for [shard] in trace.shards.values()] == [0, 1, 2]
     assert list(trace.shards) == [made, other, tensor_id("last")]
-    expected = values(made, region, dtype=torch.bfloat16, distribution=Normal(1.0, 0.5), seed=trace.manifest.seed)
+    expected = generate_values(
+        made, region, dtype=torch.bfloat16, distribution=Normal(1.0, 0.5), seed=trace.manifest.seed
+    )
     assert torch.equal(trace.shards[made][0].tensor(), expected)

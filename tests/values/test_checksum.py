@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.kernel_variants import EACH_VARIANT, EVERY
-from ttrace.values.checksum import checksum_of
-from ttrace.values.kernels.library import using
+from ttrace.values.checksum import compute_checksum
+from ttrace.values.kernels.library import use_kernels
 
 KNOWN = {
     b"": 0,
@@ -38,8 +38,8 @@ def bit_by_bit(data: bytes) -> int:
 @EACH_VARIANT
 @pytest.mark.parametrize("data", KNOWN, ids=lambda data: repr(data[:9]))
 def test_known_checksums(variant: str, data: bytes) -> None:
-    with using(variant):
-        assert checksum_of(as_tensor(data)) == KNOWN[data]
+    with use_kernels(variant):
+        assert compute_checksum(as_tensor(data)) == KNOWN[data]
 
 
 # Around the sizes at which the kernel and torch go from bytes to words, lanes and blocks.
@@ -47,23 +47,25 @@ def test_known_checksums(variant: str, data: bytes) -> None:
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 255, 256, 257, 511, 1024, 12_287, 12_288, 12_289, 24_577, 40_000])
 def test_all_sizes_at_all_addresses(variant: str, size: int) -> None:
     data = torch.randint(256, (size + 3,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))
-    with using(variant):
+    with use_kernels(variant):
         for start in (0, 3):
             part = data[start : start + size]
-            assert checksum_of(part) == bit_by_bit(bytes(part.tolist()))
+            assert compute_checksum(part) == bit_by_bit(bytes(part.tolist()))
 
 
 @given(data=st.binary(max_size=3000), cut=st.integers(0, 3000))
 @settings(max_examples=50, deadline=None)
 def test_a_checksum_goes_on_where_another_ended(data: bytes, cut: int) -> None:
     for variant in EVERY:
-        with using(variant):
-            first = checksum_of(as_tensor(data[:cut]))
-            assert checksum_of(as_tensor(data[cut:]), first) == bit_by_bit(data)
+        with use_kernels(variant):
+            first = compute_checksum(as_tensor(data[:cut]))
+            assert compute_checksum(as_tensor(data[cut:]), first) == bit_by_bit(data)
 
 
 @EACH_VARIANT
 def test_large_memory_has_the_same_checksum(variant: str) -> None:
     data = torch.arange(700_001, dtype=torch.float32)
-    with using(variant):
-        assert checksum_of(data) == checksum_of(data[350_000:], checksum_of(data[:350_000])) == 0x083B7CC9
+    with use_kernels(variant):
+        assert (
+            compute_checksum(data) == compute_checksum(data[350_000:], compute_checksum(data[:350_000])) == 0x083B7CC9
+        )

@@ -14,9 +14,9 @@ from tests.support.kernel_variants import EACH_VARIANT
 from tests.support.words import NAME, OTHERS, word
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed, values
-from ttrace.values.kernels.library import TORCH, using
-from ttrace.values.words import Stream
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed, generate_values
+from ttrace.values.kernels.library import TORCH, use_kernels
+from ttrace.values.words import WordStream
 
 FAR = Region((1 << 45,), ((((1 << 44) + 3, (1 << 44) + 9),),))
 """Six elements of a tensor of 2^45, from the middle: here an index kept in 32 bits would show."""
@@ -25,7 +25,7 @@ FAR = Region((1 << 45,), ((((1 << 44) + 3, (1 << 44) + 9),),))
 def made(
     region: Region, distribution: Distribution, dtype: torch.dtype = torch.float32, name: str = NAME, seed: int = 0
 ) -> torch.Tensor:
-    return values(name, region, dtype=dtype, distribution=distribution, seed=seed)
+    return generate_values(name, region, dtype=dtype, distribution=distribution, seed=seed)
 
 
 def normals(index: torch.Tensor, name: str) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_values_are_these_bits_for_ever(
     golden: list[str] | list[int] | list[bool],
     variant: str,
 ) -> None:
-    with using(variant):
+    with use_kernels(variant):
         found = made(region, distribution, dtype)
     assert found.dtype == dtype
     expected = [float.fromhex(value) if isinstance(value, str) else value for value in golden]
@@ -108,9 +108,9 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.flo
 @EACH_VARIANT
 @pytest.mark.parametrize("distribution", [Normal(), Normal(0.1, 3.0), Signed(), Signed(0.3)], ids=str)
 def test_kernels_make_the_bits_that_torch_makes(distribution: Distribution, variant: str) -> None:
-    with using(TORCH):
+    with use_kernels(TORCH):
         full = {dtype: made(Region.whole((70, 4000)), distribution, dtype) for dtype in FLOATS}
-    with using(variant):
+    with use_kernels(variant):
         for dtype, region in itertools.product(FLOATS, REGIONS):
             found, expected = made(region, distribution, dtype), region.take(full[dtype])
             bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
@@ -167,7 +167,7 @@ def test_streams_of_different_names_are_uncorrelated(other: str) -> None:
     A 32-bit mix of index XOR key made the streams of two names permutations of one another.
     """
     index = torch.randint(0, 1 << 40, (6_000,), generator=torch.Generator().manual_seed(0))
-    keys = [Stream.of(NAME).key, Stream.of(other).key]
+    keys = [WordStream.of(NAME).key, WordStream.of(other).key]
     mine = normals(index, NAME)
     bounds = 5 / len(index) ** 0.5
     for shift in (0, 1, 2, 1024, 4096, 1 << 20, (keys[0] - keys[1]) & 0xFFFFFFFF, (keys[1] - keys[0]) & 0xFFFFFFFF):
@@ -239,7 +239,7 @@ MEMORY = """
 import sys, torch
 from pathlib import Path
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Normal, values
+from ttrace.values.generate import Normal, generate_values
 
 def memory(field):
     # Not getrusage, whose maximum is inherited from the process that started this one.
@@ -247,7 +247,7 @@ def memory(field):
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 def made(region):
-    return values("w", region, dtype=torch.float32, distribution=Normal())
+    return generate_values("w", region, dtype=torch.float32, distribution=Normal())
 
 rows = 1 << 12
 regions = {

@@ -9,43 +9,43 @@ import torch
 
 from tests.support.kernel_variants import EVERY
 from ttrace.errors import TTraceError
-from ttrace.values.kernels.library import TORCH, VARIANTS, is_readable, kernels, using, variants
-from ttrace.values.stats import stats
+from ttrace.values.kernels.library import TORCH, VARIANTS, choose_kernels, is_readable, list_variants, use_kernels
+from ttrace.values.stats import measure_difference
 
 
 def test_the_best_variant_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TTRACE_KERNELS", raising=False)
-    assert [name for name in VARIANTS if name in variants()] == list(variants())
-    found = kernels()
-    assert (found.variant if found else TORCH) == [*variants(), TORCH][0]
+    assert [name for name in VARIANTS if name in list_variants()] == list(list_variants())
+    found = choose_kernels()
+    assert (found.variant if found else TORCH) == [*list_variants(), TORCH][0]
 
 
 @pytest.mark.parametrize("variant", EVERY)
 def test_the_environment_chooses(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTRACE_KERNELS", variant)
-    found = kernels()
+    found = choose_kernels()
     assert (found.variant if found else TORCH) == variant
 
 
 def test_a_block_chooses_for_itself_and_its_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTRACE_KERNELS", EVERY[0])
     seen = []
-    with using(TORCH):
-        assert kernels() is None
-        thread = threading.Thread(target=lambda: seen.append(kernels()))
+    with use_kernels(TORCH):
+        assert choose_kernels() is None
+        thread = threading.Thread(target=lambda: seen.append(choose_kernels()))
         thread.start()
         thread.join()
-    found = kernels()
+    found = choose_kernels()
     assert seen == [found]
     assert (found.variant if found else TORCH) == EVERY[0]
 
 
 def test_unknown_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TTraceError, match=r"no kernels 'avx9000' here; known are .*torch"), using("avx9000"):
+    with pytest.raises(TTraceError, match=r"no kernels 'avx9000' here; known are .*torch"), use_kernels("avx9000"):
         pass
     monkeypatch.setenv("TTRACE_KERNELS", "avx9000")
     with pytest.raises(TTraceError, match="no kernels 'avx9000'"):
-        stats(torch.zeros(3), torch.zeros(3))
+        measure_difference(torch.zeros(3), torch.zeros(3))
 
 
 def test_only_dense_numbers_in_memory_are_given_to_kernels() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support.kernel_variants import EVERY
 from ttrace.tensors.region import Region
-from ttrace.values.chunks import chunks
-from ttrace.values.generate import Normal, values
-from ttrace.values.kernels.library import kernels, using
-from ttrace.values.stats import Stats, stats, stats_of_sums
+from ttrace.values.chunks import cut_chunks
+from ttrace.values.generate import Normal, generate_values
+from ttrace.values.kernels.library import choose_kernels, use_kernels
+from ttrace.values.stats import Stats, measure_difference, measure_sums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.flo
 @pytest.fixture(autouse=True, params=EVERY)
 def each_variant(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test here holds for torch and for each variant of the kernels that this machine has."""
-    with using(request.param):
+    with use_kernels(request.param):
         yield
 
 
@@ -32,17 +32,17 @@ def pair(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A tensor and one that differs from it by about a tenth."""
     whole = Region.whole(shape)
-    a = values("a", whole, dtype=torch.float32, distribution=Normal(0.1)) * scale
-    b = a + values("b", whole, dtype=torch.float32, distribution=Normal(0.0, 0.1)) * scale
+    a = generate_values("a", whole, dtype=torch.float32, distribution=Normal(0.1)) * scale
+    b = a + generate_values("b", whole, dtype=torch.float32, distribution=Normal(0.0, 0.1)) * scale
     return a.to(dtype), b.to(dtype)
 
 
 def check_against_oracle(a: torch.Tensor, b: torch.Tensor, factor: float = 1.0) -> None:
     """Everything again, the plain way."""
     x, y = a.double(), b.double() * factor
-    found = stats(a, b, factor=factor)
+    found = measure_difference(a, b, factor=factor)
     # Kernels sum blocks of two bf16 tensors in float32.
-    rel = 1e-6 if a.dtype == b.dtype == torch.bfloat16 and kernels() else 1e-12
+    rel = 1e-6 if a.dtype == b.dtype == torch.bfloat16 and choose_kernels() else 1e-12
     assert found.count == a.numel()
     assert found.error == pytest.approx(float((x - y).norm() / x.norm()), rel=rel)
     assert found.scale == pytest.approx(float((x * y).sum() / (x * x).sum()), rel=rel)
@@ -73,15 +73,15 @@ def test_blocks_of_one_tensor_may_have_any_scale() -> None:
     for lot in (slice(None), slice(20), slice(10)):
         check_against_oracle(a[lot], b[lot])
     zero = torch.zeros_like(a)
-    assert stats(zero, a).bb == pytest.approx(float(a.double().square().sum()), rel=1e-6)
-    assert stats(zero, zero) == Stats(count=a.numel())
+    assert measure_difference(zero, a).bb == pytest.approx(float(a.double().square().sum()), rel=1e-6)
+    assert measure_difference(zero, zero) == Stats(count=a.numel())
 
 
 def test_a_tiny_difference_of_large_tensors_is_seen() -> None:
     a = torch.full((1000, 1000), 1e4)
     b = a.clone()
     b[777, 3] = torch.nextafter(a[777, 3], torch.tensor(math.inf))
-    found = stats(a, b)
+    found = measure_difference(a, b)
     assert found.max_at == (777, 3)
     assert found.error == pytest.approx(float(b[777, 3].double() - 1e4) / 1e4 / 1000, rel=1e-9)
 
@@ -107,12 +107,12 @@ def test_every_pair_of_dtypes_can_be_measured(a_dtype: torch.dtype, b_dtype: tor
 def test_every_number_of_a_small_dtype_is_read_right(dtype: torch.dtype) -> None:
     bits = torch.arange(1 << 8 * dtype.itemsize, dtype=torch.int32)
     a = bits.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
-    found, x = stats(a, torch.zeros(a.shape)), a.double()
+    found, x = measure_difference(a, torch.zeros(a.shape)), a.double()
     assert (found.nan_a, found.inf_a) == (int(x.isnan().sum()), int(x.isinf().sum()))
     assert found.aa == pytest.approx(float(x[x.isfinite()].square().sum()), rel=1e-12)
     for one in torch.randint(len(a), (50,), generator=torch.Generator().manual_seed(0)):
         if x[one].isfinite():
-            assert stats(a[one], torch.zeros(())).max_diff == float(x[one].abs())
+            assert measure_difference(a[one], torch.zeros(())).max_diff == float(x[one].abs())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -137,7 +137,7 @@ def test_threads_find_what_one_thread_finds(view: str, dtype: torch.dtype) -> No
     a, b = pair((1300, 1100), dtype)
     a, b = {"whole": (a, b), "columns": (a[:, 1:], b[:, 1:]), "transposed": (a.T, b.T)}[view]
     b[777, 77] = 100.0
-    one, two = stats(a, b), stats(a, b, num_threads=2)
+    one, two = measure_difference(a, b), measure_difference(a, b, num_threads=2)
     assert (two.count, two.max_diff, two.max_at) == (one.count, one.max_diff, (777, 77))
     assert [two.aa, two.bb, two.dd, two.ab] == pytest.approx([one.aa, one.bb, one.dd, one.ab], rel=1e-6)
 
@@ -145,37 +145,37 @@ def test_threads_find_what_one_thread_finds(view: str, dtype: torch.dtype) -> No
 def test_measuring_changes_neither_tensor() -> None:
     a, b = pair((300, 10), torch.float64)
     kept = a.clone(), b.clone()
-    stats(a, b, factor=0.5)
+    measure_difference(a, b, factor=0.5)
     assert torch.equal(a, kept[0])
     assert torch.equal(b, kept[1])
 
 
 def test_a_scalar_is_a_tensor_like_others() -> None:
-    found = stats(torch.tensor(2.0), torch.tensor(3.0))
+    found = measure_difference(torch.tensor(2.0), torch.tensor(3.0))
     assert (found.count, found.error, found.scale, found.max_diff, found.max_at) == (1, 0.5, 1.5, 1.0, ())
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)], ids=str)
 def test_empty_tensors_are_equal(shape: tuple[int, ...]) -> None:
-    found = stats(torch.empty(shape), torch.empty(shape))
+    found = measure_difference(torch.empty(shape), torch.empty(shape))
     assert found == Stats()
     assert found.error == 0.0
 
 
 def test_equal_tensors_have_no_difference_and_no_place_of_it() -> None:
     a, _ = pair((50, 50))
-    found = stats(a, a.clone())
+    found = measure_difference(a, a.clone())
     assert (found.error, found.scale, found.max_diff, found.max_at) == (0.0, 1.0, 0.0, None)
 
 
 def test_integers_and_masks_are_measured_too() -> None:
-    assert stats(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 5])).max_diff == 2.0
-    assert stats(torch.tensor([True, False]), torch.tensor([True, True])).max_at == (1,)
+    assert measure_difference(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 5])).max_diff == 2.0
+    assert measure_difference(torch.tensor([True, False]), torch.tensor([True, True])).max_at == (1,)
 
 
 def test_different_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"cannot compare shapes \(2, 3\) and \(3, 2\)"):
-        stats(torch.zeros(2, 3), torch.zeros(3, 2))
+        measure_difference(torch.zeros(2, 3), torch.zeros(3, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -183,7 +183,7 @@ def test_nan_and_inf_are_counted_and_make_the_error_infinite(dtype: torch.dtype)
     a, b = pair((40, 50), dtype)
     a[0, 0], a[1, 1], a[2, 2] = math.nan, math.inf, -math.inf
     b[0, 0], b[1, 1], b[39, 49] = math.nan, math.inf, math.nan
-    found = stats(a, b)
+    found = measure_difference(a, b)
     assert (found.nan_a, found.inf_a, found.nan_b, found.inf_b) == (1, 2, 2, 1)
     assert found.count == 2000
     assert found.error == math.inf
@@ -197,39 +197,39 @@ def test_nan_and_inf_are_counted_and_make_the_error_infinite(dtype: torch.dtype)
 def test_nan_on_one_side_only_says_which() -> None:
     a, b = pair((10, 10))
     b[3, 4] = math.nan
-    found = stats(a, b)
+    found = measure_difference(a, b)
     assert (found.finite_a, found.finite_b, found.error) == (True, False, math.inf)
 
 
 def test_nan_in_float8_is_seen() -> None:
     a, b = pair((10, 10), torch.float8_e4m3fn)
     b.view(torch.uint8)[2, 2] = 0x7F
-    assert stats(a, b).nan_b == 1
+    assert measure_difference(a, b).nan_b == 1
 
 
 def test_squares_beyond_double_precision_make_the_error_infinite_not_nan() -> None:
     """A nan would compare as "no larger than the tolerance"."""
     a = torch.full((10,), 1e200, dtype=torch.float64)
-    found = stats(a, 2 * a)
+    found = measure_difference(a, 2 * a)
     assert found.error == math.inf
     assert (found.finite_a, found.finite_b) == (True, True)
 
 
 def test_a_zero_reference_equals_only_zero() -> None:
     zero, other = torch.zeros(5), torch.tensor([0.0, 0.0, 1e-30, 0.0, 0.0])
-    assert stats(zero, zero).error == 0.0
-    assert stats(zero, other).error == math.inf
-    assert stats(zero, other).max_at == (2,)
-    assert stats(other, zero).error == 1.0
-    assert math.isnan(stats(zero, other).scale)
-    assert stats(other, zero).scale == 0.0
+    assert measure_difference(zero, zero).error == 0.0
+    assert measure_difference(zero, other).error == math.inf
+    assert measure_difference(zero, other).max_at == (2,)
+    assert measure_difference(other, zero).error == 1.0
+    assert math.isnan(measure_difference(zero, other).scale)
+    assert measure_difference(other, zero).scale == 0.0
 
 
 @pytest.mark.parametrize("factor", [0.5, 1 / 3, -1.0, 1024.0])
 def test_the_factor_is_applied_to_b(factor: float) -> None:
     a, b = pair((64, 64))
     check_against_oracle(a, b, factor)
-    assert stats(a, (a.double() / factor), factor=factor).error < 1e-15
+    assert measure_difference(a, (a.double() / factor), factor=factor).error < 1e-15
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -241,28 +241,28 @@ def test_sums_of_tensors_are_measured_like_the_tensors_they_add_up_to(
     other = after.roll(1)
     xs, ys = [(1.0, after), (-1.0, before)], [(0.5, other), (0.5, before.double()), (2.0, after)]
     x, y = after.double() - before.double(), 0.5 * other.double() + 0.5 * before.double() + 2.0 * after.double()
-    assert stats_of_sums(xs, ys) == stats(x, y)
-    assert stats_of_sums(xs, ys[:1]) == stats(x, other, factor=0.5)
+    assert measure_sums(xs, ys) == measure_difference(x, y)
+    assert measure_sums(xs, ys[:1]) == measure_difference(x, other, factor=0.5)
 
 
 def test_a_small_difference_of_large_numbers_keeps_all_its_digits() -> None:
     before = torch.full((5000,), 1e8)
     after = torch.nextafter(before, before * 2)
-    assert stats_of_sums([(1.0, after), (-1.0, before)], [(1.0, torch.full((5000,), 8.0))]).error == 0.0
+    assert measure_sums([(1.0, after), (-1.0, before)], [(1.0, torch.full((5000,), 8.0))]).error == 0.0
 
 
 def test_columns_of_several_tensors_add_up_where_they_lie() -> None:
     a, b = pair((64, 300))
     parts = [(1.0, a.T[17:200]), (1.0, b.T[17:200])]
     whole = (a.double() + b.double()).T[17:200]
-    assert stats_of_sums(parts, [(1.0, whole)]).error == 0.0
-    assert stats_of_sums(parts, [(1.0, a.T[17:200])]).max_at == stats(whole, a.T[17:200]).max_at
+    assert measure_sums(parts, [(1.0, whole)]).error == 0.0
+    assert measure_sums(parts, [(1.0, a.T[17:200])]).max_at == measure_difference(whole, a.T[17:200]).max_at
 
 
 def test_scale_is_the_factor_between_the_two() -> None:
     a, _ = pair((64, 64))
-    assert stats(a, 2 * a).scale == 2.0
-    assert stats(a, 2 * a).error == 1.0
+    assert measure_difference(a, 2 * a).scale == 2.0
+    assert measure_difference(a, 2 * a).error == 1.0
 
 
 @st.composite
@@ -283,9 +283,9 @@ def partitioned(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, list[int]]
 @settings(max_examples=200, deadline=None)
 def test_stats_of_parts_add_up_to_stats_of_the_whole(case: tuple[torch.Tensor, torch.Tensor, list[int]]) -> None:
     a, b, sizes = case
-    whole, total = stats(a, b), Stats()
+    whole, total = measure_difference(a, b), Stats()
     for x, y in zip(a.split(sizes), b.split(sizes), strict=True):
-        total = total + stats(x, y)
+        total = total + measure_difference(x, y)
     for name in ("count", "nan_a", "inf_a", "nan_b", "inf_b", "max_diff"):
         assert getattr(total, name) == getattr(whole, name)
     for name in ("aa", "bb", "dd", "ab"):
@@ -303,7 +303,7 @@ def test_the_larger_difference_keeps_its_place_in_a_sum() -> None:
 @settings(max_examples=300, deadline=None)
 def test_chunks_are_small_and_come_in_row_major_order(shape: tuple[int, ...], size: int) -> None:
     full = torch.arange(math.prod(shape)).view(shape)
-    parts = [full[tuple(slice(*run) for run in cut)] for cut in chunks(shape, size)]
+    parts = [full[tuple(slice(*run) for run in cut)] for cut in cut_chunks(shape, size)]
     assert all(0 < part.numel() <= size for part in parts)
     joined = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0)
     assert joined.tolist() == list(range(full.numel()))

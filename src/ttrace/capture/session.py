@@ -43,7 +43,7 @@ from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.rules import Rules
 from ttrace.patches import Patches
 from ttrace.reference.skip_blocks import Passing
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, scores_slot
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, make_scores_slot
 from ttrace.trace.format import End, Manifest
 from ttrace.trace.writer import Writer
 
@@ -332,7 +332,7 @@ class Session(SessionEvents):
             return None
         slot = str(call.number_of(Kind.DECISION))
         choice, reasons = (
-            self._tensors.make_id(call, Site(call.name, Kind.DECISION, name)) for name in (slot, scores_slot(slot))
+            self._tensors.make_id(call, Site(call.name, Kind.DECISION, name)) for name in (slot, make_scores_slot(slot))
         )
         # Recomputed ones are recorded only if they are the first: auxiliary losses choose where there are gradients.
         self._visits.visit(reasons, scores, call.microbatch)

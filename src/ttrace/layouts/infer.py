@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ttrace.layouts.layout import Cut, Dim, Layout
 from ttrace.layouts.splits import BLOCK, Split
-from ttrace.tensors.coverage import coverage
+from ttrace.tensors.coverage import measure_coverage
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import Coord
 from ttrace.tensors.region import Region, Shape
@@ -64,7 +64,7 @@ def _distinct(layouts: list[Layout], shape: Shape, coords: list[Coord], sizes: M
     regions: dict[tuple[Region, ...], Layout] = {}
     for layout in layouts:
         regions.setdefault(tuple(layout.region(shape, sizes, coord) for coord in coords), layout)
-    complete = [layout for held, layout in regions.items() if not coverage(held).num_gap]
+    complete = [layout for held, layout in regions.items() if not measure_coverage(held).num_gap]
     chosen = complete or list(regions.values())
     return chosen[0] if len(chosen) == 1 else None
 

@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from ttrace.errors import LayoutError
 from ttrace.layouts.splits import BLOCK, Split
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.coverage import TILING, Coverage, coverage
+from ttrace.tensors.coverage import TILING, Coverage, measure_coverage
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region, Shape
 
@@ -187,7 +187,7 @@ def _dim_coverage(cuts: tuple[Cut, ...], size: int, worlds: tuple[int, ...]) -> 
         Region((size,), (_dim_ranges(cuts, size, indices, worlds),))
         for indices in itertools.product(*map(range, worlds))
     )
-    return coverage(regions)
+    return measure_coverage(regions)
 
 
 @cache

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ttrace.errors import LayoutError
-from ttrace.tensors.ranges import Ranges, length, merged, select, whole
+from ttrace.tensors.ranges import Ranges, length, merge, select, whole
 
 SplitFunction = Callable[..., Ranges]
 
@@ -65,7 +65,7 @@ BLOCK = Split()
 @cache
 def _ranges(how: Split, size: int, rank: int, world: int) -> Ranges:
     try:
-        return merged(_FUNCTIONS[how.name](size, rank, world, *how.args))
+        return merge(_FUNCTIONS[how.name](size, rank, world, *how.args))
     except TypeError as error:
         raise LayoutError(f"split {how}: wrong number of numbers in brackets ({error}).") from None
 
@@ -112,7 +112,7 @@ def fused(size: int, rank: int, world: int, *parts: int) -> Ranges:
     unit, at, pieces = size // sum(weights), 0, []
     for weight in weights:
         part = whole(weight * unit)
-        pieces += [(at + a, at + b) for a, b in select(part, merged(block(weight * unit, rank, world)))]
+        pieces += [(at + a, at + b) for a, b in select(part, merge(block(weight * unit, rank, world)))]
         at += weight * unit
     return tuple(pieces)
 

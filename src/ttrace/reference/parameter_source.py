@@ -15,7 +15,7 @@ from ttrace.reference.progress import Progress
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region, Shape
-from ttrace.values.generate import Distribution, values
+from ttrace.values.generate import Distribution, generate_values
 
 _ATTRIBUTE = "_ttrace_maker"
 _LEAST_ELEMENTS = 1 << 18
@@ -112,7 +112,7 @@ class Maker:
         self._made(region, out.view(region.local_shape))
 
     def _made(self, region: Region, out: torch.Tensor) -> torch.Tensor:
-        return values(
+        return generate_values(
             self.name,
             region,
             dtype=self.dtype,

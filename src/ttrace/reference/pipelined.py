@@ -23,7 +23,7 @@ from ttrace.reference.init_values import Spreads, check_patterns, spread
 from ttrace.reference.meta_init import check_buffers, parameters_on_meta
 from ttrace.reference.shared_modules import set_divided
 from ttrace.tensors.region import Region
-from ttrace.values.generate import values
+from ttrace.values.generate import generate_values
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The loss of a model's output and the target."""
@@ -169,7 +169,7 @@ def _materialise(model: nn.Module, spreads: Spreads, device: torch.device) -> No
             if parameter is None or not parameter.is_meta:
                 continue
             path = f"{owner_path}.{name}".lstrip(".")
-            made = values(
+            made = generate_values(
                 path,
                 Region.whole(tuple(parameter.shape)),
                 dtype=parameter.dtype,

@@ -33,7 +33,7 @@ _MANY_RUNS = 4096
 """Boxes of more are counted one by one: they need not be taken apart."""
 
 
-def coverage(regions: Iterable[Region]) -> Coverage:
+def measure_coverage(regions: Iterable[Region]) -> Coverage:
     """How the distinct regions among these cover their logical tensor."""
     distinct = list(dict.fromkeys(regions))
     if not distinct:

@@ -16,7 +16,7 @@ _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldIndices:
     """The indices of one dim that a tensor holds, in its order, and how long that dim is in the logical tensor."""
 
     indices: torch.Tensor
@@ -52,11 +52,11 @@ def holds(tensor: _Tensor, indices: torch.Tensor, size: int, dim: int = 0) -> _T
             f"ttrace.holds: a tensor of shape {tuple(tensor.shape)} needs one index for each element of dim {dim}, "
             f"but the indices have shape {tuple(indices.shape)}."
         )
-    setattr(tensor, _TAG, Held(indices.detach(), size, where))
+    setattr(tensor, _TAG, HeldIndices(indices.detach(), size, where))
     return tensor
 
 
-def held_by(tensor: torch.Tensor) -> Held | None:
+def find_held(tensor: torch.Tensor) -> HeldIndices | None:
     """What a tensor says it holds, if it does."""
-    held: Held | None = getattr(tensor, _TAG, None)
+    held: HeldIndices | None = getattr(tensor, _TAG, None)
     return held

@@ -86,7 +86,7 @@ def is_inside(inner: str, outer: str) -> bool:
     return outer in (ROOT, inner) or inner.startswith(f"{outer}.")
 
 
-def of_any_layer(name: str) -> str:
+def drop_numbers(name: str) -> str:
     """The name without its numbers: the same for a module in all layers, and for all experts."""
     return re.sub(r"\d+", "#", name)
 
@@ -96,7 +96,7 @@ def encode_name(text: str) -> str:
     return _UNSAFE.sub(lambda match: quote(match[0], safe="", errors="surrogatepass"), text)
 
 
-def scores_slot(slot: str) -> str:
+def make_scores_slot(slot: str) -> str:
     """The slot of the scores by which a decision was made."""
     return f"{slot}.scores"
 

@@ -16,7 +16,7 @@ def whole(size: int) -> Ranges:
     return ((0, size),) if size else ()
 
 
-def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def merge(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """The same indices in the same order, with empty ranges dropped and adjoining ones joined."""
     result: list[tuple[int, int]] = []
     for start, stop in ranges:
@@ -37,7 +37,7 @@ def select(outer: Ranges, inner: Ranges) -> Ranges:
     """The part of `outer` that `inner` picks, where `inner` counts positions within `outer`."""
     if len(outer) == 1:
         base = outer[0][0]
-        return merged((base + start, base + stop) for start, stop in inner)
+        return merge((base + start, base + stop) for start, stop in inner)
     offsets = _offsets(outer)
     pieces: list[tuple[int, int]] = []
     for start, stop in inner:
@@ -48,10 +48,10 @@ def select(outer: Ranges, inner: Ranges) -> Ranges:
             pieces.append((first, first + take))
             start += take
             i += 1
-    return merged(pieces)
+    return merge(pieces)
 
 
-def common(a: Ranges, b: Ranges) -> list[tuple[int, int, int]]:
+def intersect(a: Ranges, b: Ranges) -> list[tuple[int, int, int]]:
     """Runs that both hold, as (position in a, position in b, length), in the order of the indices."""
     runs = []
     left, right = _sorted_with_position(a), _sorted_with_position(b)
@@ -68,7 +68,7 @@ def common(a: Ranges, b: Ranges) -> list[tuple[int, int, int]]:
     return runs
 
 
-def common_positions(a: Ranges, b: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
+def intersect_positions(a: Ranges, b: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
     """The positions in a and in b of the indices that both hold, in the order of the indices: for lists of many."""
     left, at = indices(a).sort()
     right, bt = indices(b).sort()

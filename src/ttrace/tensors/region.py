@@ -42,7 +42,7 @@ class Region:
     @classmethod
     def flat_of(cls, shape: Shape, flat: Ranges) -> Region:
         """Ranges of the flattened logical tensor."""
-        return cls(shape, cls.whole(shape).dims, rg.merged(flat))
+        return cls(shape, cls.whole(shape).dims, rg.merge(flat))
 
     @cached_property
     def box_shape(self) -> Shape:
@@ -176,7 +176,7 @@ def _overlaps(one: Region, other: Region) -> Sequence[tuple[Part, Part]]:
         if max((len(ranges) for box in (a, b) for ranges in box.dims), default=0) > _MANY_RUNS:
             found += _gathered_parts(a, b)
             continue
-        runs = [rg.common(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
+        runs = [rg.intersect(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
         if all(runs):
             found += _parts(a, b, runs)
     return tuple(found)
@@ -195,7 +195,7 @@ def _parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[t
 
 def _gathered_parts(a: Box, b: Box) -> Iterator[tuple[Part, Part]]:
     """All common elements at once, by index: dispatched tokens have as many runs as tokens."""
-    shared = [rg.common_positions(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
+    shared = [rg.intersect_positions(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
     if all(at.numel() for at, _ in shared):
         yield _gathered(a, [at for at, _ in shared]), _gathered(b, [bt for _, bt in shared])
 

@@ -23,7 +23,7 @@ from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import seal_document
 from ttrace.trace.storage.tensor_bytes import memory
 from ttrace.trace.writer import write_whole
-from ttrace.values.checksum import checksum_of
+from ttrace.values.checksum import compute_checksum
 
 Done = Callable[[], None]
 """Is called after every chunk."""
@@ -78,7 +78,7 @@ def _packed(rank: RankTrace, base: Trace, number: int) -> tuple[Segment, ...]:
                 data = rank.stored(record)
                 packed = pack(data, base.beneath(record))
             order = None if record is None else record.order
-            segments.append(Segment(begin, end, at, len(packed), checksum_of(data), order))
+            segments.append(Segment(begin, end, at, len(packed), compute_checksum(data), order))
             at += file.write(packed)
             if record is not None:
                 rank.release(record)

@@ -21,7 +21,7 @@ from ttrace.trace.documents import validated
 from ttrace.trace.format import Record
 from ttrace.trace.storage.store import Place
 from ttrace.trace.storage.tensor_bytes import memory
-from ttrace.values.checksum import checksum_of
+from ttrace.values.checksum import compute_checksum
 
 INDEX = "archive.json"
 
@@ -103,7 +103,7 @@ class Packed:
             found = unpack(data, segment.end - segment.begin, width, base)
         except (OSError, zlib.error, RuntimeError, ValueError, OverflowError, MemoryError) as error:
             raise TraceError(f"{where} cannot be unpacked ({error}).") from None
-        if checksum_of(found) != segment.checksum:
+        if compute_checksum(found) != segment.checksum:
             raise TraceError(
                 f"{where} are not what was archived: the trace to which they are a difference was made again, or one "
                 "of the two is damaged. Run again."

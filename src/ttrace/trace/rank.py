@@ -19,8 +19,8 @@ from ttrace.trace.fast_decode import read
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
 from ttrace.trace.storage.seal import is_intact, seal_of, sum_of, without_seal
 from ttrace.trace.storage.store import Place, Remote
-from ttrace.values.checksum import checksum_of
-from ttrace.values.generate import values
+from ttrace.values.checksum import compute_checksum
+from ttrace.values.generate import generate_values
 
 Beside = Callable[[str], Base]
 """What archives are differences to: the trace of this name, beside the one that the rank is of."""
@@ -84,7 +84,7 @@ class RankTrace:
         # What is made has no bytes, and what was archived has just been verified.
         if record.end == record.begin or self.packed is not None or place in self._verified:
             return tensor
-        found = checksum_of(tensor)
+        found = compute_checksum(tensor)
         if found != record.crc:
             raise TraceError(
                 f"{record.id}: its data in {self.folder / chunk_file(record.chunk)} are damaged: bytes {record.begin} "
@@ -118,7 +118,9 @@ class RankTrace:
         assert record.values is not None
         # Nothing that is made changes from step to step: where there is no memory there are no updates.
         first = replace(record.id, step=0)
-        return values(first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed)
+        return generate_values(
+            first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed
+        )
 
     def release(self, record: Record) -> None:
         """Give back what a record's bytes take in memory; their file stays mapped."""

@@ -27,7 +27,7 @@ from ttrace.trace.format import (
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.storage.store import Place
 from ttrace.values.kernels.pair import Term
-from ttrace.values.sketch import sketch
+from ttrace.values.sketch import compute_sketch
 
 Settings = Mapping[str, str]
 """What decides an optimizer's updates, by name."""
@@ -73,7 +73,7 @@ class Shard:
         if self.record.sketch is not None:
             return self.stored()
         assert self.record.region is not None
-        return sketch(self.id.name, self.tensor(), self.record.region, num_buckets)
+        return compute_sketch(self.id.name, self.tensor(), self.record.region, num_buckets)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class UpdateShard(Shard):
         if self.before.sketch is not None and self.record.shape == self.before.shape:
             return after - self.rank.stored(self.before)
         assert self.record.region is not None
-        return after - sketch(self.id.name, self._before(), self.record.region, kept.num_buckets)
+        return after - compute_sketch(self.id.name, self._before(), self.record.region, kept.num_buckets)
 
     def terms(self) -> tuple[Term, ...]:
         if self.record.sketch is not None:

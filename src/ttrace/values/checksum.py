@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from ttrace.values.kernels.library import kernels
+from ttrace.values.kernels.library import choose_kernels
 
 _POLYNOMIAL = 0x82F63B78
 _ALL = 0xFFFFFFFF
@@ -18,18 +18,18 @@ _LANE_BYTES, _MOST_LANES = 256, 4096
 """Of the pieces that torch reads side by side; what is left over is read byte by byte."""
 
 
-def checksum_of(tensor: torch.Tensor, before: int = 0) -> int:
+def compute_checksum(tensor: torch.Tensor, before: int = 0) -> int:
     """The checksum of a contiguous tensor's bytes, which follow others whose checksum is `before`."""
     assert tensor.is_cpu, "kernels read the memory of the host"
     assert tensor.is_contiguous(), "the bytes of a tensor with gaps have no order"
-    return checksum_at(tensor.data_ptr(), tensor.nbytes, before)
+    return compute_checksum_at(tensor.data_ptr(), tensor.nbytes, before)
 
 
-def checksum_at(address: int, num_bytes: int, before: int = 0) -> int:
+def compute_checksum_at(address: int, num_bytes: int, before: int = 0) -> int:
     """The same of memory by its address."""
     if num_bytes == 0:
         return before
-    found = kernels()
+    found = choose_kernels()
     if found is None:
         memory = (ctypes.c_ubyte * num_bytes).from_address(address)
         return _computed(torch.frombuffer(memory, dtype=torch.uint8), before)

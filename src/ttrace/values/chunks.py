@@ -14,10 +14,10 @@ from ttrace.tensors.region import Region
 CHUNK = 1 << 18
 """Elements worked on at a time: the temporaries of one chunk stay in cache and far below any shard."""
 
-Cut = tuple[tuple[int, int], ...]
+Bounds = tuple[tuple[int, int], ...]
 
 
-def chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Cut]:
+def cut_chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Bounds]:
     """One range per dim and piece. Each piece is a run of the row-major order, and they come in that order."""
     if not shape:
         yield ()
@@ -33,7 +33,7 @@ def chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Cut]:
             yield (*corner, (start, min(start + rows, shape[dim])), *inner)
 
 
-def region_chunks(region: Region, local: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
+def cut_region(region: Region, local: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
     """The region as small boxes, each with its part of the local tensor, in the order in which that holds them.
 
     Even the indices of a whole shard would take more memory than the shard
@@ -43,6 +43,6 @@ def region_chunks(region: Region, local: torch.Tensor) -> Iterator[tuple[Region,
         held = local
         if box.offset is not None:
             held = local[box.offset : box.offset + math.prod(box.shape)].view(box.shape)
-        for cut in chunks(box.shape):
+        for cut in cut_chunks(box.shape):
             dims = tuple(rg.select(ranges, (run,)) for ranges, run in zip(box.dims, cut, strict=True))
             yield Region(region.shape, dims), held[tuple(slice(*run) for run in cut)]

@@ -15,10 +15,10 @@ import torch
 
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
-from ttrace.values.chunks import region_chunks
-from ttrace.values.kernels.library import kernels
-from ttrace.values.kernels.runs import FILLED, NORMAL, SIGNED, Recipe, fill
-from ttrace.values.words import Stream
+from ttrace.values.chunks import cut_region
+from ttrace.values.kernels.library import choose_kernels
+from ttrace.values.kernels.runs import FILL_DTYPES, NORMAL, SIGNED, Recipe, fill
+from ttrace.values.words import WordStream
 
 _EDGE_EVERY = 4
 _LANE_MEAN = 2 * 65535
@@ -28,7 +28,7 @@ _LANE_STD = (4 * (65536**2 - 1) / 12) ** 0.5
 class Distribution(Protocol):
     """What generated values look like; `draw` turns random 64-bit words into values."""
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor: ...
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Normal:
     mean: float = 0.0
     std: float = 1.0
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         lanes = sum(((words >> shift) & 0xFFFF for shift in (16, 32, 48)), start=words & 0xFFFF)
         centred = (lanes - _LANE_MEAN).to(torch.float32)
         # Python floats are doubles: rounding the factor to float32 first keeps every device to the same product.
@@ -52,7 +52,7 @@ class Signed:
 
     size: float = 1.0
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         magnitude = (((words >> 16) & 0xFFFFFF) + (1 << 23)).to(torch.float32)
         sign = ((words >> 60) & 1) * 2 - 1
         return magnitude.mul_(sign).mul_(torch.tensor(self.size / (1 << 24), dtype=torch.float32, device=words.device))
@@ -67,7 +67,7 @@ class Integers:
     keep: float = 1.0
     hole: int = -100
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         # Bits 16 to 47 choose the value, bits 0 to 15 and 48 to 63 (Mask) whether it stays.
         value = (((words >> 16) & 0xFFFFFFFF) * (self.high - self.low) >> 32) + self.low
         if self.keep < 1.0:
@@ -87,7 +87,7 @@ class Rows:
     keep: float = 1.0
     hole: int = -100
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:
         value = Integers(0, self.num_rows).draw(words, index, numel, stream)
         edges = torch.tensor(_edges(self.num_rows), device=words.device)
         value = torch.where(index % _EDGE_EVERY == 0, edges[index // _EDGE_EVERY % len(edges)], value)
@@ -100,7 +100,7 @@ class Mask:
 
     keep: float = 0.5
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         return _kept(words, self.keep)
 
 
@@ -108,7 +108,7 @@ class Mask:
 class Permutation:
     """A permutation of 0 .. numel - 1: a Feistel cipher over the index, walked until it falls inside."""
 
-    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: Stream) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         half = max((max(numel - 1, 1).bit_length() + 1) // 2, 1)
         value = _feistel(index, half, stream)
         while (outside := torch.nonzero(value >= numel).view(-1)).numel():
@@ -116,7 +116,7 @@ class Permutation:
         return value
 
 
-def values(
+def generate_values(
     name: str | TensorId,
     region: Region,
     *,
@@ -132,15 +132,15 @@ def values(
     """
     if out is None:
         out = torch.empty(region.local_shape, dtype=dtype, device=device)
-    stream = Stream.of(name, seed)
-    found = kernels() if out.device.type == "cpu" else None
+    stream = WordStream.of(name, seed)
+    found = choose_kernels() if out.device.type == "cpu" else None
     recipe = _recipe(distribution)
     if found is None or recipe is None:
         _fill(out, region, stream, distribution)
-    elif dtype in FILLED:
+    elif dtype in FILL_DTYPES:
         fill(found, out, region, stream, recipe)
     else:
-        for chunk, part in region_chunks(region, out):
+        for chunk, part in cut_region(region, out):
             part.copy_(fill(found, torch.empty(chunk.local_shape), chunk, stream, recipe))
     return out
 
@@ -152,10 +152,10 @@ def _recipe(distribution: Distribution) -> Recipe | None:
     return Recipe(SIGNED, distribution.size / (1 << 24)) if isinstance(distribution, Signed) else None
 
 
-def _fill(out: torch.Tensor, region: Region, stream: Stream, distribution: Distribution) -> None:
+def _fill(out: torch.Tensor, region: Region, stream: WordStream, distribution: Distribution) -> None:
     """With torch, on any device."""
     numel = Region.whole(region.shape).numel
-    for chunk, part in region_chunks(region, out):
+    for chunk, part in cut_region(region, out):
         rows, columns = (index.to(out.device) for index in chunk.linear())
         index = (rows[:, None] + columns).view(-1)
         drawn = distribution.draw(stream.words(index), index, numel, stream)
@@ -177,9 +177,9 @@ def _edges(num_rows: int) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _feistel(value: torch.Tensor, half: int, stream: Stream) -> torch.Tensor:
+def _feistel(value: torch.Tensor, half: int, stream: WordStream) -> torch.Tensor:
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
     for turn in range(4):
-        left, right = right, left ^ (stream.moved(turn + 1).words(right) & mask)
+        left, right = right, left ^ (stream.shift(turn + 1).words(right) & mask)
     return left << half | right

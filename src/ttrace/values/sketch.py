@@ -18,10 +18,10 @@ import torch
 
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
-from ttrace.values.chunks import region_chunks
-from ttrace.values.kernels.library import is_readable, kernels
-from ttrace.values.kernels.runs import sums
-from ttrace.values.words import Stream
+from ttrace.values.chunks import cut_region
+from ttrace.values.kernels.library import choose_kernels, is_readable
+from ttrace.values.kernels.runs import compute_sums
+from ttrace.values.words import WordStream
 
 NUM_BUCKETS = 1024
 """The usual k: differences are told to 2.2%."""
@@ -31,7 +31,7 @@ _TURNS = 1 << 62
 """Words from here on are turns, those before it signs."""
 
 
-def sketch(name: str | TensorId, local: torch.Tensor, region: Region, k: int = NUM_BUCKETS) -> torch.Tensor:
+def compute_sketch(name: str | TensorId, local: torch.Tensor, region: Region, k: int = NUM_BUCKETS) -> torch.Tensor:
     """The k sums, in float64 and on the tensor's device, of a region of the logical tensor called `name`.
 
     A number that is not finite makes its bucket so.
@@ -40,22 +40,22 @@ def sketch(name: str | TensorId, local: torch.Tensor, region: Region, k: int = N
         raise ValueError(f"a sketch has a multiple of {_WORD} buckets, not {k}")
     if tuple(local.shape) != region.local_shape:
         raise ValueError(f"a tensor of shape {tuple(local.shape)} does not hold a region of {region.local_shape}")
-    stream = Stream.of(name)
-    found = kernels() if is_readable(local) else None
+    stream = WordStream.of(name)
+    found = choose_kernels() if is_readable(local) else None
     if found is None:
         return _torch_sums(local, region, stream, k)
     has_gaps = region.flat is not None or (local.dim() and local.stride(-1) != 1)
-    return sums(found, local.contiguous() if has_gaps else local, region, stream, k)
+    return compute_sums(found, local.contiguous() if has_gaps else local, region, stream, k)
 
 
-def uncertainty(k: int) -> float:
+def estimate_uncertainty(k: int) -> float:
     """The standard deviation of a norm told by a sketch, relative to the norm."""
     return 1 / math.sqrt(2 * k)
 
 
-def _torch_sums(local: torch.Tensor, region: Region, stream: Stream, k: int) -> torch.Tensor:
+def _torch_sums(local: torch.Tensor, region: Region, stream: WordStream, k: int) -> torch.Tensor:
     total = torch.zeros(k, dtype=torch.float64, device=local.device)
-    for chunk, part in region_chunks(region, local):
+    for chunk, part in cut_region(region, local):
         rows, columns = (index.to(local.device) for index in chunk.linear())
         index = (rows[:, None] + columns).view(-1)
         minus = (stream.words(index // _WORD) >> (index % _WORD)) & 1

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ttrace.values.chunks import Cut, chunks
-from ttrace.values.kernels.library import Kernels, is_readable, kernels
-from ttrace.values.kernels.pair import Term, measured
+from ttrace.values.chunks import Bounds, cut_chunks
+from ttrace.values.kernels.library import Kernels, choose_kernels, is_readable
+from ttrace.values.kernels.pair import Term, measure_pair
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,20 @@ class Stats:
 _SUMS = ("count", "aa", "bb", "dd", "ab", "nan_a", "inf_a", "nan_b", "inf_b")
 
 
-def stats(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, num_threads: int = 1) -> Stats:
+def measure_difference(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, num_threads: int = 1) -> Stats:
     """Measure b x factor against a; `max_at` is an index into a, of one of its largest differences."""
     if num_threads > 1 and a.numel() >= _WORTH_A_THREAD and a.shape == b.shape:
         return _in_threads(a, b, factor, num_threads)
-    return stats_of_sums([(1.0, a)], [(factor, b)])
+    return measure_sums([(1.0, a)], [(factor, b)])
 
 
-def stats_of_sums(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
+def measure_sums(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
     """Measure one sum of tensors against another; neither is ever in memory as a whole."""
     (_, first), *others = (*xs, *ys)
     for _, other in others:
         if other.shape != first.shape:
             raise ValueError(f"cannot compare shapes {tuple(first.shape)} and {tuple(other.shape)}")
-    found = kernels() if all(is_readable(tensor) for _, tensor in (*xs, *ys)) else None
+    found = choose_kernels() if all(is_readable(tensor) for _, tensor in (*xs, *ys)) else None
     return _torch_stats(xs, ys) if found is None else _kernel_stats(found, xs, ys)
 
 
@@ -99,8 +99,8 @@ def _in_threads(a: torch.Tensor, b: torch.Tensor, factor: float, num_threads: in
     first, *others = zip(a.tensor_split(num_threads, dim), b.tensor_split(num_threads, dim), strict=True)
     with ThreadPoolExecutor(num_threads - 1) as pool:
         # The copied context brings along which kernels the caller chose.
-        waiting = [pool.submit(copy_context().run, stats, x, y, factor=factor) for x, y in others]
-        total, start = stats(*first, factor=factor), first[0].shape[dim]
+        waiting = [pool.submit(copy_context().run, measure_difference, x, y, factor=factor) for x, y in others]
+        total, start = measure_difference(*first, factor=factor), first[0].shape[dim]
         for (x, _), part in zip(others, waiting, strict=True):
             total, start = total + _moved(part.result(), dim, start), start + x.shape[dim]
     return total
@@ -116,14 +116,14 @@ def _kernel_stats(found: Kernels, xs: Sequence[Term], ys: Sequence[Term]) -> Sta
     numel = xs[0][1].numel()
     if not numel:
         return Stats()
-    sums, at = measured(found, xs, ys)
+    sums, at = measure_pair(found, xs, ys)
     names = ("aa", "bb", "dd", "ab", "max_diff", "nan_a", "inf_a", "nan_b", "inf_b")
     return Stats(count=numel, max_at=at, **{name: getattr(sums, name) for name in names})
 
 
 def _torch_stats(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
     total = Stats()
-    for cut in chunks(tuple(xs[0][1].shape)):
+    for cut in cut_chunks(tuple(xs[0][1].shape)):
         # Strided shards are read in place.
         where = tuple(slice(*run) for run in cut)
         total = total + _located(_chunk_stats(_summed(xs, where), _summed(ys, where)), cut)
@@ -141,7 +141,7 @@ def _summed(terms: Sequence[Term], where: tuple[slice, ...]) -> torch.Tensor:
     return total
 
 
-def _located(part: Stats, cut: Cut) -> Stats:
+def _located(part: Stats, cut: Bounds) -> Stats:
     """A chunk's stats with the flat place of its largest difference turned into an index of the whole tensor."""
     if part.max_at is None:
         return part

@@ -24,15 +24,15 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class Stream:
+class WordStream:
     """The random words of a name: word i is `mix(key + i * step)`. Both are signed, as int64 tensors need them."""
 
     key: int
     step: int
 
     @classmethod
-    def of(cls, name: str | TensorId, seed: int = 0) -> Stream:
-        key = stream_key(name, seed)
+    def of(cls, name: str | TensorId, seed: int = 0) -> WordStream:
+        key = make_key(name, seed)
         return cls(key, _step(key))
 
     def words(self, index: torch.Tensor) -> torch.Tensor:
@@ -42,12 +42,12 @@ class Stream:
         word = (word ^ shift_right(word, 27)) * _signed(_MIX_2)
         return word ^ shift_right(word, 31)
 
-    def moved(self, by: int) -> Stream:
+    def shift(self, by: int) -> WordStream:
         """Another stream of the same name, for use beside this one."""
-        return Stream(_signed((self.key + by) & _MASK), self.step)
+        return WordStream(_signed((self.key + by) & _MASK), self.step)
 
 
-def stream_key(name: str | TensorId, seed: int) -> int:
+def make_key(name: str | TensorId, seed: int) -> int:
     """The 64-bit key of a name's stream, as a signed integer."""
     digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -111,12 +111,12 @@ def test_an_outer_module_and_the_inner_one_whose_output_it_returns_have_their_ow
 
 
 def generated(trace: Trace, tensor_id: TensorId) -> torch.Tensor:
-    from ttrace.values.generate import values
+    from ttrace.values.generate import generate_values
 
     record = trace.shards[tensor_id][0].record
     assert record.values is not None
     assert record.region is not None
-    return values(tensor_id, record.region, dtype=record.dtype, distribution=record.values)
+    return generate_values(tensor_id, record.region, dtype=record.dtype, distribution=record.values)
 
 
 def test_the_optimizer_gets_generated_gradients_that_are_nowhere_near_zero(ordinary: Trace) -> None:

@@ -62,7 +62,7 @@ def _ours(region: Region, parameter: nn.Parameter, shard: Any) -> tuple[Ranges, 
     row = max(parameter[0].numel(), 1)
     first = (shard.data.storage_offset() - parameter.storage_offset()) // row
     rows = rg.select(region.dims[0], ((first, first + shard.local_shape[0]),))
-    return (rg.merged(rows), *(rg.merged(ranges) for ranges in region.dims[1:]))
+    return (rg.merge(rows), *(rg.merge(ranges) for ranges in region.dims[1:]))
 
 
 def _text(box: tuple[Ranges, ...]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.adapters.events import FrameworkEvents
-from ttrace.tensors.holds import Held
+from ttrace.tensors.holds import HeldIndices
 from ttrace.tensors.ids import ROOT, Kind
 
 
@@ -30,7 +30,7 @@ class Call:
     """Whether a module inside this call already had floating-point numbers."""
     counts: Counter[str] = field(default_factory=Counter)
     """How often something of a name happened in this call so far."""
-    held: Held | None = None
+    held: HeldIndices | None = None
     """What an input said that it holds: outputs and gradients with as many rows hold the same."""
 
     def number_of(self, name: str) -> int:

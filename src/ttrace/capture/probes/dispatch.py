@@ -11,7 +11,7 @@ from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.layout_resolver import Placing
 from ttrace.errors import TTraceError
 from ttrace.layouts.placed import Placed
-from ttrace.tensors.holds import Held
+from ttrace.tensors.holds import HeldIndices
 from ttrace.tensors.ids import Site, TensorId
 from ttrace.values.generate import Distribution
 
@@ -47,7 +47,7 @@ class Visits:
         values: Distribution | None = None,
         stated: Placed | None = None,
         fallback: Placed | None = None,
-        held: Held | None = None,
+        held: HeldIndices | None = None,
         is_made: bool = False,
     ) -> torch.Tensor | None:
         """Show a tensor to the probes; what to use in its place, if anything."""
@@ -68,7 +68,7 @@ class Visits:
         tensor_id: TensorId,
         tensor: torch.Tensor,
         microbatch: int = 0,
-        held: Held | None = None,
+        held: HeldIndices | None = None,
         fallback: Placed | None = None,
     ) -> Placed | None:
         """Where a tensor lies, if somebody says; a rule that does not fit is kept for the end of the trace."""

@@ -16,7 +16,7 @@ from ttrace.errors import CaptureError
 from ttrace.layouts.placed import Placed
 from ttrace.reference.parameter_source import Maker, maker_of
 from ttrace.tensors.ids import Kind, TensorId
-from ttrace.values.generate import Distribution, Normal, values
+from ttrace.values.generate import Distribution, Normal, generate_values
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Generator:
 
     def _values(self, tensor_id: TensorId, made: Made, like: torch.Tensor) -> torch.Tensor:
         assert made.distribution is not None
-        return values(
+        return generate_values(
             tensor_id,
             made.placed.region,
             dtype=like.dtype,

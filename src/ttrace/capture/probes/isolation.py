@@ -20,7 +20,7 @@ from ttrace.capture.probes.probe import Visit
 from ttrace.capture.resolve.layout_resolver import Placing, Reference
 from ttrace.layouts.placed import Placed
 from ttrace.tensors.ids import Kind, TensorId
-from ttrace.values.generate import Distribution, Normal, Signed, values
+from ttrace.values.generate import Distribution, Normal, Signed, generate_values
 
 
 class Isolate:
@@ -97,7 +97,7 @@ class Isolate:
         if any(self._adapter.coord[axis] for axis in placed.pending):
             return local
         held = local[tuple(slice(size) for size in placed.region.local_shape)]
-        made = values(
+        made = generate_values(
             tensor_id,
             placed.region,
             dtype=like.dtype,

@@ -16,7 +16,7 @@ from ttrace.capture.probes.probe import Visit
 from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.layout_resolver import Placing, Reference
 from ttrace.errors import TTraceError
-from ttrace.tensors.holds import held_by
+from ttrace.tensors.holds import find_held
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 
 _NUM_RECALLED = 32
@@ -63,7 +63,7 @@ class ModuleTensors:
         tensor_id = self.make_id(call, site)
         is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
         if is_input:
-            call.held = call.held or held_by(tensor)
+            call.held = call.held or find_held(tensor)
         held = None if is_input else call.held
         values = self._isolate.distribution(tensor_id) if self._isolate else None
         entry = call.is_entry(kind) or self._is_gradient_entry(call, kind, tensor)

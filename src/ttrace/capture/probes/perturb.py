@@ -10,7 +10,7 @@ import torch
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.probes.probe import Visit
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows, values
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows, generate_values
 
 NUDGE = 2.0
 """A twin's nudge in units of u = eps / 2, relative to the tensor's norm."""
@@ -64,7 +64,7 @@ class Perturb:
         region = visit.placed.region if visit.placed else Region.whole(tuple(local.shape))
         direction = torch.zeros_like(local, dtype=torch.float32)
         held = direction[tuple(slice(size) for size in region.local_shape)]
-        made = values(
+        made = generate_values(
             f"nudge {self._twin} {visit.id.first}",
             region,
             dtype=torch.float32,

@@ -14,7 +14,7 @@ from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Record, Sketched
 from ttrace.trace.writer import Writer
-from ttrace.values.sketch import sketch
+from ttrace.values.sketch import compute_sketch
 
 Local = Callable[[torch.Tensor, Site], torch.Tensor]
 
@@ -94,7 +94,7 @@ class Recorder:
             return local, None
         if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
             return local, None  # isolation replays it
-        made = sketch(visit.id.name, local, placed.region, plan.num_buckets)
+        made = compute_sketch(visit.id.name, local, placed.region, plan.num_buckets)
         if plan.role != "reference":
             return made, Sketched(plan.num_buckets)
         # For isolation, which generates values like these.

@@ -18,8 +18,8 @@ from ttrace.layouts.ruled import placed_by
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
 from ttrace.layouts.splits import BLOCK, Split
-from ttrace.tensors.coverage import coverage
-from ttrace.tensors.holds import Held, held_by
+from ttrace.tensors.coverage import measure_coverage
+from ttrace.tensors.holds import HeldIndices, find_held
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
@@ -49,7 +49,7 @@ class Reference:
     def tensor(self, tensor_id: TensorId) -> torch.Tensor | None:
         """The whole tensor as the reference had it, for what must be replayed; None if its parts do not make it up."""
         pieces = self._pieces(tensor_id)
-        if not pieces or coverage(pieces).num_gap:
+        if not pieces or measure_coverage(pieces).num_gap:
             return None
         first = next(iter(pieces.values()))[0].record
         assert first.region is not None
@@ -200,14 +200,14 @@ class Placing:
         return axis in self.batch_axes or any(axis in rule.layout.axes for rule in self._rules.rules)
 
     def placed(
-        self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: Held | None = None
+        self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: HeldIndices | None = None
     ) -> Placed | None:
         """Where a tensor lies; None if nobody says. `held` is what its call's input said that it holds."""
         stated = self._adapter.read_placement(tensor)
         if stated is not None:
             return self._among_all(tensor_id, stated)
         local = tuple(tensor.shape)
-        own = held_by(tensor)
+        own = find_held(tensor)
         if own is not None:
             return Placed(own.region(local), by=Provenance(LayoutSource.HOLDS))
         rule = self._rules.decide(tensor_id.site) or self._adapter.find_rule(tensor_id.site, tensor.ndim)

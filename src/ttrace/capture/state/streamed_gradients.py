@@ -51,7 +51,7 @@ class Arrivals:
         self._waiting.clear()
         for name, rows in self._rows.items():
             shape = self._makers[name].shape
-            if rest := _others(rg.merged(sorted(rows)), shape[0]):
+            if rest := _others(rg.merge(sorted(rows)), shape[0]):
                 self._deliver(name, None, _region(shape, rest))
 
     def remove(self) -> None:

@@ -11,7 +11,7 @@ from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import Logical
 from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis
 from ttrace.judge.verdict import Cause, CauseName
-from ttrace.tensors.ids import Kind, TensorId, of_any_layer
+from ttrace.tensors.ids import Kind, TensorId, drop_numbers
 
 _MOST = 1 << 22
 """Rows are held against all rows of a table: so many pairs at most."""
@@ -167,9 +167,9 @@ def _others(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Te
     """Inputs that may have been taken for these: of one microbatch for all, or of the same module in another layer."""
     for microbatch, x in inputs.items() if len(inputs) > 1 else ():
         yield f"the input of microbatch {microbatch}", dict.fromkeys(inputs, x)
-    pattern = of_any_layer(module)
+    pattern = drop_numbers(module)
     for name in dict.fromkeys(t.name for t in e.reference_trace.shards if t.kind is Kind.INPUT):
-        if name != module and of_any_layer(name) == pattern:
+        if name != module and drop_numbers(name) == pattern:
             yield f"the input of {name}", _recorded(e, name, Kind.INPUT)
 
 

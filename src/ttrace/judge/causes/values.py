@@ -16,7 +16,7 @@ from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import Logical, Piece, measured
 from ttrace.judge.tolerance.estimate import unit
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, is_inside, of_any_layer
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, drop_numbers, is_inside
 from ttrace.tensors.ranges import Ranges
 
 _MOST_ROWS = 4096
@@ -104,7 +104,7 @@ def _is_neighbour(a: Site, b: Site) -> bool:
     ours, theirs = a.name.split("."), b.name.split(".")
     num_different = sum(x != y for x, y in zip(ours, theirs, strict=False)) if len(ours) == len(theirs) else len(ours)
     is_sibling = a.kind is Kind.PARAM and num_different == 1
-    return is_sibling or of_any_layer(a.name) == of_any_layer(b.name)
+    return is_sibling or drop_numbers(a.name) == drop_numbers(b.name)
 
 
 @cause(

@@ -18,7 +18,7 @@ from ttrace.judge.tolerance.noise_dominated import NONE_LOST
 from ttrace.judge.tolerance.scale import mis_scaled
 from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import Kind, TensorId, scores_slot
+from ttrace.tensors.ids import Kind, TensorId, make_scores_slot
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
 
@@ -109,7 +109,7 @@ class Comparer:
 
     def _decided(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, Why | None]:
         """A choice that differs: innocent where rounding may have turned the scores."""
-        reasons = tensor_id.at(Kind.DECISION, slot=scores_slot(tensor_id.site.slot))
+        reasons = tensor_id.at(Kind.DECISION, slot=make_scores_slot(tensor_id.site.slot))
         scores = Logical.found(self.reference, reasons)
         if scores is not None and reasons not in self.twins.tolerances:
             return Verdict.UNJUDGED, Why(Reason.NO_TWIN)

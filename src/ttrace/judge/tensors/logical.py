@@ -13,14 +13,14 @@ from ttrace.errors import LayoutError
 from ttrace.layouts.infer import Splits, find_pending_axes, inferred
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.source import INFERRED, Provenance
-from ttrace.tensors.coverage import Coverage, coverage
+from ttrace.tensors.coverage import Coverage, measure_coverage
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.reader import Shard, Trace
-from ttrace.values.chunks import chunks
+from ttrace.values.chunks import cut_chunks
 from ttrace.values.kernels.pair import Term
-from ttrace.values.stats import Stats, stats, stats_of_sums
+from ttrace.values.stats import Stats, measure_difference, measure_sums
 
 Sizes = Mapping[str, int]
 
@@ -102,7 +102,7 @@ class Logical:
         return {piece.region.shape for piece in self.pieces}
 
     def coverage(self) -> Coverage:
-        return coverage(piece.region for piece in self.pieces)
+        return measure_coverage(piece.region for piece in self.pieces)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -144,7 +144,7 @@ def measured(
     """
     num_buckets = max(a.num_buckets, b.num_buckets)
     if num_buckets:
-        found = stats(a.sketched(num_buckets), b.sketched(num_buckets), factor=factor)
+        found = measure_difference(a.sketched(num_buckets), b.sketched(num_buckets), factor=factor)
         return replace(found, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
     parts = []
     total = Stats()
@@ -158,11 +158,11 @@ def measured(
 
 def compared(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
     """y x factor against x. Infinities that both have in the same place agree: attention masks are full of them."""
-    found = stats(x, y, factor=factor)
+    found = measure_difference(x, y, factor=factor)
     if not (found.inf_a and found.inf_b):
         return found
     same = x.isinf() & (x == y)
-    return stats(x.masked_fill(same, 0), y.masked_fill(same, 0), factor=factor)
+    return measure_difference(x.masked_fill(same, 0), y.masked_fill(same, 0), factor=factor)
 
 
 def _piece_stats(
@@ -184,11 +184,11 @@ def _piece_stats(
 def _stats_of(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | None) -> Stats:
     """Two sums of tensors of one shape: where they lie, and chunk by chunk where elements do not count."""
     if left_out is None:
-        found = stats_of_sums(xs, ys)
+        found = measure_sums(xs, ys)
         if not (found.inf_a and found.inf_b):
             return found
     total = Stats()
-    for cut in chunks(tuple(xs[0][1].shape)):
+    for cut in cut_chunks(tuple(xs[0][1].shape)):
         where = tuple(slice(*run) for run in cut)
         x, y = _summed(xs, where), _summed(ys, where)
         if left_out is not None:

@@ -22,7 +22,7 @@ from ttrace.judge.tolerance.zero_gradients import with_followers, with_siblings
 from ttrace.judge.verdict import Tolerance
 from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.trace.reader import Trace
-from ttrace.values.sketch import uncertainty
+from ttrace.values.sketch import estimate_uncertainty
 from ttrace.values.stats import Stats
 
 _NUM_SIGMAS = 4.0
@@ -131,7 +131,7 @@ class Twins:
                 found.append(measured(logical, other, lost=lost)[0])
         if self.twins and not found:
             return None  # nothing says what rounding explains here
-        wider = 1.0 + _NUM_SIGMAS * uncertainty(logical.num_buckets) if logical.num_buckets else 1.0
+        wider = 1.0 + _NUM_SIGMAS * estimate_uncertainty(logical.num_buckets) if logical.num_buckets else 1.0
         errors = [stats.error * wider for stats in found]
         dtype = self.reference.shards[tensor_id][0].record.dtype
         follows_update = is_of_update(tensor_id) or (tensor_id.kind is Kind.PARAM and tensor_id.step > 0)

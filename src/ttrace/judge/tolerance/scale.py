@@ -20,7 +20,7 @@ from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.tolerance.estimate import TINY, is_zero, unit
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Tolerance, Verdict
-from ttrace.tensors.ids import ROOT, Kind, TensorId, of_any_layer
+from ttrace.tensors.ids import ROOT, Kind, TensorId, drop_numbers
 from ttrace.values.stats import Stats
 
 MARGIN = 6.0
@@ -214,7 +214,7 @@ def _usual(tolerances: Mapping[TensorId, Tolerance], twins: TwinStats) -> dict[_
 
 
 def _place(tensor_id: TensorId) -> _Place:
-    return tensor_id.kind, of_any_layer(tensor_id.name)
+    return tensor_id.kind, drop_numbers(tensor_id.name)
 
 
 def _noise(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats], usual: Mapping[_Place, float]) -> float:

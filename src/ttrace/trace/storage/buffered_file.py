@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from ttrace.values.checksum import checksum_at
+from ttrace.values.checksum import compute_checksum_at
 
 ALIGNED = 4096
 """What direct writes begin at and are multiples of, in the file and in memory."""
@@ -75,7 +75,7 @@ class Stream:
                 self._turn()
             room = self._piece(self.end, min(len(part), _COPY_BYTES))
             room[:] = part[: len(room)]
-            crc = checksum_at(_address(room), len(room), crc)
+            crc = compute_checksum_at(_address(room), len(room), crc)
             self.end += len(room)
             part = part[len(room) :]
         return crc

@@ -52,7 +52,7 @@ class Kernels:
         return found
 
 
-def kernels() -> Kernels | None:
+def choose_kernels() -> Kernels | None:
     """The kernels to use here and now; None where torch is to compute."""
     name = _asked.get() or os.environ.get("TTRACE_KERNELS") or None
     if name == TORCH:
@@ -65,17 +65,17 @@ def kernels() -> Kernels | None:
     return found[name]
 
 
-def variants() -> tuple[str, ...]:
+def list_variants() -> tuple[str, ...]:
     """The variants that this processor can run, best first; none without the library."""
     return tuple(_runnable())
 
 
 @contextmanager
-def using(variant: str) -> Iterator[None]:
+def use_kernels(variant: str) -> Iterator[None]:
     """Compute with this variant, or with `torch`, in this block."""
     token = _asked.set(variant)
     try:
-        kernels()
+        choose_kernels()
         yield
     finally:
         _asked.reset(token)

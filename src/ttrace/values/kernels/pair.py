@@ -17,7 +17,7 @@ Term = tuple[float, torch.Tensor]
 """A factor, and what it applies to."""
 
 
-class Found(ctypes.Structure):
+class PairSums(ctypes.Structure):
     """What the kernel found; `max_at` counts in the order of `Walk.dims`."""
 
     _fields_ = (
@@ -47,7 +47,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def measured(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tuple[Found, Shape | None]:
+def measure_pair(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tuple[PairSums, Shape | None]:
     """The sums over two sums of tensors, all of one shape with at least one element, and where they differ most."""
     shape = tuple(a[0][1].shape)
     walk = _walk(shape, tuple(tensor.stride() for _, tensor in (*a, *b)))
@@ -55,7 +55,7 @@ def measured(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tuple[Fo
         _Tensor(tensor.data_ptr(), DTYPES[tensor.dtype], steps, factor)
         for (factor, tensor), steps in zip((*a, *b), walk.strides, strict=True)
     ]
-    found = Found()
+    found = PairSums()
     kernels.stats(
         (_Tensor * len(a))(*described[: len(a)]),
         ctypes.c_int64(len(a)),

@@ -15,7 +15,7 @@ from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
 from ttrace.values.kernels.library import DTYPES, Kernels
-from ttrace.values.words import Stream
+from ttrace.values.words import WordStream
 
 _Dim = tuple[Ranges, int, int]
 """Ranges of a dim, and the steps from one index to the next in the logical and the local tensor."""
@@ -23,7 +23,7 @@ _Dim = tuple[Ranges, int, int]
 
 NORMAL, SIGNED = 0, 1
 """As generate.c counts them."""
-FILLED = (torch.float32, torch.bfloat16)
+FILL_DTYPES = (torch.float32, torch.bfloat16)
 """What `fill` can write."""
 
 
@@ -47,14 +47,14 @@ class _Described(ctypes.Structure):
     )
 
 
-def fill(kernels: Kernels, out: torch.Tensor, region: Region, stream: Stream, recipe: Recipe) -> torch.Tensor:
+def fill(kernels: Kernels, out: torch.Tensor, region: Region, stream: WordStream, recipe: Recipe) -> torch.Tensor:
     """Fill a contiguous tensor with the generated values of this region."""
     for box in _boxes(out, region, stream):
         kernels.generate(*box, ctypes.c_int64(recipe.kind), ctypes.c_float(recipe.factor), ctypes.c_float(recipe.mean))
     return out
 
 
-def sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: Stream, k: int) -> torch.Tensor:
+def compute_sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: WordStream, k: int) -> torch.Tensor:
     """The sketch of a tensor whose last dim has no gaps; a flat shard has none at all."""
     found = torch.zeros(k, dtype=torch.float64)
     for box in _boxes(local, region, stream):
@@ -62,7 +62,7 @@ def sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: Stream, 
     return found
 
 
-def _boxes(local: torch.Tensor, region: Region, stream: Stream) -> Iterator[tuple[Any, ...]]:
+def _boxes(local: torch.Tensor, region: Region, stream: WordStream) -> Iterator[tuple[Any, ...]]:
     """For each box of a region what both kernels take first: where it begins, its dtype, its dims and the stream."""
     begin, size = local.data_ptr(), local.element_size()
     for offset, dims in _walked(region, local.stride()):

@@ -11,7 +11,7 @@ from typing import Any
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, in_order
 from ttrace.tensors.ids import TensorId
-from ttrace.values.kernels.library import TORCH, kernels, using
+from ttrace.values.kernels.library import TORCH, choose_kernels, use_kernels
 
 _work: Work[Any, Any]
 _context: Any
@@ -44,7 +44,7 @@ class Processes:
 
 def kernel_variant() -> str:
     """Return the variant of the kernels that this process uses: workers use the same."""
-    library = kernels()
+    library = choose_kernels()
     return TORCH if library is None else library.variant
 
 
@@ -54,5 +54,5 @@ def _start_worker(work: Work[Any, Any], context: object, chosen: str) -> None:
 
 
 def _do_work(ids: Sequence[TensorId]) -> list[Any]:
-    with using(_variant):
+    with use_kernels(_variant):
         return _work(_context, ids)

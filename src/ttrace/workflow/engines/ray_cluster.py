@@ -15,7 +15,7 @@ import ray
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, in_order
 from ttrace.tensors.ids import TensorId
-from ttrace.values.kernels.library import using
+from ttrace.values.kernels.library import use_kernels
 from ttrace.workflow.engines.processes import kernel_variant
 
 _TASK_BYTES, _TASK_LOTS = 128 << 20, 4
@@ -78,5 +78,5 @@ def _do_work(work: Work[Any, Any], reference: list[Any], ids: Sequence[TensorId]
     if key not in _contexts:
         _contexts.clear()
         _contexts[key] = ray.get(reference[0])
-    with using(chosen):
+    with use_kernels(chosen):
         return work(_contexts[key], ids)
