@@ -19,6 +19,6 @@ def without_checksums() -> Iterator[None]:
     """Write none and verify none in this block: what is written in it can be read in it only."""
     with (
         mock.patch.object(buffered_file, "checksum_at", _no_checksum),
-        mock.patch.object(RankTrace, "stored", RankTrace.load),
+        mock.patch.object(RankTrace, "read_stored", RankTrace.read_unverified),
     ):
         yield

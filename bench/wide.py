@@ -25,7 +25,7 @@ from ttrace.layouts.layout import Layout
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
-from ttrace.trace.documents import sealed
+from ttrace.trace.documents import seal_model
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, encode, rank_folder
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import seal_line, sum_of
@@ -55,11 +55,11 @@ def write(folder: Path, num_ranks: int) -> None:
             rank = stage * (num_ranks // STAGES) + first
             path = folder / rank_folder(rank)
             path.mkdir(parents=True)
-            (path / MANIFEST).write_text(sealed(manifests[stage].model_copy(update={"rank": rank})))
+            (path / MANIFEST).write_text(seal_model(manifests[stage].model_copy(update={"rank": rank})))
             renamed = _LAYER.sub(lambda m, at=stage: str(at * DEPTH + int(m[1])), lines)  # type: ignore[misc]
             text = "".join(f"{seal_line(line)}\n" for line in renamed.splitlines())
             (path / RECORDS).write_text(text)
-            (path / END).write_text(sealed(end.model_copy(update={"records_sum": sum_of(text.encode())})))
+            (path / END).write_text(seal_model(end.model_copy(update={"records_sum": sum_of(text.encode())})))
 
 
 def _lines(mesh: Mesh, rank: int) -> str:

@@ -12,7 +12,7 @@ from ttrace.capture.session import Session
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.fingerprint import fingerprint
+from ttrace.trace.storage.fingerprint import fingerprint_file
 from zoo.harness.runs import SimulatedRank
 
 
@@ -26,5 +26,5 @@ def test_every_rank_says_what_it_was_loaded_from_and_by_which_version(tmp_path: 
     ours = Path(__file__)
     for written in Trace(tmp_path).ranks:
         assert written.end is not None
-        assert written.end.sources[str(ours)] == fingerprint(ours)
+        assert written.end.sources[str(ours)] == fingerprint_file(ours)
         assert {"python", "torch", "ttrace"} <= written.manifest.versions.keys()

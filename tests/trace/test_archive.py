@@ -16,7 +16,7 @@ from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
 from ttrace.trace import archive as archiving
 from ttrace.trace.archive import archive, restore
-from ttrace.trace.format import DTYPES, End, Record, Sketched
+from ttrace.trace.format import DTYPES, End, Record, SketchInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.store import Remote
 from ttrace.trace.writer import Writer
@@ -35,14 +35,14 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
 def assert_kept(folder: Path) -> dict[str, bytes]:
     """An archive of this trace reads as it did, restored it is what it was; returns what was archived."""
     before, trace = contents(folder), Trace(folder)
-    stored = [[shard.stored().clone() for shard in shards] for shards in trace.shards.values()]
+    stored = [[shard.read_stored().clone() for shard in shards] for shards in trace.shards.values()]
     archive(folder, "reference")
     assert not list(folder.rglob("*.safetensors"))
     archived = contents(folder)
     again = Trace(folder)
     assert list(again.shards) == list(trace.shards)
     for tensors, shards in zip(stored, again.shards.values(), strict=True):
-        assert all(same_bits(old, shard.stored()) for old, shard in zip(tensors, shards, strict=True))
+        assert all(same_bits(old, shard.read_stored()) for old, shard in zip(tensors, shards, strict=True))
     restore(folder)
     assert contents(folder) == before
     return archived
@@ -95,7 +95,7 @@ def test_whatever_a_trace_may_hold_comes_back(tmp_path: Path) -> None:
         writer.write(Record(tensor_id(name), (2048,), torch.float32, None), shared)
     sums = torch.randn(1024, dtype=torch.float64)
     whole = Region.whole((1000, 1000))
-    writer.write(Record(tensor_id("known.F32"), whole.shape, torch.bfloat16, whole, sketch=Sketched(1024)), sums)
+    writer.write(Record(tensor_id("known.F32"), whole.shape, torch.bfloat16, whole, sketch=SketchInfo(1024)), sums)
     writer.close(End(num_steps=1))
     assert_kept(tmp_path / "candidate")
 

@@ -35,7 +35,7 @@ def check_what_is_left(folder: Path, num_records: int, largest: int) -> str:
     for i, record in enumerate(trace.ranks[0].records):
         wanted, tensor = expected(i, largest)
         assert (record.id, record.region, record.order, record.values) == (wanted.id, wanted.region, i, wanted.values)
-        assert same_bits(trace.ranks[0].stored(record), tensor), f"{folder}: {record.id}"
+        assert same_bits(trace.ranks[0].read_stored(record), tensor), f"{folder}: {record.id}"
     found = len(trace.ranks[0].records)
     check_closed_chunks(rank, complete=complete)
     if complete:

@@ -24,8 +24,8 @@ from tests.support.record_strategies import FLAT, GOOD, HOSTILE, anything, recor
 from ttrace.errors import TraceError
 from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.region import Region
-from ttrace.trace.documents import parse_end, parse_manifest, sealed
-from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check, decode, encode
+from ttrace.trace.documents import parse_end, parse_manifest, seal_model
+from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check_region, decode, encode
 from ttrace.trace.storage.seal import seal_document
 from ttrace.trace.writer import Writer
 
@@ -90,7 +90,7 @@ def test_the_message_names_the_tensor_and_what_does_not_fit() -> None:
 def test_a_record_whose_region_has_another_shape_is_refused_before_it_is_written() -> None:
     record = replace(record_of("layer", torch.zeros(3)), region=Region.whole((4,)))
     with pytest.raises(TraceError, match=r"its region whole has shape \(4,\), its data \(3,\)"):
-        check(record)
+        check_region(record)
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
@@ -103,7 +103,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
             "versions": {"torch": "2.13"},
         }
     )
-    assert parse_manifest(sealed(full), "manifest.json") == full
+    assert parse_manifest(seal_model(full), "manifest.json") == full
 
 
 @pytest.mark.parametrize("seal", [seal_document, str], ids=["sealed", "as the first format was"])
@@ -146,12 +146,12 @@ def test_text_that_is_no_manifest_and_no_end_is_refused(text: str) -> None:
 
 def test_an_end_is_read_as_it_was_written() -> None:
     end = End(num_records=7, num_steps=1, problems=("0/0/layer/output could not be recorded",))
-    assert parse_end(sealed(end), "end.json") == end
+    assert parse_end(seal_model(end), "end.json") == end
 
 
 def test_an_end_whose_parameters_have_settings_that_are_not_there_is_refused() -> None:
     end = End(num_steps=1, settings=({"lr": "0.1"},), settings_of={"weight": 0})
-    assert parse_end(sealed(end), "end.json") == end
+    assert parse_end(seal_model(end), "end.json") == end
     with pytest.raises(TraceError, match=r"end\.json is damaged: .*settings that are not there"):
         parse_end(seal_document(end.model_dump_json().replace('"weight":0', '"weight":1')), "end.json")
 

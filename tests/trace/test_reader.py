@@ -13,7 +13,7 @@ import torch
 from tests.support.rank_traces import manifest, normal, record_of, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
-from ttrace.trace.documents import parse_end, sealed
+from ttrace.trace.documents import parse_end, seal_model
 from ttrace.trace.format import End, Record
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
@@ -28,7 +28,7 @@ def rewrite(folder: Path, **change: object) -> None:
     entry = {key: value for key, value in json.loads(first).items() if key != "sum"}
     records.write_text("".join([seal_line(json.dumps({**entry, **change})) + "\n", *rest]))
     known = parse_end(end.read_text(), "end.json")
-    end.write_text(sealed(known.model_copy(update={"records_sum": sum_of(records.read_bytes())})))
+    end.write_text(seal_model(known.model_copy(update={"records_sum": sum_of(records.read_bytes())})))
 
 
 def resident() -> int:
@@ -42,17 +42,17 @@ def test_writing_to_a_read_tensor_changes_no_file(tmp_path: Path) -> None:
     chunk = folder / "chunk-0000.safetensors"
     before = chunk.read_bytes()
     trace = RankTrace(folder)
-    trace.stored(trace.records[0]).fill_(7.0)
+    trace.read_stored(trace.records[0]).fill_(7.0)
     assert chunk.read_bytes() == before
     again = RankTrace(folder)
-    assert torch.equal(again.stored(again.records[0]), original)
+    assert torch.equal(again.read_stored(again.records[0]), original)
 
 
 def test_tensors_of_one_chunk_share_its_mapping(tmp_path: Path) -> None:
     trace = RankTrace(write_trace(tmp_path, {name: torch.randn(100) for name in "ab"}))
     a, b = trace.records
-    assert trace.stored(a).data_ptr() == trace.stored(a).data_ptr()
-    assert trace.stored(b).data_ptr() - trace.stored(a).data_ptr() == b.begin - a.begin
+    assert trace.read_stored(a).data_ptr() == trace.read_stored(a).data_ptr()
+    assert trace.read_stored(b).data_ptr() - trace.read_stored(a).data_ptr() == b.begin - a.begin
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads its memory from /proc")
@@ -65,7 +65,7 @@ def test_reading_one_record_of_a_big_chunk_reads_that_record_only(tmp_path: Path
     trace = RankTrace(folder)
     before = resident()
     big, small = trace.records
-    assert float(trace.stored(small).sum()) == 1000.0
+    assert float(trace.read_stored(small).sum()) == 1000.0
     assert big.num_bytes == 1 << 29
     assert resident() - before < 32 << 20
 
@@ -125,12 +125,12 @@ def test_what_is_written_later_is_found_by_opening_again(tmp_path: Path) -> None
     writer.write(record_of("a", torch.ones(3)), torch.ones(3))
     writer.flush()
     rank = RankTrace(writer.folder)
-    rank.stored(rank.records[0])
+    rank.read_stored(rank.records[0])
     later = torch.randn(100_000)
     writer.write(record_of("b", later), later)
     writer.flush()
     newer = RankTrace(writer.folder).records[1]
-    assert torch.equal(rank.stored(newer), later)
+    assert torch.equal(rank.read_stored(newer), later)
     writer.close(End(num_steps=1))
 
 
@@ -213,13 +213,13 @@ def test_bytes_that_changed_are_refused_and_their_tensor_named(tmp_path: Path) -
         data[at] ^= 1 << bit
         chunk.write_bytes(data)
         rank = RankTrace(folder)
-        rank.stored(a)
-        rank.stored(c)
+        rank.read_stored(a)
+        rank.read_stored(c)
         for _ in range(2):
             with pytest.raises(
                 TraceError, match=r"^0/0/b/output: .*chunk-0000\.safetensors are damaged: .*Trace again"
             ):
-                rank.stored(b)
+                rank.read_stored(b)
 
 
 def test_bytes_are_verified_once(tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def test_bytes_are_verified_once(tmp_path: Path) -> None:
     folder = write_trace(tmp_path, {"layer": torch.randn(3000)})
     rank = RankTrace(folder)
     (record,) = rank.records
-    rank.stored(record).fill_(7.0)
-    assert float(rank.stored(record).sum()) == 21000.0
+    rank.read_stored(record).fill_(7.0)
+    assert float(rank.read_stored(record).sum()) == 21000.0
     rank.release(record)
-    rank.stored(record)
+    rank.read_stored(record)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "end.json", "records.jsonl"])
@@ -252,7 +252,7 @@ def test_a_missing_empty_or_short_chunk_is_named_when_it_is_needed(tmp_path: Pat
         if data is not None:
             chunk.write_bytes(data)
         with pytest.raises(TraceError, match=rf"^0/0/layer/output: .*chunk-0000\.safetensors.*{message}"):
-            RankTrace(folder).stored(record)
+            RankTrace(folder).read_stored(record)
         chunk.touch()
 
 
@@ -260,4 +260,4 @@ def test_a_missing_empty_or_short_chunk_is_named_when_it_is_needed(tmp_path: Pat
 def test_an_impossible_shape_of_no_bytes_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
     trace = RankTrace(write_trace(tmp_path, {"layer": torch.ones(3)}))
     with pytest.raises(TraceError, match="no tensor has shape"):
-        trace.stored(Record(tensor_id(), shape, torch.float32, None))
+        trace.read_stored(Record(tensor_id(), shape, torch.float32, None))

@@ -17,9 +17,9 @@ from ttrace.layouts.rules import Rules
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import End, Manifest, Record, Sketched
+from ttrace.trace.format import End, Manifest, Record, SketchInfo
 from ttrace.trace.reader import Trace
-from ttrace.trace.relayout import Relaid
+from ttrace.trace.relayout import RelayoutTrace
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Normal
 
@@ -40,7 +40,7 @@ def recorded(folder: Path, layout: str, held: str) -> tuple[Trace, Trace, Trace]
 
 def judged(traces: tuple[Trace, Trace, Trace], rules: dict[str, str]) -> Judgement:
     reference, twin, candidate = traces
-    return check(reference, [twin], Relaid(candidate.folder, Rules.of(rules), reference))
+    return check(reference, [twin], RelayoutTrace(candidate.folder, Rules.of(rules), reference))
 
 
 def test_the_right_rule_makes_a_wrong_annotation_right(tmp_path: Path) -> None:
@@ -69,28 +69,28 @@ def test_a_rule_that_matches_nothing_is_told(tmp_path: Path) -> None:
 
 def test_it_reads_the_same_in_another_process(tmp_path: Path) -> None:
     reference, _, candidate = recorded(tmp_path, "a b/tp", "a b/tp:striped")
-    trace = Relaid(candidate.folder, Rules.of({"fc/output": "a b/tp:striped"}), reference)
+    trace = RelayoutTrace(candidate.folder, Rules.of({"fc/output": "a b/tp:striped"}), reference)
     again = pickle.loads(pickle.dumps(trace))
     assert [s.record for s in again.shards[TensorId.parse(ID)]] == [s.record for s in trace.shards[TensorId.parse(ID)]]
 
 
-def one(folder: Path, **known: object) -> Relaid:
+def one(folder: Path, **known: object) -> RelayoutTrace:
     """The first of two ranks, with one record, read by a rule of another layout."""
     reference = TraceBuilder(folder / "reference", role="reference")
     reference.record(0, ID, drawn(4, 8), "a b")
     writer = Writer(folder / "one", Manifest(role="candidate", rank=0, num_ranks=2, mesh="tp=2", seed=0))
     region = Layout.parse("a b/tp").region((4, 8), {"tp": 2}, {"tp": 0})
     record = Record(TensorId.parse(ID), (4, 4), torch.float32, region, **known)  # type: ignore[arg-type]
-    stored = torch.zeros(record.stored[0], dtype=record.stored[1])
+    stored = torch.zeros(record.stored_form[0], dtype=record.stored_form[1])
     writer.write(record, stored)
     writer.close(End(num_steps=1))
-    return Relaid(folder / "one", Rules.of({"fc/output": "a b/tp:striped"}), reference.close())
+    return RelayoutTrace(folder / "one", Rules.of({"fc/output": "a b/tp:striped"}), reference.close())
 
 
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        ({"sketch": Sketched(8)}, "recorded as a sketch"),
+        ({"sketch": SketchInfo(8)}, "recorded as a sketch"),
         ({"values": Normal(0.0, 1.0)}, "generated for the layout that it had"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_closed_chunk_is_a_safetensors_file_with_the_same_bits(tmp_path: Path,
     for record in trace.records:
         assert record.begin % 8 == 0
         assert same_bits(found[str(record.id)], tensors[record.id.name])
-        assert same_bits(trace.stored(record), tensors[record.id.name])
+        assert same_bits(trace.read_stored(record), tensors[record.id.name])
 
 
 def test_all_dtypes_lie_side_by_side_in_one_chunk(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_view_is_written_as_what_it_shows(
 ) -> None:
     shown = view(torch.randn(6, 8).to(dtype))
     trace = RankTrace(write_trace(tmp_path, {"layer": shown}))
-    assert torch.equal(trace.stored(trace.records[0]), shown.detach())
+    assert torch.equal(trace.read_stored(trace.records[0]), shown.detach())
 
 
 def test_chunks_roll_over_by_size(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_chunks_roll_over_by_size(tmp_path: Path) -> None:
     assert [len(contents(chunk)) for chunk in chunks] == [3, 3, 3, 1]
     trace = RankTrace(folder)
     assert [record.chunk for record in trace.records] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-    assert all(torch.equal(trace.stored(record), tensors[record.id.name]) for record in trace.records)
+    assert all(torch.equal(trace.read_stored(record), tensors[record.id.name]) for record in trace.records)
 
 
 def test_a_tensor_larger_than_a_chunk_gets_one_for_itself(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_an_id_that_repeats_is_kept_under_another_name(tmp_path: Path) -> None:
     found = contents(writer.folder / "chunk-0000.safetensors")
     assert sorted(float(tensor[0]) for tensor in found.values()) == [0.0, 1.0, 2.0, 3.0]
     trace = RankTrace(writer.folder)
-    assert [float(trace.stored(record)[0]) for record in trace.records] == [0.0, 1.0, 2.0, 3.0]
+    assert [float(trace.read_stored(record)[0]) for record in trace.records] == [0.0, 1.0, 2.0, 3.0]
     assert [record.microbatch for record in trace.records] == [0, 1, 2, 3]
 
 
@@ -215,7 +215,7 @@ def test_equal_bytes_are_written_once(tmp_path: Path) -> None:
     assert (folder / "chunk-0000.safetensors").stat().st_size == HEADER_BYTES + 2 * data.nbytes
     assert list(contents(folder / "chunk-0000.safetensors")) == ["0/0/other/output", "0/0/out/output"]
     trace = RankTrace(folder)
-    assert all(same_bits(trace.stored(record), tensors[record.id.name]) for record in trace.records)
+    assert all(same_bits(trace.read_stored(record), tensors[record.id.name]) for record in trace.records)
 
 
 def test_bytes_that_changed_without_a_new_version_are_written_anew(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_bytes_that_changed_without_a_new_version_are_written_anew(tmp_path: Pat
         writer.write(record_of(f"after.{i}", data), data)
     writer.close(End(num_steps=1))
     trace = RankTrace(writer.folder)
-    assert [int(trace.stored(record).sum()) for record in trace.records] == [1, 2, 3]
+    assert [int(trace.read_stored(record).sum()) for record in trace.records] == [1, 2, 3]
 
 
 def test_zeros_of_both_signs_and_nans_of_other_bits_are_not_equal(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_zeros_of_both_signs_and_nans_of_other_bits_are_not_equal(tmp_path: Path
     trace = RankTrace(write_trace(tmp_path, {"a": zeros, "b": other, "c": nans, "d": nans.clone()}))
     assert [record.begin == trace.records[0].begin for record in trace.records] == [True, False, False, False]
     assert trace.records[2].begin == trace.records[3].begin
-    assert same_bits(trace.stored(trace.records[1]), other)
+    assert same_bits(trace.read_stored(trace.records[1]), other)
 
 
 def test_equal_bytes_in_an_earlier_chunk_are_written_again(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_equal_bytes_that_have_left_the_arena_are_written_again(tmp_path: Path) 
     first, second, *_, last = places(folder)
     assert first == second != last
     trace = RankTrace(folder)
-    assert all(same_bits(trace.stored(record), tensors[record.id.name]) for record in trace.records)
+    assert all(same_bits(trace.read_stored(record), tensors[record.id.name]) for record in trace.records)
 
 
 def test_no_more_is_held_back_than_the_arena(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_no_more_is_held_back_than_the_arena(tmp_path: Path) -> None:
         missing = tensors[len(trace.records) : i + 1]
         assert sum(late.nbytes for late in missing) <= (1 << 19) + tensor.nbytes
         if trace.records:
-            assert same_bits(trace.stored(trace.records[-1]), tensors[len(trace.records) - 1])
+            assert same_bits(trace.read_stored(trace.records[-1]), tensors[len(trace.records) - 1])
     writer.close(End(num_steps=1))
 
 
@@ -290,7 +290,7 @@ def test_a_tensor_that_cannot_be_copied_costs_nothing_else(tmp_path: Path) -> No
     assert same_bits(found["0/0/last/output"], -good)
     trace = RankTrace(writer.folder)
     assert [record.order for record in trace.records] == [0, 1]
-    assert same_bits(trace.stored(trace.records[1]), -good)
+    assert same_bits(trace.read_stored(trace.records[1]), -good)
 
 
 class FailsLate(TorchDispatchMode):
@@ -332,7 +332,7 @@ def test_a_script_that_ends_without_closing_loses_nothing(tmp_path: Path) -> Non
         f"{tmp_path}/rank-00000 is incomplete: 30 records, then the run ended without closing it"
     ]
     for i, record in enumerate(trace.ranks[0].records):
-        assert same_bits(trace.ranks[0].stored(record), torch.full((5000,), float(i)))
+        assert same_bits(trace.ranks[0].read_stored(record), torch.full((5000,), float(i)))
 
 
 class Held(TorchDispatchMode):
@@ -365,7 +365,7 @@ def test_a_tensor_out_of_order_is_copied_in_parts_within_the_limit(tmp_path: Pat
     assert 0 < held.peak <= limit
     assert held.now == 0
     trace = RankTrace(writer.folder)
-    assert all(torch.equal(trace.stored(record), shown) for record in trace.records)
+    assert all(torch.equal(trace.read_stored(record), shown) for record in trace.records)
 
 
 FULL_DISK = """
@@ -415,9 +415,9 @@ def test_a_tensor_without_bytes_is_made_when_it_is_read(tmp_path: Path) -> None:
     region = Region((6, 4), (((4, 6), (0, 1)), ((0, 4),)))
     record = Record(made, region.local_shape, torch.bfloat16, region, values=Normal(1.0, 0.5))
     writer = Writer(tmp_path, manifest())
-    writer.write_made(record)
+    writer.write_generated(record)
     writer.write(record_of("first", torch.ones(2)), torch.ones(2))
-    writer.write_made(replace(record, id=tensor_id("last")))
+    writer.write_generated(replace(record, id=tensor_id("last")))
     writer.close(End(num_steps=1))
     trace = Trace(tmp_path)
     assert list(trace.problems()) == []

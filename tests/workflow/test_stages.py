@@ -11,7 +11,7 @@ import pytest
 from tests.support.rank_traces import manifest
 from ttrace.capture.plan import Plan
 from ttrace.trace.format import End
-from ttrace.trace.storage.fingerprint import fingerprint
+from ttrace.trace.storage.fingerprint import fingerprint_file
 from ttrace.trace.storage.seal import read_document
 from ttrace.trace.writer import Writer
 from ttrace.workflow.stages import Stage
@@ -28,7 +28,7 @@ def scripts(tmp_path: Path) -> list[Path]:
 
 def stage_of_two_ranks(folder: Path, scripts: list[Path]) -> Stage:
     for rank in range(2):
-        sources = {str(path): fingerprint(path) for path in scripts[: rank + 1]}
+        sources = {str(path): fingerprint_file(path) for path in scripts[: rank + 1]}
         Writer(folder / "candidate", manifest(rank, 2, mesh="pp=2")).close(End(num_steps=1, sources=sources))
     return Stage(("true",), Plan(out=folder / "candidate", role="candidate"))
 
@@ -64,7 +64,7 @@ def test_a_file_that_two_ranks_see_differently_is_never_what_it_was(tmp_path: Pa
         script = tmp_path / "train.py"
         script.write_text("# on this host\n")
         for rank in range(2):
-            sources = {str(script): fingerprint(script) if rank == 0 else "0123456789abcdef"}
+            sources = {str(script): fingerprint_file(script) if rank == 0 else "0123456789abcdef"}
             Writer(tmp_path / seen, manifest(rank, 2, mesh="tp=2")).close(End(num_steps=1, sources=sources))
         if seen == "gone":
             script.unlink()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from ttrace.trace.storage.fingerprint import fingerprint
+from ttrace.trace.storage.fingerprint import fingerprint_file
 
 _PREFIXES = (
     *("ACCELERATE_", "CUBLAS", "CUDA", "CUDNN", "DEEPSPEED", "DS_", "FSDP_", "GLOO_", "HF_", "HIP", "HSA_", "MKL_"),
@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
 
 def sources() -> dict[str, str]:
     """Every file that was loaded as a module, of installed packages only those that tell one version from another."""
-    return {path: mark for path in sorted(set(_loaded())) if (mark := fingerprint(Path(path)))}
+    return {path: mark for path in sorted(set(_loaded())) if (mark := fingerprint_file(Path(path)))}
 
 
 def _loaded() -> Iterator[str]:

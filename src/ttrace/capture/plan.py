@@ -12,7 +12,7 @@ from ttrace.errors import CaptureError, TraceError
 from ttrace.layouts.pattern import matches
 from ttrace.tensors.ids import Kind, Site
 from ttrace.trace.storage.seal import open_document, seal_document
-from ttrace.trace.storage.store import Place, place
+from ttrace.trace.storage.store import Place, parse_place
 from ttrace.trace.writer import MAX_BYTES_HELD
 from ttrace.values.sketch import NUM_BUCKETS
 
@@ -84,7 +84,7 @@ class Plan(BaseModel):
         return f"{path}{_BEFORE_LAUNCH}{self.launch}" if self.launch else str(path)
 
     def _in_store(self, folder: Path) -> Place:
-        return place(f"{self.store.rstrip('/')}/{folder.name}") if self.store else folder
+        return parse_place(f"{self.store.rstrip('/')}/{folder.name}") if self.store else folder
 
     def wants(self, site: Site) -> bool:
         """Whether to record this site; parameters and batches are always recorded: they say what was generated."""

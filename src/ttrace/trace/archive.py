@@ -16,12 +16,12 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.trace.delta import INDEX, Index, Segment, pack, packed_file
-from ttrace.trace.documents import sealed
+from ttrace.trace.documents import seal_model
 from ttrace.trace.format import END, Record, chunk_file
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import seal_document
-from ttrace.trace.storage.tensor_bytes import memory
+from ttrace.trace.storage.tensor_bytes import view_memory
 from ttrace.trace.writer import write_whole
 from ttrace.values.checksum import compute_checksum
 
@@ -38,12 +38,12 @@ def archive(folder: Path, against: str, done: Done = lambda: None) -> None:
         for rank in trace.ranks:
             if rank.packed is None:
                 chunks = []
-                for segments in pool.map(partial(_packed, rank, base), range(len(_chunks(rank)))):
+                for segments in pool.map(partial(_pack_chunk, rank, base), range(len(_list_chunks(rank)))):
                     chunks.append(segments)
                     done()
                 write_whole(_folder(rank) / INDEX, seal_document(Index(chunks=tuple(chunks)).model_dump_json()))
-                _say(rank, against)
-            for chunk in _chunks(rank):
+                _write_base_name(rank, against)
+            for chunk in _list_chunks(rank):
                 chunk.unlink()
 
 
@@ -53,30 +53,30 @@ def restore(folder: Path, done: Done = lambda: None) -> None:
         if rank.packed is not None:
             for number in range(rank.packed.num_chunks):
                 with (_folder(rank) / chunk_file(number)).open("wb") as file:
-                    for data in rank.packed.chunk(number):
-                        file.write(memory(data))
+                    for data in rank.packed.read_chunk(number):
+                        file.write(view_memory(data))
                     file.flush()
                     os.fsync(file.fileno())
                 done()
-            _say(rank, "")
+            _write_base_name(rank, "")
         for packed in (_folder(rank) / INDEX, *_folder(rank).glob("chunk-*.packed")):
             packed.unlink(missing_ok=True)
 
 
-def _packed(rank: RankTrace, base: Trace, number: int) -> tuple[Segment, ...]:
+def _pack_chunk(rank: RankTrace, base: Trace, number: int) -> tuple[Segment, ...]:
     """Pack a chunk into a file beside it."""
     chunk = _folder(rank) / chunk_file(number)
     records = [record for record in rank.records if record.chunk == number]
     segments, at = [], 0
     with chunk.open("rb") as source, (_folder(rank) / packed_file(number)).open("wb") as file:
-        for begin, end, record in _cut(records, chunk.stat().st_size):
+        for begin, end, record in _find_segments(records, chunk.stat().st_size):
             if record is None:
                 source.seek(begin)
                 data = torch.frombuffer(bytearray(source.read(end - begin)), dtype=torch.uint8)
                 packed = pack(data, None)
             else:
-                data = rank.stored(record)
-                packed = pack(data, base.beneath(record))
+                data = rank.read_stored(record)
+                packed = pack(data, base.read_base(record))
             order = None if record is None else record.order
             segments.append(Segment(begin, end, at, len(packed), compute_checksum(data), order))
             at += file.write(packed)
@@ -87,7 +87,7 @@ def _packed(rank: RankTrace, base: Trace, number: int) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _cut(records: Sequence[Record], size: int) -> Iterator[tuple[int, int, Record | None]]:
+def _find_segments(records: Sequence[Record], size: int) -> Iterator[tuple[int, int, Record | None]]:
     """A chunk as segments, each with the first record that has it."""
     first = {(record.begin, record.end): record for record in reversed(records) if record.end > record.begin}
     at = 0
@@ -102,13 +102,13 @@ def _cut(records: Sequence[Record], size: int) -> Iterator[tuple[int, int, Recor
         yield at, size, None
 
 
-def _chunks(rank: RankTrace) -> list[Path]:
+def _list_chunks(rank: RankTrace) -> list[Path]:
     return list(_folder(rank).glob("chunk-*.safetensors"))
 
 
-def _say(rank: RankTrace, against: str) -> None:
+def _write_base_name(rank: RankTrace, against: str) -> None:
     assert rank.end is not None
-    write_whole(_folder(rank) / END, sealed(rank.end.model_copy(update={"against": against})))
+    write_whole(_folder(rank) / END, seal_model(rank.end.model_copy(update={"against": against})))
 
 
 def _folder(rank: RankTrace) -> Path:

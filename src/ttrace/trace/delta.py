@@ -17,10 +17,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from ttrace.errors import TraceError
-from ttrace.trace.documents import validated
+from ttrace.trace.documents import validate
 from ttrace.trace.format import Record
 from ttrace.trace.storage.store import Place
-from ttrace.trace.storage.tensor_bytes import memory
+from ttrace.trace.storage.tensor_bytes import view_memory
 from ttrace.values.checksum import compute_checksum
 
 INDEX = "archive.json"
@@ -50,7 +50,7 @@ class Index(BaseModel):
     chunks: tuple[tuple[Segment, ...], ...]
 
 
-class Packed:
+class PackedChunks:
     """The chunks of a rank that was archived."""
 
     def __init__(self, folder: Place, records: Sequence[Record], base: Base) -> None:
@@ -60,11 +60,11 @@ class Packed:
     def num_chunks(self) -> int:
         return len(self._index.chunks)
 
-    def chunk(self, number: int) -> Iterator[torch.Tensor]:
+    def read_chunk(self, number: int) -> Iterator[torch.Tensor]:
         """All segments of a chunk, in order."""
-        return (self._unpacked(number, segment) for segment in self._index.chunks[number])
+        return (self._unpack_segment(number, segment) for segment in self._index.chunks[number])
 
-    def stored(self, record: Record) -> torch.Tensor:
+    def read_stored(self, record: Record) -> torch.Tensor:
         """What a record stores."""
         place = (record.chunk, record.begin, record.end)
         if place not in self._segments:
@@ -72,14 +72,14 @@ class Packed:
         segment = self._segments[place]
         if segment.checksum != record.crc:
             raise TraceError(f"{record.id}: {self._folder / INDEX} is not the index of this trace. Trace again.")
-        shape, dtype = record.stored
-        return _bits(self._unpacked(record.chunk, segment)).view(dtype).view(shape)
+        shape, dtype = record.stored_form
+        return _bits(self._unpack_segment(record.chunk, segment)).view(dtype).view(shape)
 
     @cached_property
     def _index(self) -> Index:
         where = self._folder / INDEX
         try:
-            return validated(Index, where.read_bytes().decode(), str(where))
+            return validate(Index, where.read_bytes().decode(), str(where))
         except (OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{where} cannot be read ({error}).") from None
 
@@ -91,15 +91,15 @@ class Packed:
             for segment in segments
         }
 
-    def _unpacked(self, number: int, segment: Segment) -> torch.Tensor:
+    def _unpack_segment(self, number: int, segment: Segment) -> torch.Tensor:
         path = self._folder / packed_file(number)
         where = f"{path}: bytes {segment.begin} to {segment.end} of the chunk"
         base, width = None, 1
         if segment.order is not None and segment.order < len(self._records):
             record = self._records[segment.order]
-            base, width = self._base(record), record.stored[1].itemsize
+            base, width = self._base(record), record.stored_form[1].itemsize
         try:
-            data = _read(path, segment.at, segment.at + segment.num_packed)
+            data = _read_bytes(path, segment.at, segment.at + segment.num_packed)
             found = unpack(data, segment.end - segment.begin, width, base)
         except (OSError, zlib.error, RuntimeError, ValueError, OverflowError, MemoryError) as error:
             raise TraceError(f"{where} cannot be unpacked ({error}).") from None
@@ -119,7 +119,7 @@ def pack(data: torch.Tensor, base: torch.Tensor | None) -> bytes:
     """A tensor's bits as their difference to those of a base, a tensor like it."""
     planes = _xor(_bits(data), base).view(-1, data.element_size()).t().flip(0).contiguous()
     squeeze = zlib.compressobj(1, wbits=-zlib.MAX_WBITS, strategy=zlib.Z_RLE)
-    return squeeze.compress(memory(planes)) + squeeze.flush()
+    return squeeze.compress(view_memory(planes)) + squeeze.flush()
 
 
 def unpack(data: bytearray, num_bytes: int, width: int, base: torch.Tensor | None) -> torch.Tensor:
@@ -139,7 +139,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _read(path: Place, begin: int, end: int) -> bytearray:
+def _read_bytes(path: Place, begin: int, end: int) -> bytearray:
     if not isinstance(path, Path):
         return path.read(begin, end)
     with path.open("rb") as file:

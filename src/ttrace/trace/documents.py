@@ -19,14 +19,14 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 def parse_manifest(text: str, where: str) -> Manifest:
     """A rank's manifest. Most ranks have what another one has, but for their number: they share it in memory."""
-    text = _opened(text, where)
+    text = _open(text, where)
     before, *rest = _RANK.split(text, maxsplit=1)
     if len(rest) == 2:
         with suppress(TraceError):
             shared = _manifest_around(before, rest[1])
             if shared.rank == 7:
                 return shared.model_copy(update={"rank": int(rest[0])})
-    return _validated(Manifest, text, where)
+    return _validate(Manifest, text, where)
 
 
 _RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
@@ -34,24 +34,24 @@ _RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
 
 @lru_cache(maxsize=128)
 def _manifest_around(before: str, after: str) -> Manifest:
-    return _validated(Manifest, f"{before}7{after}", "")
+    return _validate(Manifest, f"{before}7{after}", "")
 
 
 def parse_end(text: str, where: str) -> End:
-    return validated(End, text, where)
+    return validate(End, text, where)
 
 
-def sealed(model: BaseModel) -> str:
+def seal_model(model: BaseModel) -> str:
     """A document of a trace as its file has it."""
     return seal_document(model.model_dump_json(indent=1))
 
 
-def validated(model: type[_Model], text: str, where: str) -> _Model:
+def validate(model: type[_Model], text: str, where: str) -> _Model:
     """What a document says; a TraceError if it is not what was written."""
-    return _validated(model, _opened(text, where), where)
+    return _validate(model, _open(text, where), where)
 
 
-def _opened(text: str, where: str) -> str:
+def _open(text: str, where: str) -> str:
     try:
         return open_document(text, where)
     except TraceError:
@@ -66,7 +66,7 @@ def _check_format(document: dict[str, Any], where: str) -> None:
         raise TraceError(f"{where}: format {version}, but this TTrace reads format {FORMAT}. Trace again.")
 
 
-def _validated(model: type[_Model], text: str, where: str) -> _Model:
+def _validate(model: type[_Model], text: str, where: str) -> _Model:
     try:
         _check_format(json.loads(text), where)
         return model.model_validate_json(text, strict=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ttrace.errors import TTraceError
 from ttrace.tensors.ids import TensorId
-from ttrace.trace.format import Record, Sketched, decode, fits, parsed
+from ttrace.trace.format import Record, SketchInfo, decode, is_fitting, parse_line
 
 _NUMBER = "(0|[1-9][0-9]{0,18})"
 _FLOAT = r"(-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?)"
@@ -30,21 +30,21 @@ class _Form(NamedTuple):
     num_bytes: int
 
 
-def read(line: str) -> Record:
+def decode_quickly(line: str) -> Record:
     """The same record as `decode` gives, or the same complaint."""
     match = _LINE.fullmatch(line)
     if match is None:
         return decode(line)
     text, before, order, microbatch, chunk, begin, end, crc, after, num_buckets, mean = match.groups()
-    form = _form(before, after)
+    form = _parse_form(before, after)
     if form is None:
         return decode(line)
     like, num_bytes, at, stop = form.record, form.num_bytes, int(begin), int(end)
     sketch = None
     if num_buckets is not None:
-        sketch, num_bytes = Sketched(int(num_buckets), float(mean)), int(num_buckets) * 8
+        sketch, num_bytes = SketchInfo(int(num_buckets), float(mean)), int(num_buckets) * 8
     try:
-        tensor_id = _known(text)
+        tensor_id = _parse_id(text)
     except TTraceError:
         return decode(line)
     if stop - at != num_bytes and not (at == stop and like.values is not None and like.region is not None):
@@ -69,18 +69,20 @@ def read(line: str) -> Record:
 
 
 @lru_cache(maxsize=1 << 12)
-def _form(before: str, after: str) -> _Form | None:
+def _parse_form(before: str, after: str) -> _Form | None:
     """What these words of a line say; None if they are not all that it says besides its id and numbers."""
     try:
-        record = parsed(f'{{"id":"7/7/form/output",{before},"order":1,"mb":2,"at":[3,4,5],"crc":"00000006"{after}}}')
+        record = parse_line(
+            f'{{"id":"7/7/form/output",{before},"order":1,"mb":2,"at":[3,4,5],"crc":"00000006"{after}}}'
+        )
     except TTraceError:
         return None
     # A key that comes twice would say something else of what is taken from the line itself.
     taken = (str(record.id), record.order, record.microbatch, record.chunk, record.begin, record.end, record.crc)
     is_all = (*taken, record.sketch) == ("7/7/form/output", 1, 2, 3, 4, 5, 6, None)
-    return _Form(record, record.num_bytes) if is_all and fits(record) else None
+    return _Form(record, record.num_bytes) if is_all and is_fitting(record) else None
 
 
 @lru_cache(maxsize=1 << 16)
-def _known(text: str) -> TensorId:
+def _parse_id(text: str) -> TensorId:
     return TensorId.parse(text)

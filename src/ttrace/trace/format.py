@@ -141,7 +141,7 @@ class End(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Sketched:
+class SketchInfo:
     """What is stored of a tensor in place of its values."""
 
     num_buckets: int
@@ -165,7 +165,7 @@ class Record:
     order: int = 0
     microbatch: int = 0
     values: Distribution | None = None
-    sketch: Sketched | None = None
+    sketch: SketchInfo | None = None
     chunk: int = 0
     begin: int = 0
     end: int = 0
@@ -178,13 +178,13 @@ class Record:
         return self.by.source if self.by else None
 
     @property
-    def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
+    def stored_form(self) -> tuple[tuple[int, ...], torch.dtype]:
         """The shape and dtype of what is stored: the tensor, or its sketch."""
         return (self.shape, self.dtype) if self.sketch is None else ((self.sketch.num_buckets,), torch.float64)
 
     @property
     def num_bytes(self) -> int:
-        shape, dtype = self.stored
+        shape, dtype = self.stored_form
         return math.prod(shape) * dtype.itemsize
 
     @property
@@ -232,7 +232,8 @@ def encode(record: Record) -> str:
 def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) -> str:
     """The same with other order, place and CRC. Spelled by hand: a step has thousands of lines, and waits for each."""
     fields = [
-        f'"id":{quoted(str(record.id))},{spelled(record.dtype, record.shape)},"region":{_region_text(record.region)}',
+        f'"id":{quoted(str(record.id))},{encode_form(record.dtype, record.shape)}',
+        f'"region":{_region_text(record.region)}',
         f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}],"crc":"{crc:08x}"',
     ]
     if record.pending:
@@ -250,21 +251,21 @@ def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) ->
 
 
 @lru_cache(maxsize=256)  # most tensors of a model share a few shapes
-def spelled(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+def encode_form(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     """What a line says of a tensor's bytes; a chunk's header says the same."""
     return f'"dtype":"{DTYPE_NAMES[dtype]}","shape":[{",".join(map(str, shape))}]'
 
 
 def decode(line: str) -> Record:
     """Read one line back; anything a hostile or damaged file may hold ends in a TraceError."""
-    record = parsed(line)
+    record = parse_line(line)
     if record.end - record.begin != record.num_bytes and not record.is_made:
-        raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored[0]}.")
-    check(record)
+        raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored_form[0]}.")
+    check_region(record)
     return record
 
 
-def parsed(line: str) -> Record:
+def parse_line(line: str) -> Record:
     """What a line says, whether its shape, region and bytes fit each other or not."""
     try:
         entry = _Line.model_validate_json(line)
@@ -279,7 +280,7 @@ def parsed(line: str) -> Record:
             order=entry.order,
             microbatch=entry.mb,
             values=_decode_distribution(entry.values),
-            sketch=None if entry.sketch is None else Sketched(*entry.sketch),
+            sketch=None if entry.sketch is None else SketchInfo(*entry.sketch),
             chunk=entry.at[0],
             begin=entry.at[1],
             end=entry.at[2],
@@ -290,14 +291,14 @@ def parsed(line: str) -> Record:
         raise TraceError(f"unreadable record {line[:120]!r} ({type(error).__name__}: {reason}).") from None
 
 
-def fits(record: Record) -> bool:
+def is_fitting(record: Record) -> bool:
     """Whether a record's region is of the shape of its data."""
     return record.region is None or record.region.local_shape == record.shape
 
 
-def check(record: Record) -> None:
+def check_region(record: Record) -> None:
     """Refuse a record whose region is of another shape than its data."""
-    if not fits(record):
+    if not is_fitting(record):
         assert record.region is not None
         needed = record.region.local_shape
         raise TraceError(f"{record.id}: its region {record.region} has shape {needed}, its data {record.shape}.")

@@ -13,11 +13,11 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.trace.agreement import check_end
-from ttrace.trace.delta import Base, Packed
+from ttrace.trace.delta import Base, PackedChunks
 from ttrace.trace.documents import parse_end, parse_manifest
-from ttrace.trace.fast_decode import read
+from ttrace.trace.fast_decode import decode_quickly
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
-from ttrace.trace.storage.seal import is_intact, seal_of, sum_of, without_seal
+from ttrace.trace.storage.seal import is_intact, seal_of, strip_seal, sum_of
 from ttrace.trace.storage.store import Place, Remote
 from ttrace.values.checksum import compute_checksum
 from ttrace.values.generate import generate_values
@@ -33,7 +33,7 @@ class RankTrace:
     def __init__(self, folder: Place, beside: Beside | None = None) -> None:
         self.folder = folder
         self._beside = beside
-        said, text = _text(folder / MANIFEST), _text_if_any(folder / END)
+        said, text = _read_text(folder / MANIFEST), _read_text_if_any(folder / END)
         self.manifest: Manifest = parse_manifest(said, str(folder / MANIFEST))
         self.end: End | None = None if text is None else parse_end(text, str(folder / END))
         self.seals = seal_of(said) + seal_of(text or "")
@@ -48,20 +48,20 @@ class RankTrace:
     def records(self) -> tuple[Record, ...]:
         """Every complete record, in order of appearance."""
         path = self.folder / RECORDS
-        data = _bytes_if_any(path) or b""
+        data = _read_bytes_if_any(path) or b""
         # What follows the last newline was cut off in mid-write.
-        lines = _decoded(data, path).split("\n")[:-1]
+        lines = _decode(data, path).split("\n")[:-1]
         if self.end is None or sum_of(data) != self.end.records_sum:
             self._check_lines(lines)
-        return tuple(read(without_seal(line)) for line in lines)
+        return tuple(decode_quickly(strip_seal(line)) for line in lines)
 
     @cached_property
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedChunks | None:
         """The chunks, if this rank was archived."""
         if self.end is None or not self.end.against:
             return None
         assert self._beside is not None, "an archive is read as a part of its trace"
-        return Packed(self.folder, self.records, self._beside(self.end.against))
+        return PackedChunks(self.folder, self.records, self._beside(self.end.against))
 
     def _check_lines(self, lines: Sequence[str]) -> None:
         """Refuse lines that are not what was written; those of a rank that finished must be all of them."""
@@ -77,9 +77,9 @@ class RankTrace:
                 "written. Trace again."
             )
 
-    def stored(self, record: Record) -> torch.Tensor:
+    def read_stored(self, record: Record) -> torch.Tensor:
         """What a record stores; a TraceError if it is not what was written."""
-        tensor = self.load(record)
+        tensor = self.read_unverified(record)
         place = (record.chunk, record.begin, record.end)
         # What is made has no bytes, and what was archived has just been verified.
         if record.end == record.begin or self.packed is not None or place in self._verified:
@@ -94,16 +94,16 @@ class RankTrace:
             self._verified.add(place)
         return tensor
 
-    def load(self, record: Record) -> torch.Tensor:
+    def read_unverified(self, record: Record) -> torch.Tensor:
         """What is in the place of a record's bytes, whether it was written there or not."""
-        shape, dtype = record.stored
+        shape, dtype = record.stored_form
         try:
             if record.num_bytes == 0:
                 return torch.empty(shape, dtype=dtype)
             if record.is_made:
-                return self.made(record)
+                return self.generate(record)
             if self.packed is not None:
-                return self.packed.stored(record)
+                return self.packed.read_stored(record)
             count = record.num_bytes // dtype.itemsize
             if isinstance(self.folder, Remote):
                 return torch.frombuffer(self._read(record, self.folder), dtype=dtype, count=count).view(shape)
@@ -112,7 +112,7 @@ class RankTrace:
         except (RuntimeError, TypeError, OverflowError):
             raise TraceError(f"{record.id}: no tensor has shape {shape}.") from None
 
-    def made(self, record: Record) -> torch.Tensor:
+    def generate(self, record: Record) -> torch.Tensor:
         """The values that a record's tensor had before the first step, wherever its region lies."""
         assert record.region is not None
         assert record.values is not None
@@ -148,19 +148,19 @@ class RankTrace:
         return self._maps[record.chunk]
 
 
-def _text(path: Place) -> str:
-    text = _text_if_any(path)
+def _read_text(path: Place) -> str:
+    text = _read_text_if_any(path)
     if text is None:
         raise TraceError(f"{path} cannot be read: it is not there.")
     return text
 
 
-def _text_if_any(path: Place) -> str | None:
-    data = _bytes_if_any(path)
-    return None if data is None else _decoded(data, path)
+def _read_text_if_any(path: Place) -> str | None:
+    data = _read_bytes_if_any(path)
+    return None if data is None else _decode(data, path)
 
 
-def _bytes_if_any(path: Place) -> bytes | None:
+def _read_bytes_if_any(path: Place) -> bytes | None:
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def _bytes_if_any(path: Place) -> bytes | None:
         raise TraceError(f"{path} cannot be read ({error}).") from None
 
 
-def _decoded(data: bytes, path: Place) -> str:
+def _decode(data: bytes, path: Place) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -54,11 +54,11 @@ class Shard:
                 f"{self.id} was recorded as a sketch, so its values are not known. Record it in full: with --full "
                 f"'{self.id.site}', or everything without --record sketch."
             )
-        return self.stored()
+        return self.read_stored()
 
-    def stored(self) -> torch.Tensor:
+    def read_stored(self) -> torch.Tensor:
         """What the trace holds: the data, or their sketch."""
-        return self.rank.stored(self.record)
+        return self.rank.read_stored(self.record)
 
     def terms(self) -> tuple[Term, ...]:
         """What must be added up to give the data."""
@@ -68,10 +68,10 @@ class Shard:
         """Give back the memory into which the file was mapped, until it is touched again."""
         self.rank.release(self.record)
 
-    def sketched(self, num_buckets: int) -> torch.Tensor:
+    def read_sketch(self, num_buckets: int) -> torch.Tensor:
         """The sketch, or that of the data. Of what is called alike, sketches can be added and subtracted."""
         if self.record.sketch is not None:
-            return self.stored()
+            return self.read_stored()
         assert self.record.region is not None
         return compute_sketch(self.id.name, self.tensor(), self.record.region, num_buckets)
 
@@ -82,19 +82,19 @@ class UpdateShard(Shard):
 
     before: Record
 
-    def stored(self) -> torch.Tensor:
-        after, kept = super().stored(), self.record.sketch
+    def read_stored(self) -> torch.Tensor:
+        after, kept = super().read_stored(), self.record.sketch
         if kept is None:
             return after.to(torch.float64) - self._before().to(torch.float64)
         if self.before.sketch is not None and self.record.shape == self.before.shape:
-            return after - self.rank.stored(self.before)
+            return after - self.rank.read_stored(self.before)
         assert self.record.region is not None
         return after - compute_sketch(self.id.name, self._before(), self.record.region, kept.num_buckets)
 
     def terms(self) -> tuple[Term, ...]:
         if self.record.sketch is not None:
             return super().terms()
-        return ((1.0, super().stored()), (-1.0, self._before()))
+        return ((1.0, super().read_stored()), (-1.0, self._before()))
 
     def release(self) -> None:
         super().release()
@@ -104,13 +104,13 @@ class UpdateShard(Shard):
         """The parameter's values where this rank updates them: all that it has, or a run of them."""
         region = self.record.region
         if self.before.sketch is None:
-            before = self.rank.stored(self.before)
+            before = self.rank.read_stored(self.before)
             if self.record.shape == self.before.shape:
                 return before
             assert region is not None
             assert region.flat is not None, "only a run of a parameter differs in shape from it"
             return torch.cat([before.reshape(-1)[start:stop] for start, stop in region.flat])
-        return self.rank.made(replace(self.before, region=region))
+        return self.rank.generate(replace(self.before, region=region))
 
 
 class Trace:
@@ -118,7 +118,7 @@ class Trace:
 
     def __init__(self, folder: Place) -> None:
         self.folder = folder
-        self.ranks: tuple[RankTrace, ...] = tuple(_ranks(folder))
+        self.ranks: tuple[RankTrace, ...] = tuple(_open_ranks(folder))
         if not self.ranks:
             raise NoTraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
         check_ranks(str(folder), [(rank.manifest, rank.end) for rank in self.ranks])
@@ -131,7 +131,7 @@ class Trace:
     def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
         return Trace, (self.folder,)
 
-    def beneath(self, record: Record) -> torch.Tensor | None:
+    def read_base(self, record: Record) -> torch.Tensor | None:
         """What this trace has where a record of another one lies, in its dtype; zeros where it has nothing."""
         region = record.region or Region.whole(record.shape)
         held = [(shard, shard.record.region) for shard in self.shards.get(record.id, ()) if shard.record.sketch is None]
@@ -176,7 +176,7 @@ class Trace:
             coord = self.mesh.coord(rank.manifest.rank)
             for record in rank.records:
                 result.setdefault(record.id, []).append(Shard(record, coord, rank))
-            for update in _updates(rank, coord):
+            for update in _derive_updates(rank, coord):
                 result.setdefault(update.id, []).append(update)
         return result
 
@@ -255,7 +255,9 @@ class Trace:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(note for rank in self.ranks for note in (*rank.manifest.notes, *_late_notes(rank))))
+        return tuple(
+            dict.fromkeys(note for rank in self.ranks for note in (*rank.manifest.notes, *_notes_at_end(rank)))
+        )
 
     def owners(self, name: str) -> frozenset[int]:
         """The ranks whose census has this module or parameter."""
@@ -294,11 +296,11 @@ class Trace:
                 )
 
 
-def _late_notes(rank: RankTrace) -> tuple[str, ...]:
+def _notes_at_end(rank: RankTrace) -> tuple[str, ...]:
     return rank.end.notes if rank.end else ()
 
 
-def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
+def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
     """The updates that follow from parameters before and after each step."""
     before = {record.id: record for record in rank.records if record.id.kind is Kind.PARAM}
     for record in rank.records:
@@ -311,22 +313,22 @@ def _updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)
 
 
-def _ranks(folder: Place) -> Iterable[RankTrace]:
+def _open_ranks(folder: Place) -> Iterable[RankTrace]:
     """In a store, the first rank says how many there are: what was just written need not be listed yet."""
 
     @cache
-    def beside(name: str) -> Base:
-        return Trace(folder.parent / name).beneath
+    def open_beside(name: str) -> Base:
+        return Trace(folder.parent / name).read_base
 
-    def opened(place: Place) -> RankTrace | None:
-        return RankTrace(place, beside) if (place / MANIFEST).exists() else None
+    def open_rank(place: Place) -> RankTrace | None:
+        return RankTrace(place, open_beside) if (place / MANIFEST).exists() else None
 
     if isinstance(folder, Path):
         paths = sorted(folder.glob("rank-*")) if folder.is_dir() else []
-        return [rank for rank in map(opened, paths) if rank is not None]
-    first = opened(folder / rank_folder(0))
+        return [rank for rank in map(open_rank, paths) if rank is not None]
+    first = open_rank(folder / rank_folder(0))
     if first is None:
         return []
     others = [folder / rank_folder(number) for number in range(1, first.manifest.num_ranks)]
     with ThreadPoolExecutor(_NUM_ASKING) as pool:
-        return [first, *(rank for rank in pool.map(opened, others) if rank is not None)]
+        return [first, *(rank for rank in pool.map(open_rank, others) if rank is not None)]

@@ -19,7 +19,7 @@ from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.storage.store import Place
 
 
-class Relaid(Trace):
+class RelayoutTrace(Trace):
     """A trace whose layouts are decided again, for tensors of the shapes that the reference has."""
 
     def __init__(self, folder: Place, rules: Rules, reference: Trace) -> None:
@@ -27,8 +27,8 @@ class Relaid(Trace):
         rules.check(self.mesh)
         self._rules, self._reference = rules, reference
 
-    def __reduce__(self) -> tuple[type[Relaid], tuple[Place, Rules, Trace]]:  # type: ignore[override]  # more is needed
-        return Relaid, (self.folder, self._rules, self._reference)
+    def __reduce__(self) -> tuple[type[RelayoutTrace], tuple[Place, Rules, Trace]]:  # type: ignore[override]  # more is needed
+        return RelayoutTrace, (self.folder, self._rules, self._reference)
 
     @cached_property
     def identity(self) -> str:
@@ -36,27 +36,27 @@ class Relaid(Trace):
 
     @cached_property
     def shards(self) -> dict[TensorId, list[Shard]]:
-        return {tensor_id: [self._relaid(shard) for shard in found] for tensor_id, found in super().shards.items()}
+        return {tensor_id: [self._relayout(shard) for shard in found] for tensor_id, found in super().shards.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
         _ = self.shards  # by now every rule had its chance
         return (*super().notes, *(f"{rule} matched nothing" for rule in self._rules.unused()))
 
-    def _relaid(self, shard: Shard) -> Shard:
+    def _relayout(self, shard: Shard) -> Shard:
         record, rule = shard.record, self._rules.decide(shard.id.site)
         is_run = record.region is not None and record.region.flat is not None
         if rule is None or is_run or (record.source is not None and record.source.precedes_rules):
             return shard
         if MICROBATCH_AXIS in rule.layout.axes and shard.id.microbatch is not None:
-            raise _stays(shard.id, rule, "its microbatches were recorded as tensors of their own")
+            raise _make_refusal(shard.id, rule, "its microbatches were recorded as tensors of their own")
         where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
         placed = placed_by(rule, shard.id.site, record.shape, self._shape(shard.id), sizes=self.sizes, where=where)
         if placed.region != record.region:
             if record.sketch is not None:
-                raise _stays(shard.id, rule, "it was recorded as a sketch, which is of the layout that it had")
+                raise _make_refusal(shard.id, rule, "it was recorded as a sketch, which is of the layout that it had")
             if record.values is not None:
-                raise _stays(shard.id, rule, "its values were generated for the layout that it had")
+                raise _make_refusal(shard.id, rule, "its values were generated for the layout that it had")
         decided = replace(record, region=placed.region, pending=placed.pending, layout=placed.layout, by=placed.by)
         return replace(shard, record=decided)
 
@@ -65,5 +65,5 @@ class Relaid(Trace):
         return shards[0].record.region.shape if shards and shards[0].record.region else None
 
 
-def _stays(tensor_id: TensorId, rule: Rule, why: str) -> LayoutError:
+def _make_refusal(tensor_id: TensorId, rule: Rule, why: str) -> LayoutError:
     return LayoutError(f"{tensor_id}: {rule} comes too late, as {why}. Trace again with attach(rules=...).")

@@ -20,7 +20,7 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.trace.delta import INDEX
-from ttrace.trace.documents import sealed
+from ttrace.trace.documents import seal_model
 from ttrace.trace.format import (
     DTYPE_NAMES,
     END,
@@ -29,16 +29,16 @@ from ttrace.trace.format import (
     End,
     Manifest,
     Record,
-    check,
+    check_region,
     chunk_file,
     encode_at,
+    encode_form,
     rank_folder,
-    spelled,
 )
-from ttrace.trace.storage.buffered_file import Arena, Stream, write_at
+from ttrace.trace.storage.buffered_file import Arena, BufferedFile, write_at
 from ttrace.trace.storage.seal import seal_line
 from ttrace.trace.storage.store import Place, Remote
-from ttrace.trace.storage.tensor_bytes import Sample, Source
+from ttrace.trace.storage.tensor_bytes import BytesSample, TensorBytes
 from ttrace.trace.upload import Upload
 
 CHUNK_BYTES = 256 << 20
@@ -77,7 +77,7 @@ class Writer:
         # An earlier trace in this folder ends here, its end first: a killed rerun must not look complete.
         for old in (self.folder / END, self.folder / RECORDS, self.folder / INDEX, *self.folder.glob("chunk-*")):
             old.unlink(missing_ok=True)
-        write_whole(self.folder / MANIFEST, sealed(manifest))
+        write_whole(self.folder / MANIFEST, seal_model(manifest))
         if self._upload is not None:
             self._upload.begin()
         self._records = (self.folder / RECORDS).open("wb", buffering=0)
@@ -99,22 +99,22 @@ class Writer:
 
         What cannot be written later on, when the arena is, becomes a problem in the trace's end.
         """
-        check(record)
+        check_region(record)
         if tensor.dtype not in DTYPE_NAMES:
             raise TraceError(
                 f"{record.id}: a trace holds no {tensor.dtype}. Leave this tensor out, or record its parts."
             )
-        assert record.stored == (tensor.shape, tensor.dtype), "a record speaks of what is stored"
-        source = Source(tensor, self._max_bytes_copied)
+        assert record.stored_form == (tensor.shape, tensor.dtype), "a record speaks of what is stored"
+        source = TensorBytes(tensor, self._max_bytes_copied)
         name = quoted(str(record.id))
         chunk = self._chunk_for(name, source)
         begin, crc = chunk.place_of(source) or chunk.append(name, source)
         chunk.waiting.append((record, begin, begin + source.num_bytes, crc))
         self._settle(chunk)
 
-    def write_made(self, record: Record) -> None:
+    def write_generated(self, record: Record) -> None:
         """Append a tensor without bytes: a reader makes it from `record.values`."""
-        check(record)
+        check_region(record)
         assert record.values is not None, "values say what to make"
         if self._chunk is not None:
             self._chunk.waiting.append((record, 0, 0, 0))  # its line follows those before it
@@ -147,7 +147,7 @@ class Writer:
             "launch": self._launch,
             "problems": (*end.problems, *self._problems),
         }
-        write_whole(self.folder / END, sealed(end.model_copy(update=filled)))
+        write_whole(self.folder / END, seal_model(end.model_copy(update=filled)))
         if self._upload is not None:
             self._upload.close()
 
@@ -192,7 +192,7 @@ class Writer:
         self._records_crc = zlib.crc32(line, self._records_crc)
         self._num_records += 1
 
-    def _chunk_for(self, name: str, source: Source) -> _Chunk:
+    def _chunk_for(self, name: str, source: TensorBytes) -> _Chunk:
         if self._chunk is not None and not self._chunk.has_room(name, source, self._chunk_bytes):
             self._close_chunk()
         if self._chunk is None:
@@ -219,23 +219,23 @@ class _Chunk:
 
     def __init__(self, path: Path, number: int, arena: Arena) -> None:
         self.number = number
-        self.stream = Stream(path, HEADER_BYTES, arena)
+        self.stream = BufferedFile(path, HEADER_BYTES, arena)
         self.waiting: deque[tuple[Record, int, int, int]] = deque()
         """Records whose lines are still to be written, with the places of their bytes in the file and their CRC."""
         self._size = 0
         self._entries: list[tuple[str, int, int]] = []
         self._names: set[str] = set()
         self._header_bytes = 64
-        self._places: dict[Sample, tuple[int, int]] = {}
+        self._places: dict[BytesSample, tuple[int, int]] = {}
 
-    def has_room(self, name: str, source: Source, chunk_bytes: int) -> bool:
+    def has_room(self, name: str, source: TensorBytes, chunk_bytes: int) -> bool:
         """Whether this tensor still fits; names are given as JSON spells them."""
         fits = self._size + source.num_bytes <= chunk_bytes or self._size == 0
         # Twice an entry: one for the tensor, one for the padding in front of it.
         entries = len(name) + 24 * len(source.shape) + 2 * 128
         return fits and self._header_bytes + entries < HEADER_BYTES
 
-    def place_of(self, source: Source) -> tuple[int, int] | None:
+    def place_of(self, source: TensorBytes) -> tuple[int, int] | None:
         """Where these very bytes stand already, and their CRC: one module's output is often the next one's input.
 
         They are compared, as long as they are in the arena. Neither a tensor's address nor its version would prove
@@ -254,7 +254,7 @@ class _Chunk:
             at += len(part)
         return begin, crc
 
-    def append(self, name: str, source: Source) -> tuple[int, int]:
+    def append(self, name: str, source: TensorBytes) -> tuple[int, int]:
         """Take over the bytes and return the place in the file where they begin, and their CRC."""
         stream = self.stream
         if unaligned := stream.end % 8:
@@ -269,7 +269,9 @@ class _Chunk:
         # No id holds a space, so this is no other tensor's name.
         key = name if name not in self._names else f'{name[:-1]} #{len(self._entries)}"'
         self._names.add(key)
-        entry = f"{key}:{{{spelled(source.dtype, source.shape)},{_offsets(self._size, self._size + source.num_bytes)}}}"
+        entry = (
+            f"{key}:{{{encode_form(source.dtype, source.shape)},{_offsets(self._size, self._size + source.num_bytes)}}}"
+        )
         self._enter(entry, source.num_bytes)
         self._header_bytes += max(0, _LARGEST_PADDING - len(entry))
         if source.num_bytes >= _LEAST_SHARED:
@@ -294,7 +296,7 @@ class _Chunk:
 
 
 def _padding(begin: int, end: int) -> str:
-    return f'"_padding.{begin}":{{{spelled(torch.uint8, (end - begin,))},{_offsets(begin, end)}}}'
+    return f'"_padding.{begin}":{{{encode_form(torch.uint8, (end - begin,))},{_offsets(begin, end)}}}'
 
 
 def _offsets(begin: int, end: int) -> str:

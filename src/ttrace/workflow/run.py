@@ -26,7 +26,7 @@ from ttrace.layouts.rules import Rules
 from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
-from ttrace.trace.relayout import Relaid
+from ttrace.trace.relayout import RelayoutTrace
 from ttrace.trace.storage.seal import read_document
 from ttrace.trace.storage.store import Place
 from ttrace.workflow.stages import check_launch
@@ -181,7 +181,11 @@ class Run:
         rounding = Twins(reference, twins, strictness.margin, engine, progress)
 
         def trace(folder: Path) -> Trace:
-            return open_trace(folder) if rules is None else _check_and_return(Relaid(folder, rules, rounding.reference))
+            return (
+                open_trace(folder)
+                if rules is None
+                else _check_and_return(RelayoutTrace(folder, rules, rounding.reference))
+            )
 
         candidate = trace(detailed.candidate)
         check_side(reference, "reference")

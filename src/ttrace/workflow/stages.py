@@ -22,7 +22,7 @@ from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TraceError, TTraceError
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.fingerprint import changed, fingerprint
+from ttrace.trace.storage.fingerprint import find_changed_file, fingerprint_file
 from ttrace.trace.storage.seal import open_document, seal_document
 from ttrace.trace.storage.store import Remote
 from ttrace.trace.writer import write_whole
@@ -67,7 +67,9 @@ class Stage:
         mark = _read_mark(self.plan.out)
         if mark is None or (mark.command, mark.plan) != (self.command, self._plan):
             return False
-        return (mark.of, mark.environment) == (self._reference_stamp, environment()) and changed(mark.sources) is None
+        return (mark.of, mark.environment) == (self._reference_stamp, environment()) and find_changed_file(
+            mark.sources
+        ) is None
 
     def run(self, *, timeout: float, then: Sequence[Stage] = (), launches: Launches | None = None) -> Trace:
         """Make the trace, and check that it is complete. An earlier one in the same place is removed.
@@ -118,7 +120,7 @@ class Stage:
     def mark(self) -> None:
         """Write the mark: the trace is what this stage makes."""
         trace = self.trace
-        words = {word: fingerprint(Path(word)) for word in self.command if Path(word).is_file()}
+        words = {word: fingerprint_file(Path(word)) for word in self.command if Path(word).is_file()}
         mark = _Mark(
             stamp=uuid.uuid4().hex,
             launch=trace.launch,

@@ -22,7 +22,7 @@ from ttrace.report.page.depth import Depth
 from ttrace.report.page.document import render_document
 from ttrace.report.page.sides import Side, read_sides
 from ttrace.report.page.timing import measure_stages
-from ttrace.trace.format import Sketched
+from ttrace.trace.format import SketchInfo
 from ttrace.trace.storage.seal import seal_document
 
 
@@ -105,7 +105,7 @@ def test_sketches_have_no_maps_and_no_axes(tmp_path: Path) -> None:
     assert about.traces is not None
     for trace in about.traces:
         for shards in trace.shards.values():
-            shards[:] = [replace(s, record=replace(s.record, sketch=Sketched(16, 0.0))) for s in shards]
+            shards[:] = [replace(s, record=replace(s.record, sketch=SketchInfo(16, 0.0))) for s in shards]
     made = build_page(judgement, about)
     assert made["maps"] == []
     assert made["conflicts"][0]["axis"] == "not known: only sketches were recorded"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ttrace.trace.storage.buffered_file import ALIGNED, Arena, Stream
+from ttrace.trace.storage.buffered_file import ALIGNED, Arena, BufferedFile
 
 FRONT = ALIGNED
 
 
-def stream_into(path: Path, arena: Arena, parts: list[bytes]) -> Stream:
-    stream = Stream(path, FRONT, arena)
+def stream_into(path: Path, arena: Arena, parts: list[bytes]) -> BufferedFile:
+    stream = BufferedFile(path, FRONT, arena)
     for part in parts:
         stream.append(memoryview(bytearray(part)))
     return stream
@@ -32,7 +32,7 @@ PARTS = some_parts(1, 0, 4095, 4096, 5000, 100_000, 3, 8192, 2 * ALIGNED - 3, 40
 @pytest.mark.parametrize("flushes", [False, True])
 def test_what_is_appended_arrives(tmp_path: Path, buffer_bytes: int, *, flushes: bool) -> None:
     arena, path = Arena(buffer_bytes), tmp_path / "file"
-    stream = Stream(path, FRONT, arena)
+    stream = BufferedFile(path, FRONT, arena)
     wanted = b""
     for part in PARTS:
         stream.append(memoryview(bytearray(part)))

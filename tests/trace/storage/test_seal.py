@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ttrace.errors import TraceError
-from ttrace.trace.storage.seal import is_intact, open_document, read_document, seal_document, seal_line, without_seal
+from ttrace.trace.storage.seal import is_intact, open_document, read_document, seal_document, seal_line, strip_seal
 
 DOCUMENT = {"name": "größe", "count": 3, "list": ["a", "\ud800 no character"]}
 
@@ -54,7 +54,7 @@ def test_a_line_of_which_one_bit_changed_is_not_intact() -> None:
     line = json.dumps(DOCUMENT)
     sealed = seal_line(line)
     assert is_intact(sealed)
-    assert without_seal(sealed) == line
+    assert strip_seal(sealed) == line
     assert json.loads(sealed) == {**DOCUMENT, "sum": sealed[-10:-2]}
     for data in flipped(sealed.encode()):
         assert not is_intact(data.decode(errors="replace"))

@@ -18,7 +18,7 @@ from ttrace.errors import TraceError
 from ttrace.trace.format import End
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage import store
-from ttrace.trace.storage.store import Remote, place
+from ttrace.trace.storage.store import Remote, parse_place
 from ttrace.trace.writer import Writer
 
 
@@ -132,9 +132,9 @@ def test_no_trace_and_no_store_are_told(remote: Remote) -> None:
 
 
 def test_urls_and_paths_are_told_apart() -> None:
-    assert place("s3://bucket/run/") == Remote("s3://bucket/run")
-    assert place("file:///tmp/run") == Path("/tmp/run")
-    assert place("runs/a") == Path("runs/a")
+    assert parse_place("s3://bucket/run/") == Remote("s3://bucket/run")
+    assert parse_place("file:///tmp/run") == Path("/tmp/run")
+    assert parse_place("runs/a") == Path("runs/a")
 
 
 @pytest.mark.slow

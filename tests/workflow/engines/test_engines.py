@@ -25,7 +25,7 @@ from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
-from ttrace.trace.relayout import Relaid
+from ttrace.trace.relayout import RelayoutTrace
 from ttrace.values.stats import Stats
 from ttrace.workflow.engines.result_cache import ResultCache
 from ttrace.workflow.engines.torchrun import Torchrun, divide_lots
@@ -94,7 +94,7 @@ def test_what_is_kept_is_of_the_same_traces_and_rules(tmp_path: Path) -> None:
         folder = tmp_path / name
         reference = Trace(folder / "reference")
         candidate = folder / "candidate"
-        relaid = Trace(candidate) if rules is None else Relaid(candidate, Rules.of(rules), reference)
+        relaid = Trace(candidate) if rules is None else RelayoutTrace(candidate, Rules.of(rules), reference)
         return Comparer(reference, Twins(reference, [Trace(folder / "twin-1")]), relaid)
 
     contexts = [

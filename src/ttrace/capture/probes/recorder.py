@@ -12,7 +12,7 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.probes.probe import Visit
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import End, Record, Sketched
+from ttrace.trace.format import End, Record, SketchInfo
 from ttrace.trace.writer import Writer
 from ttrace.values.sketch import compute_sketch
 
@@ -80,11 +80,11 @@ class Recorder:
                 return
             self._seen.add(key)
             if visit.is_made:
-                self._writer.write_made(record)
+                self._writer.write_generated(record)
             else:
                 self._writer.write(record, stored)
 
-    def _stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, Sketched | None]:
+    def _stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, SketchInfo | None]:
         """What is written of a tensor: itself, or its sketch where the plan wants one, and that is less."""
         plan, placed = self._plan, visit.placed
         if visit.is_made:
@@ -96,10 +96,10 @@ class Recorder:
             return local, None  # isolation replays it
         made = compute_sketch(visit.id.name, local, placed.region, plan.num_buckets)
         if plan.role != "reference":
-            return made, Sketched(plan.num_buckets)
+            return made, SketchInfo(plan.num_buckets)
         # For isolation, which generates values like these.
         mean = _mean(local) if visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT) else 0.0
-        return made, Sketched(plan.num_buckets, mean if math.isfinite(mean) else 0.0)
+        return made, SketchInfo(plan.num_buckets, mean if math.isfinite(mean) else 0.0)
 
 
 def _mean(tensor: torch.Tensor) -> float:

@@ -72,7 +72,7 @@ class Reference:
         else:
             count = sum(region.numel for region in pieces)
             mean = sum(region.numel * _sum_of_means(summands) for region, summands in pieces.items()) / count
-            sketches = (_add_up([shard.stored() for shard in summands]) for summands in pieces.values())
+            sketches = (_add_up([shard.read_stored() for shard in summands]) for summands in pieces.values())
             square = float(sum(sketch.square().sum() for sketch in sketches)) / count
         return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
 

@@ -38,7 +38,7 @@ def check(
 
     from ttrace.cli import outcome, screen
     from ttrace.layouts.rules import Rules
-    from ttrace.trace.storage.store import Remote, place
+    from ttrace.trace.storage.store import Remote, parse_place
     from ttrace.workflow import stored
     from ttrace.workflow.engines.select import open_engine
     from ttrace.workflow.lock import hold
@@ -49,7 +49,7 @@ def check(
     strictness = Strictness.load(margin, allow)
     reports = is_reporter(engine)
     console = Console(stderr=json_output, quiet=not reports)
-    folder = place(where)
+    folder = parse_place(where)
     if isinstance(folder, Remote) and engine == "torchrun":  # its partial results lie in the run's own folder
         raise TTraceError("--engine torchrun needs the traces in a folder: copy them from the store, or use another.")
     run = Run(folder if isinstance(folder, Path) else Path())  # for traces in a store, the report is written here

@@ -27,7 +27,7 @@ def find_not_updated(e: Evidence) -> Cause | None:
     if e.comparison.verdict is Verdict.FAIL and e.stats.bb == 0.0:
         return Cause(CauseName.NOT_UPDATED, "the optimizer left this parameter as it was")
     shards = [(piece, shard) for piece in e.candidate.pieces for shard in piece.summands[0]]
-    stale = [shard for _, shard in shards if not bool(shard.stored().any())]
+    stale = [shard for _, shard in shards if not bool(shard.read_stored().any())]
     rest = [pair for pair in shards if pair[1] not in stale]
     if not stale or not rest or e.candidate.pending:
         return None

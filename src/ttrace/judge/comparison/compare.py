@@ -101,7 +101,7 @@ class Comparer:
             before = first.get((again.coord.rank, again.record.microbatch))
             if before is None or tolerance is None or before.record.shape != again.record.shape:
                 return Comparison(tensor_id, Verdict.MISSING, Why(Reason.NO_FIRST_FORWARD))
-            found = compared(before.stored(), again.stored())
+            found = compared(before.read_stored(), again.read_stored())
             parts.append(Part((again.coord.rank,), found.error))
             total = total + found
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
@@ -200,7 +200,7 @@ class Comparer:
         found = []
         for x, y, is_reduced in self._replica_pairs(b):
             allowed = replica_tolerance(tensor_id, tolerance, x.record.dtype, is_reduced=is_reduced)
-            found.append((tolerance.error(compared(x.stored(), y.stored())), allowed))
+            found.append((tolerance.error(compared(x.read_stored(), y.read_stored())), allowed))
         return max(found, key=lambda pair: (pair[0] > pair[1], pair[0]), default=(0.0, tolerance.value))
 
     def _replica_pairs(self, b: Logical) -> Iterator[tuple[Shard, Shard, bool]]:

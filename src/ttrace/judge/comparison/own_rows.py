@@ -55,7 +55,9 @@ def _group_by_rows(piece: Piece, axes: Sequence[str], tolerance: Tolerance) -> P
     for shard in piece.summands[0]:
         groups.setdefault(tuple(shard.coord[axis] for axis in axes), []).append(shard)
     for first, *others in groups.values():
-        if any(tolerance.error(compared(first.stored(), other.stored())) > tolerance.value for other in others):
+        if any(
+            tolerance.error(compared(first.read_stored(), other.read_stored())) > tolerance.value for other in others
+        ):
             return None
     return replace(piece, summands=tuple(tuple(group) for _, group in sorted(groups.items())))
 

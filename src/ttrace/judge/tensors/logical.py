@@ -121,9 +121,9 @@ class Logical:
     def sketched(self, num_buckets: int) -> torch.Tensor:
         """The sketch of the whole: those of all regions and summands add up to it."""
         shards = [replicas[0] for piece in self.pieces for replicas in piece.summands]
-        total = shards[0].sketched(num_buckets)
+        total = shards[0].read_sketch(num_buckets)
         for shard in shards[1:]:
-            total = total + shard.sketched(num_buckets)
+            total = total + shard.read_sketch(num_buckets)
         return total
 
     def tensor(self) -> torch.Tensor:

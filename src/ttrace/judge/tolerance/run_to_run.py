@@ -30,7 +30,7 @@ def is_repeated(candidate: Trace, again: Trace) -> bool:
     pairs = ((candidate.shards[tensor_id], again.shards[tensor_id]) for tensor_id in candidate.shards)
     return all(
         len(first) == len(second)
-        and all(torch.equal(a.stored(), b.stored()) for a, b in zip(first, second, strict=True))
+        and all(torch.equal(a.read_stored(), b.read_stored()) for a, b in zip(first, second, strict=True))
         for first, second in pairs
     )
 

@@ -125,7 +125,7 @@ def _make_id_row(side: str, shards: list[Shard]) -> Row:
 
 def _make_shard_row(side: str, shard: Shard) -> Row:
     record = shard.record
-    norm = float(shard.stored().flatten().double().norm())  # torch has no norm of more than 64 dims
+    norm = float(shard.read_stored().flatten().double().norm())  # torch has no norm of more than 64 dims
     return {
         "id": str(record.id),
         "side": side,

@@ -49,7 +49,7 @@ class Arena:
         return ThreadPoolExecutor(1, "ttrace-writer")  # starts with the first full buffer
 
 
-class Stream:
+class BufferedFile:
     """A file that grows at its end. A write that fails loses what it should have written, and says so in `loss`."""
 
     def __init__(self, path: Path, begin: int, arena: Arena) -> None:

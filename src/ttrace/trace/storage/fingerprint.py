@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint_file(path: Path) -> str:
     """Differs as soon as the file's content does; empty for what cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -15,6 +15,6 @@ def fingerprint(path: Path) -> str:
         return ""
 
 
-def changed(fingerprints: Mapping[str, str]) -> str | None:
+def find_changed_file(fingerprints: Mapping[str, str]) -> str | None:
     """The first file that is no longer what it was."""
-    return next((path for path, old in fingerprints.items() if fingerprint(Path(path)) != old), None)
+    return next((path for path, old in fingerprints.items() if fingerprint_file(Path(path)) != old), None)

@@ -74,6 +74,6 @@ def is_intact(line: str) -> bool:
     return seal is not None and seal[1] == sum_of(line[:-_LINE_LETTERS].encode("utf-8", "surrogatepass"))
 
 
-def without_seal(line: str) -> str:
+def strip_seal(line: str) -> str:
     """The line that was sealed, of one that is intact."""
     return f"{line[:-_LINE_LETTERS]}}}"

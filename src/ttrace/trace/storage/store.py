@@ -58,39 +58,39 @@ class Remote:
 
     def exists(self) -> bool:
         try:
-            self._asked(lambda files, path: files.info(path))
+            self._request(lambda files, path: files.info(path))
         except FileNotFoundError:
             return False
         return True
 
     def read_bytes(self) -> bytes:
-        return self._asked(lambda files, path: bytes(files.cat_file(path)))
+        return self._request(lambda files, path: bytes(files.cat_file(path)))
 
     def read(self, begin: int, end: int) -> bytearray:
         """These bytes, and no others; kept for a while."""
         key = (self.url, begin, end)
-        found = _cache.found(key)
+        found = _cache.find(key)
         if found is None:
-            found = bytearray(self._asked(lambda files, path: files.cat_file(path, start=begin, end=end)))
+            found = bytearray(self._request(lambda files, path: files.cat_file(path, start=begin, end=end)))
             if len(found) < end - begin:
                 raise OSError(f"it ends at {begin + len(found)}, before {end}")
             _cache.keep(key, found)
         return found
 
     def write_text(self, text: str, encoding: str = "utf-8") -> None:
-        self._asked(lambda files, path: files.pipe_file(path, text.encode(encoding)))
+        self._request(lambda files, path: files.pipe_file(path, text.encode(encoding)))
 
     def put(self, file: Path) -> None:
         """The whole file, in parts if it is large; there is no half of it, at no time."""
-        self._asked(lambda files, path: files.put_file(str(file), path))
+        self._request(lambda files, path: files.put_file(str(file), path))
 
     def unlink(self) -> None:
         """If it is there."""
         with suppress(FileNotFoundError):
-            self._asked(lambda files, path: files.rm_file(path))
+            self._request(lambda files, path: files.rm_file(path))
 
-    def _asked(self, request: Callable[[Any, str], Answer]) -> Answer:
-        files, path = _opened(self.url)
+    def _request(self, request: Callable[[Any, str], Answer]) -> Answer:
+        files, path = _open(self.url)
         for tried in range(1, _NUM_TRIES + 1):
             try:
                 return request(files, path)
@@ -107,7 +107,7 @@ Place = Path | Remote
 """Where a trace is."""
 
 
-def place(text: str) -> Place:
+def parse_place(text: str) -> Place:
     """A path, or what a URL names: `s3://bucket/run`, `gs://...`; `file://` is a path."""
     if text.startswith("file://"):
         return Path(text.removeprefix("file://"))
@@ -123,7 +123,7 @@ class _Cache:
         self._held: OrderedDict[tuple[str, int, int], bytearray] = OrderedDict()
         self._lock = threading.Lock()
 
-    def found(self, key: tuple[str, int, int]) -> bytearray | None:
+    def find(self, key: tuple[str, int, int]) -> bytearray | None:
         with self._lock:
             if key in self._held:
                 self._held.move_to_end(key)
@@ -149,13 +149,13 @@ forget = _cache.forget
 """Read everything again: for who knows that a trace was written anew under the same name."""
 
 
-def _opened(url: str) -> tuple[Any, str]:
+def _open(url: str) -> tuple[Any, str]:
     protocol, _, path = url.partition("://")
-    return _files(protocol), path
+    return _filesystem(protocol), path
 
 
 @lru_cache(maxsize=8)
-def _files(protocol: str) -> Any:
+def _filesystem(protocol: str) -> Any:
     try:
         import fsspec
 

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import torch
 
-Sample = tuple[int, bytes, bytes]
+BytesSample = tuple[int, bytes, bytes]
 
 
-class Source:
+class TensorBytes:
     """A tensor to be written. What does not lie in the host's memory in order is copied, `max_bytes` at a time."""
 
     def __init__(self, tensor: torch.Tensor, max_bytes: int) -> None:
@@ -19,37 +19,37 @@ class Source:
         self._max_bytes = max_bytes
         # Most tensors come in one part, and are looked at up to three times.
         is_whole = self.num_bytes <= max_bytes or _is_in_order(tensor)
-        self._tensor = _in_order(tensor) if is_whole else tensor
-        self._whole = memory(self._tensor) if is_whole else None
+        self._tensor = _put_in_order(tensor) if is_whole else tensor
+        self._whole = view_memory(self._tensor) if is_whole else None
 
     def parts(self) -> Iterable[memoryview]:
         """All bytes, row major. Each part is valid until the next one is asked for."""
         return (self._whole,) if self._whole is not None else self._copied_parts()
 
     @cached_property
-    def sample(self) -> Sample:
+    def sample(self) -> BytesSample:
         """What tensors with other bytes rarely share."""
         for first in self.parts():
             return self.num_bytes, bytes(first[:64]), bytes(first[-64:])
         raise AssertionError("every tensor has a part")
 
     def _copied_parts(self) -> Iterator[memoryview]:
-        for part in _parts(self._tensor, self._max_bytes):
-            yield memory(part)
+        for part in _split(self._tensor, self._max_bytes):
+            yield view_memory(part)
             del part  # before the next one is made
 
 
-def _parts(tensor: torch.Tensor, max_bytes: int) -> Iterator[torch.Tensor]:
+def _split(tensor: torch.Tensor, max_bytes: int) -> Iterator[torch.Tensor]:
     if tensor.nbytes <= max_bytes or tensor.numel() == 1:
-        yield _in_order(tensor)
+        yield _put_in_order(tensor)
         return
     # Dims in front of the first that can be halved have size 1, so that halves are in order.
     dim = next(dim for dim, size in enumerate(tensor.shape) if size > 1)
     for half in tensor.split(-(-tensor.shape[dim] // 2), dim):
-        yield from _parts(half, max_bytes)
+        yield from _split(half, max_bytes)
 
 
-def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+def _put_in_order(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if it lies in the host's memory as it is written, else one copy that does."""
     return tensor if _is_in_order(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
@@ -58,7 +58,7 @@ def _is_in_order(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
-def memory(tensor: torch.Tensor) -> memoryview:
+def view_memory(tensor: torch.Tensor) -> memoryview:
     """The tensor's memory, for as long as it lives: no copy, and no numpy, which knows neither bfloat16 nor float8."""
     if tensor.nbytes == 0:
         return memoryview(b"")
