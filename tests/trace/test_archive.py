@@ -150,7 +150,7 @@ def test_damage_is_told(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("change", [archive, restore])
-@pytest.mark.parametrize("moment", ["write_whole", "_say", "unlink"])
+@pytest.mark.parametrize("moment", ["write_whole", "_write_base_name", "unlink"])
 def test_who_is_killed_leaves_a_trace_and_may_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: object, moment: str
 ) -> None:

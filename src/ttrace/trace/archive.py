@@ -1,7 +1,7 @@
-"""This module makes archives: traces that are kept as their difference to the reference, and take a fraction of it.
+"""Archives: traces stored as their difference to the reference, in a fraction of the space.
 
-A rank's `end.json` says whether it is archived, and is replaced in one go: before that its chunks are there, afterwards
-what was packed, and who is killed in between leaves both. An archive is read like any trace, only slower.
+A rank's `end.json` says whether it is archived, and is replaced atomically: before that its chunks are there, after it
+the packed files, and a process that is killed in between leaves both. An archive is read like any trace, only slower.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ttrace.trace.writer import write_whole
 from ttrace.values.checksum import compute_checksum
 
 Done = Callable[[], None]
-"""Is called after every chunk."""
+"""Called after every chunk."""
 
 
 def archive(folder: Path, against: str, done: Done = lambda: None) -> None:
-    """Keep a trace as its difference to the one beside it that is called so."""
+    """Store a trace as its difference to the trace `against` in the same folder."""
     trace, base = Trace(folder), Trace(folder.parent / against)
     for problem in trace.problems():
         raise TraceError(f"only complete traces are archived. {problem}.")
@@ -48,7 +48,7 @@ def archive(folder: Path, against: str, done: Done = lambda: None) -> None:
 
 
 def restore(folder: Path, done: Done = lambda: None) -> None:
-    """Bring the chunks of an archive back, byte for byte."""
+    """Restore the chunks of an archive, byte for byte."""
     for rank in Trace(folder).ranks:
         if rank.packed is not None:
             for number in range(rank.packed.num_chunks):
@@ -88,7 +88,7 @@ def _pack_chunk(rank: RankTrace, base: Trace, number: int) -> tuple[Segment, ...
 
 
 def _find_segments(records: Sequence[Record], size: int) -> Iterator[tuple[int, int, Record | None]]:
-    """A chunk as segments, each with the first record that has it."""
+    """Divide a chunk into segments, each with the first record that has it."""
     first = {(record.begin, record.end): record for record in reversed(records) if record.end > record.begin}
     at = 0
     for (begin, end), record in sorted(first.items(), key=lambda entry: entry[0]):

@@ -1,8 +1,8 @@
-"""This module spells chunks as an archive has them: every tensor as its difference to the reference's, packed.
+"""Packed chunks of an archive: every tensor as its difference to the reference's, compressed.
 
-A chunk is cut into segments: the bytes of a tensor, or what lies between two. Of a tensor, its bits xor those that the
-reference has in the same place are packed, the last byte of every element first, then the one before it: where a run
-differs by rounding alone, most of them are zero.
+A chunk is divided into segments: the bytes of a tensor, or what lies between two. A tensor's bits are combined by xor
+with those that the reference has in the same place, and compressed with the last byte of every element first, then the
+one before it: where a run differs by rounding alone, most of these bytes are zero.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ttrace.values.checksum import compute_checksum
 INDEX = "archive.json"
 
 Base = Callable[[Record], torch.Tensor | None]
-"""What a record is packed against, of its shape and dtype; None: nothing."""
+"""Returns the tensor against which a record is packed, of its shape and dtype; None for nothing."""
 
 
 class Segment(NamedTuple):
@@ -37,9 +37,9 @@ class Segment(NamedTuple):
     at: NonNegativeInt
     num_packed: NonNegativeInt
     checksum: NonNegativeInt
-    """CRC-32C of the bytes themselves: with another reference than they were packed against, others would come out."""
+    """CRC-32C of the unpacked bytes: with another reference than the one used for packing, they would differ."""
     order: NonNegativeInt | None
-    """Of the first record that has these bytes; None if none has."""
+    """The order of the first record that has these bytes; None if none has."""
 
 
 class Index(BaseModel):
@@ -61,11 +61,11 @@ class PackedChunks:
         return len(self._index.chunks)
 
     def read_chunk(self, number: int) -> Iterator[torch.Tensor]:
-        """All segments of a chunk, in order."""
+        """Read all segments of a chunk, in order."""
         return (self._unpack_segment(number, segment) for segment in self._index.chunks[number])
 
     def read_stored(self, record: Record) -> torch.Tensor:
-        """What a record stores."""
+        """Read what a record stores."""
         place = (record.chunk, record.begin, record.end)
         if place not in self._segments:
             raise TraceError(f"{record.id}: {self._folder / INDEX} has nothing where its data should be.")
@@ -116,14 +116,14 @@ def packed_file(number: int) -> str:
 
 
 def pack(data: torch.Tensor, base: torch.Tensor | None) -> bytes:
-    """A tensor's bits as their difference to those of a base, a tensor like it."""
+    """Compress a tensor's bits as their difference to those of a base, a tensor of the same form."""
     planes = _xor(_bits(data), base).view(-1, data.element_size()).t().flip(0).contiguous()
     squeeze = zlib.compressobj(1, wbits=-zlib.MAX_WBITS, strategy=zlib.Z_RLE)
     return squeeze.compress(view_memory(planes)) + squeeze.flush()
 
 
 def unpack(data: bytearray, num_bytes: int, width: int, base: torch.Tensor | None) -> torch.Tensor:
-    """The bytes again, of elements of this width; the base is the one they were packed with."""
+    """Restore the bytes of elements of this width; the base is the one that was used for packing."""
     planes = bytearray(zlib.decompress(data, wbits=-zlib.MAX_WBITS, bufsize=num_bytes))
     if len(planes) != num_bytes:
         raise ValueError(f"there are {len(planes)} of them")
@@ -135,7 +135,7 @@ def _xor(bits: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes, row major."""
+    """View a tensor as its bytes, row major."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The JSON documents of a trace: each is sealed when it is written, and refused when it is not what was written."""
+"""JSON documents of a trace: each is sealed when it is written, and refused if it has changed since."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def parse_manifest(text: str, where: str) -> Manifest:
-    """A rank's manifest. Most ranks have what another one has, but for their number: they share it in memory."""
+    """Parse a rank's manifest. Most manifests differ only in the rank: they share the rest in memory."""
     text = _open(text, where)
     before, *rest = _RANK.split(text, maxsplit=1)
     if len(rest) == 2:
@@ -42,12 +42,12 @@ def parse_end(text: str, where: str) -> End:
 
 
 def seal_model(model: BaseModel) -> str:
-    """A document of a trace as its file has it."""
+    """Return a document of a trace as its file has it."""
     return seal_document(model.model_dump_json(indent=1))
 
 
 def validate(model: type[_Model], text: str, where: str) -> _Model:
-    """What a document says; a TraceError if it is not what was written."""
+    """Parse a document; raise TraceError if it is not what was written."""
     return _validate(model, _open(text, where), where)
 
 

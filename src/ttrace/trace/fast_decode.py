@@ -1,7 +1,7 @@
-"""This module reads the lines of a trace quickly: most differ from others only in their id and in a few numbers.
+"""Quick decoding of a trace's lines: most differ from others only in their id and in a few numbers.
 
-What is left of a line without them, its form, is read by `decode` once, and known from then on. A job of thousands of
-ranks has a million lines, but only some hundred forms of them.
+The rest of a line, its form, is parsed once and then cached. A job of thousands of ranks has a million lines, but only
+a few hundred forms.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LINE = re.compile(
 
 
 class _Form(NamedTuple):
-    """A record of which id, numbers and sketch are not to be read."""
+    """A record whose id, numbers and sketch are placeholders."""
 
     record: Record
     num_bytes: int
 
 
 def decode_quickly(line: str) -> Record:
-    """The same record as `decode` gives, or the same complaint."""
+    """Return the same record as `decode`, or raise the same error."""
     match = _LINE.fullmatch(line)
     if match is None:
         return decode(line)
@@ -70,14 +70,14 @@ def decode_quickly(line: str) -> Record:
 
 @lru_cache(maxsize=1 << 12)
 def _parse_form(before: str, after: str) -> _Form | None:
-    """What these words of a line say; None if they are not all that it says besides its id and numbers."""
+    """Parse the form of a line; None if it holds more than a form."""
     try:
         record = parse_line(
             f'{{"id":"7/7/form/output",{before},"order":1,"mb":2,"at":[3,4,5],"crc":"00000006"{after}}}'
         )
     except TTraceError:
         return None
-    # A key that comes twice would say something else of what is taken from the line itself.
+    # A key that comes twice would replace a placeholder.
     taken = (str(record.id), record.order, record.microbatch, record.chunk, record.begin, record.end, record.crc)
     is_all = (*taken, record.sketch) == ("7/7/form/output", 1, 2, 3, 4, 5, 6, None)
     return _Form(record, record.num_bytes) if is_all and is_fitting(record) else None

@@ -1,6 +1,6 @@
-"""This module fixes the trace format: what stands in a rank's manifest, in a record, and how it is spelled.
+"""The trace format: what a rank's manifest, records and end hold, and how they are written.
 
-`docs/reference/trace-format.md` is the specification; this module is its only spelling in code.
+`docs/reference/trace-format.md` is the specification; this module is its only implementation.
 """
 
 from __future__ import annotations
@@ -76,22 +76,22 @@ class Manifest(BaseModel):
     mesh: str
     seed: int
     launch: str = ""
-    """Another one for each launch, the same on all of its ranks; empty if no launcher wrote the plan."""
+    """A different text for each launch, the same on all its ranks; empty if no launcher wrote the plan."""
     num_microbatches: PositiveInt = 1
     isolated: bool = False
-    """Whether what enters modules was replaced."""
+    """Whether the inputs of modules were replaced."""
     modules: dict[str, ModuleInfo] = {}
     parameters: dict[str, bool] = {}
     """Every parameter this rank owns, and whether it is trained."""
     aliases: dict[str, str] = {}
     opaque: tuple[str, ...] = ()
-    """Compiled modules that were left as they are: nothing inside them was seen."""
+    """Compiled modules that ran compiled: nothing inside them was recorded."""
     passed: tuple[str, ...] = ()
-    """Blocks that an isolated reference did not run: an identical one stands for them."""
+    """Blocks that an isolated reference did not run: an identical block ran in their place."""
     divided: tuple[str, ...] = (ROOT,)
-    """Modules of which each pipeline stage has a part: only the ends see what enters and leaves them."""
+    """Modules of which each pipeline stage has a part: only the end stages see their inputs and outputs."""
     untraced: tuple[Kind, ...] = ()
-    """Kinds that this run has, but not at a moment at which they could be recorded."""
+    """Kinds that this run has, but at no moment when they can be recorded."""
     reduced: tuple[str, ...] = ()
     """Axes over which the framework reduces gradients: along them final gradients are equal, bit for bit."""
     notes: tuple[str, ...] = ()
@@ -103,21 +103,21 @@ class Manifest(BaseModel):
 class End(BaseModel):
     """What is known of a rank after its last record; its presence says that the rank finished."""
 
-    # A factor that is no number is told by whoever reads it (trace/agreement.py), not lost.
+    # A factor that is not finite must survive, so that the reader can refuse it (trace/agreement.py).
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     num_records: int = 0
     records_sum: str = ""
-    """The CRC-32 of all lines, so that one that was cut out or came twice is missed."""
+    """The CRC-32 of all lines, so that a removed or doubled line is noticed."""
     num_steps: int
     launch: str = ""
     """As in the manifest."""
     grad_factor: float = 1.0
-    """What this side's gradient reduction still applies to activation gradients; some learn it only while running."""
+    """The factor that this side's gradient reduction still applies to activation gradients; some know it only late."""
     random: tuple[str, ...] = ()
     """The innermost modules that drew random numbers."""
     splits: dict[str, str] = {}
-    """Axes of which the framework stated how they cut activations, for layouts that are left to be inferred."""
+    """How axes cut activations, as the framework states it, for layouts that are inferred."""
     batch_axes: tuple[str, ...] = ()
     """The axes along which each rank had some rows of the reference's batch."""
     settings: tuple[dict[str, str], ...] = ()
@@ -125,13 +125,13 @@ class End(BaseModel):
     settings_of: dict[str, NonNegativeInt] = {}
     """By parameter, an index into `settings`."""
     forward_buffers: tuple[str, ...] = ()
-    """The buffers that forward passes change; the reference says so."""
+    """The buffers that forward passes change; recorded by the reference."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}
-    """The files that this rank was loaded from, and what they looked like."""
+    """The files that this rank loaded, and their fingerprints."""
     against: str = ""
-    """The trace beside this one to which it is kept as a difference; empty: it is kept as it is."""
+    """The trace in the same folder to which this one is stored as a difference; empty if it is not archived."""
 
     @model_validator(mode="after")
     def _check_settings(self) -> End:
@@ -146,7 +146,7 @@ class SketchInfo:
 
     num_buckets: int
     mean: float = 0.0
-    """Of this shard; kept by the reference only."""
+    """The mean of this shard; recorded by the reference only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +189,12 @@ class Record:
 
     @property
     def is_made(self) -> bool:
-        """Whether there are no bytes, as `values` says them all."""
+        """Whether no bytes are stored, because `values` generates them all."""
         return self.values is not None and self.region is not None and self.begin == self.end
 
 
 class _RegionEntry(BaseModel):
-    """A region as a line spells it."""
+    """A region as a line has it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -204,7 +204,7 @@ class _RegionEntry(BaseModel):
 
 
 class _Line(BaseModel):
-    """A record as a line spells it: the types it must have."""
+    """A record as a line has it: the types of its fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -225,12 +225,12 @@ class _Line(BaseModel):
 
 
 def encode(record: Record) -> str:
-    """A record as one line of JSON."""
+    """Encode a record as one line of JSON."""
     return encode_at(record, record.order, (record.chunk, record.begin, record.end), record.crc)
 
 
 def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) -> str:
-    """The same with other order, place and CRC. Spelled by hand: a step has thousands of lines, and waits for each."""
+    """Encode a record with another order, place and CRC; by hand, as a step waits for thousands of lines."""
     fields = [
         f'"id":{quoted(str(record.id))},{encode_form(record.dtype, record.shape)}',
         f'"region":{_region_text(record.region)}',
@@ -252,12 +252,12 @@ def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) ->
 
 @lru_cache(maxsize=256)  # most tensors of a model share a few shapes
 def encode_form(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """What a line says of a tensor's bytes; a chunk's header says the same."""
+    """Encode dtype and shape, for a line and for a chunk's header."""
     return f'"dtype":"{DTYPE_NAMES[dtype]}","shape":[{",".join(map(str, shape))}]'
 
 
 def decode(line: str) -> Record:
-    """Read one line back; anything a hostile or damaged file may hold ends in a TraceError."""
+    """Decode one line; raise TraceError for anything that a hostile or damaged file may hold."""
     record = parse_line(line)
     if record.end - record.begin != record.num_bytes and not record.is_made:
         raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored_form[0]}.")
@@ -266,7 +266,7 @@ def decode(line: str) -> Record:
 
 
 def parse_line(line: str) -> Record:
-    """What a line says, whether its shape, region and bytes fit each other or not."""
+    """Parse a line, without checking that its shape, region and bytes fit each other."""
     try:
         entry = _Line.model_validate_json(line)
         return Record(

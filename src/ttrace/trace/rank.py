@@ -1,4 +1,4 @@
-"""Reader of what one rank left behind; nothing of it is believed that is not what was written."""
+"""Reader of one rank's trace, which refuses anything that is not what was written."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ttrace.values.checksum import compute_checksum
 from ttrace.values.generate import generate_values
 
 Beside = Callable[[str], Base]
-"""What archives are differences to: the trace of this name, beside the one that the rank is of."""
+"""Opens the trace of this name in the same folder, to which an archive is a difference."""
 _ID = re.compile(r'"id":"([!-~]{1,200}?)"')
 
 
 class RankTrace:
-    """What one rank left behind."""
+    """The trace of one rank."""
 
     def __init__(self, folder: Place, beside: Beside | None = None) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class RankTrace:
         """Every complete record, in order of appearance."""
         path = self.folder / RECORDS
         data = _read_bytes_if_any(path) or b""
-        # What follows the last newline was cut off in mid-write.
+        # The text after the last newline is of a write that was interrupted.
         lines = _decode(data, path).split("\n")[:-1]
         if self.end is None or sum_of(data) != self.end.records_sum:
             self._check_lines(lines)
@@ -78,10 +78,10 @@ class RankTrace:
             )
 
     def read_stored(self, record: Record) -> torch.Tensor:
-        """What a record stores; a TraceError if it is not what was written."""
+        """Read what a record stores; raise TraceError if it is not what was written."""
         tensor = self.read_unverified(record)
         place = (record.chunk, record.begin, record.end)
-        # What is made has no bytes, and what was archived has just been verified.
+        # Generated values have no bytes, and archived ones have just been verified.
         if record.end == record.begin or self.packed is not None or place in self._verified:
             return tensor
         found = compute_checksum(tensor)
@@ -95,7 +95,7 @@ class RankTrace:
         return tensor
 
     def read_unverified(self, record: Record) -> torch.Tensor:
-        """What is in the place of a record's bytes, whether it was written there or not."""
+        """Read what is in the place of a record's bytes, without verifying its checksum."""
         shape, dtype = record.stored_form
         try:
             if record.num_bytes == 0:
@@ -113,17 +113,17 @@ class RankTrace:
             raise TraceError(f"{record.id}: no tensor has shape {shape}.") from None
 
     def generate(self, record: Record) -> torch.Tensor:
-        """The values that a record's tensor had before the first step, wherever its region lies."""
+        """Generate the values that a record's tensor had before the first step, for its region."""
         assert record.region is not None
         assert record.values is not None
-        # Nothing that is made changes from step to step: where there is no memory there are no updates.
+        # Generated values do not change from step to step: where there is no memory there are no updates.
         first = replace(record.id, step=0)
         return generate_values(
             first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed
         )
 
     def release(self, record: Record) -> None:
-        """Give back what a record's bytes take in memory; their file stays mapped."""
+        """Release the memory of a record's bytes; their file stays mapped."""
         begin, end = -(-record.begin // mmap.PAGESIZE) * mmap.PAGESIZE, record.end // mmap.PAGESIZE * mmap.PAGESIZE
         if record.chunk in self._maps and end > begin and hasattr(mmap, "MADV_DONTNEED"):
             self._maps[record.chunk].madvise(mmap.MADV_DONTNEED, begin, end - begin)

@@ -32,7 +32,7 @@ from ttrace.values.sketch import compute_sketch
 Settings = Mapping[str, str]
 """What decides an optimizer's updates, by name."""
 _NUM_ASKING = 32
-"""Ranks of a store that are asked for at a time."""
+"""How many ranks of a store are opened at a time."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Shard:
         return self.record.id
 
     def tensor(self) -> torch.Tensor:
-        """The data, mapped from the file: only what is touched is read. Writing to it changes no file."""
+        """Return the data, mapped from the file: only what is accessed is read. Writing to it changes no file."""
         if self.record.sketch is not None:
             raise SketchError(
                 f"{self.id} was recorded as a sketch, so its values are not known. Record it in full: with --full "
@@ -57,19 +57,19 @@ class Shard:
         return self.read_stored()
 
     def read_stored(self) -> torch.Tensor:
-        """What the trace holds: the data, or their sketch."""
+        """Read what the trace holds: the data, or their sketch."""
         return self.rank.read_stored(self.record)
 
     def terms(self) -> tuple[Term, ...]:
-        """What must be added up to give the data."""
+        """Return the terms whose sum is the data."""
         return ((1.0, self.tensor()),)
 
     def release(self) -> None:
-        """Give back the memory into which the file was mapped, until it is touched again."""
+        """Release the memory into which the file was mapped, until it is accessed again."""
         self.rank.release(self.record)
 
     def read_sketch(self, num_buckets: int) -> torch.Tensor:
-        """The sketch, or that of the data. Of what is called alike, sketches can be added and subtracted."""
+        """Read the sketch, or make it from the data. Sketches of tensors of one name can be added."""
         if self.record.sketch is not None:
             return self.read_stored()
         assert self.record.region is not None
@@ -101,7 +101,7 @@ class UpdateShard(Shard):
         self.rank.release(self.before)
 
     def _before(self) -> torch.Tensor:
-        """The parameter's values where this rank updates them: all that it has, or a run of them."""
+        """Read the parameter's values where this rank updates them: all that it has, or a run of them."""
         region = self.record.region
         if self.before.sketch is None:
             before = self.rank.read_stored(self.before)
@@ -132,7 +132,7 @@ class Trace:
         return Trace, (self.folder,)
 
     def read_base(self, record: Record) -> torch.Tensor | None:
-        """What this trace has where a record of another one lies, in its dtype; zeros where it has nothing."""
+        """Read what this trace has in the region of another trace's record, in its dtype; elsewhere zeros."""
         region = record.region or Region.whole(record.shape)
         held = [(shard, shard.record.region) for shard in self.shards.get(record.id, ()) if shard.record.sketch is None]
         found = [(shard, theirs) for shard, theirs in held if theirs is not None and theirs.shape == region.shape]
@@ -146,11 +146,11 @@ class Trace:
         return result
 
     def num_bytes(self, tensor_id: TensorId) -> int:
-        """What all shards of an id take."""
+        """Return how many bytes all shards of an id take."""
         return sum(shard.record.num_bytes for shard in self.shards.get(tensor_id, ()))
 
     def release(self, tensor_id: TensorId) -> None:
-        """Give back the memory that reading an id took."""
+        """Release the memory that reading an id took."""
         for shard in self.shards.get(tensor_id, ()):
             shard.release()
 
@@ -186,12 +186,12 @@ class Trace:
 
     @property
     def grad_factor(self) -> float:
-        """What the run's reduction still applies to activation gradients; 1 for a trace that never ended."""
+        """The factor that the run's reduction still applies to activation gradients; 1 for an incomplete trace."""
         end = self.ranks[0].end
         return end.grad_factor if end else 1.0
 
     def is_opaque(self, name: str) -> bool:
-        """Whether this module is inside compiled code, on any rank, and could not be seen."""
+        """Whether this module is inside compiled code, on any rank, so that nothing of it was recorded."""
         return any(name != module and is_inside(name, module) for module in self._opaque)
 
     @cached_property
@@ -199,7 +199,7 @@ class Trace:
         return frozenset(module for rank in self.ranks for module in rank.manifest.opaque)
 
     def is_passed(self, tensor_id: TensorId) -> bool:
-        """Whether this is of a block that was not run, or arrived from such a one."""
+        """Whether this belongs to a block that was not run, or comes from such a block."""
         passed = self.manifest.passed
         parent, _, number = tensor_id.name.rpartition(".")
         step = {Kind.INPUT: -1, Kind.GRAD_OUTPUT: 1}.get(tensor_id.kind)
@@ -260,7 +260,7 @@ class Trace:
         )
 
     def owners(self, name: str) -> frozenset[int]:
-        """The ranks whose census has this module or parameter."""
+        """Return the ranks whose census has this module or parameter."""
         found = [ranks for census, ranks in self._censuses if any(name in names for names in census)]
         return found[0] if len(found) == 1 else frozenset().union(*found)
 
@@ -275,17 +275,17 @@ class Trace:
 
     @cached_property
     def identity(self) -> str:
-        """Differs as soon as any tensor does, or what is said of it: an end pins its records, they pin their bytes."""
+        """A text that differs as soon as any tensor or record does: an end seals its records, they seal their bytes."""
         return hashlib.sha256(" ".join(rank.seals for rank in self.ranks).encode()).hexdigest()
 
     def problems(self) -> Iterator[str]:
-        """Everything that makes this trace less than a complete run, in words."""
+        """Yield a sentence for everything that makes this trace less than a complete run."""
         yield from self.gaps()
         for rank in self.ranks:
             yield from rank.end.problems if rank.end else ()
 
     def gaps(self) -> Iterator[str]:
-        """The ranks that left no trace, or did not finish it."""
+        """Yield a sentence for each rank that left no trace, or did not finish it."""
         present = {rank.manifest.rank for rank in self.ranks}
         for missing in sorted(set(range(self.manifest.num_ranks)) - present):
             yield f"{self.folder}: rank {missing} of {self.manifest.num_ranks} left no trace"
@@ -301,7 +301,7 @@ def _notes_at_end(rank: RankTrace) -> tuple[str, ...]:
 
 
 def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
-    """The updates that follow from parameters before and after each step."""
+    """Derive the updates from parameters before and after each step."""
     before = {record.id: record for record in rank.records if record.id.kind is Kind.PARAM}
     for record in rank.records:
         old = before.get(record.id.at(Kind.PARAM)) if record.id.kind is Kind.PARAM_AFTER else None
@@ -314,7 +314,7 @@ def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
 
 
 def _open_ranks(folder: Place) -> Iterable[RankTrace]:
-    """In a store, the first rank says how many there are: what was just written need not be listed yet."""
+    """Open all ranks. In a store, the first rank says how many there are: new objects may not be listed yet."""
 
     @cache
     def open_beside(name: str) -> Base:

@@ -1,7 +1,7 @@
-"""This module reads a trace by other rules than it was recorded with: a wrong annotation needs no new trace.
+"""Reader of a trace with other rules than it was recorded with: a wrong annotation needs no new trace.
 
-What states itself, a DTensor for instance, does so before any rule, here as in a run. What was made for the region that
-it was recorded with, generated values and sketches, cannot be moved to another one.
+A tensor that states its own layout, for instance a DTensor, takes precedence over every rule, here as in a run.
+Generated values and sketches were made for the recorded region, so they cannot move to another one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RelayoutTrace(Trace):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        _ = self.shards  # by now every rule had its chance
+        _ = self.shards  # every rule has been tried by now
         return (*super().notes, *(f"{rule} matched nothing" for rule in self._rules.unused()))
 
     def _relayout(self, shard: Shard) -> Shard:

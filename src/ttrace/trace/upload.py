@@ -1,8 +1,8 @@
-"""This module brings a rank's trace to a store while the step goes on.
+"""Upload of a rank's trace to a store while the step continues.
 
-The writer writes to the local disk as always. Each closed chunk is put into the store in the background and leaves the
-disk; then the records so far are put, which only speak of chunks that are there. The manifest comes first and the end
-last, under names that only this rank writes.
+The writer writes to the local disk as always. Each closed chunk is put into the store in the background and removed
+from the disk; then the records so far are put, which only name chunks that are there. The manifest comes first and the
+end last, under names that only this rank writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_WAITING = 2
 
 
 class Upload:
-    """Of one rank's folder, from `spool` to a store."""
+    """The upload of one rank's folder, from `spool` to a store."""
 
     def __init__(self, folder: Remote) -> None:
         self.folder = folder
@@ -32,25 +32,25 @@ class Upload:
         self.problems: list[str] = []
 
     def begin(self) -> None:
-        """An earlier trace under this name ends here, its end first."""
+        """Remove an earlier trace under this name, its end first, and put the manifest."""
         for name in (END, RECORDS):
             (self.folder / name).unlink()
         (self.folder / MANIFEST).put(self.spool / MANIFEST)
 
     def add(self, chunk: Path) -> None:
-        """A chunk is closed, and its records are written. Waits if too many others still are on the disk."""
+        """Add a chunk that is closed and whose records are written; wait if too many others are still on the disk."""
         records = (self.spool / RECORDS).read_text(encoding="utf-8")
-        self._waiting.append((chunk.name, self._thread.submit(self._bring, chunk, records)))
+        self._waiting.append((chunk.name, self._thread.submit(self._put_chunk, chunk, records)))
         while len(self._waiting) > _MOST_WAITING:
             self._settle()
 
     def settle(self) -> None:
-        """Wait for all of them; what could not be brought is among the problems."""
+        """Wait for all of them; chunks that could not be stored are listed in `problems`."""
         while self._waiting:
             self._settle()
 
     def close(self) -> None:
-        """Records and end follow; then nothing is left here."""
+        """Put the records and the end, and remove the spool."""
         try:
             (self.folder / RECORDS).put(self.spool / RECORDS)
             (self.folder / END).put(self.spool / END)
@@ -58,7 +58,7 @@ class Upload:
             self._thread.shutdown()
             shutil.rmtree(self.spool, ignore_errors=True)
 
-    def _bring(self, chunk: Path, records: str) -> None:
+    def _put_chunk(self, chunk: Path, records: str) -> None:
         try:
             (self.folder / chunk.name).put(chunk)
             (self.folder / RECORDS).write_text(records)
@@ -66,8 +66,8 @@ class Upload:
             chunk.unlink()
 
     def _settle(self) -> None:
-        name, brought = self._waiting.popleft()
+        name, future = self._waiting.popleft()
         try:
-            brought.result()
+            future.result()
         except (OSError, TraceError) as error:
             self.problems.append(f"{self.folder / name} could not be stored, nor the tensors in it: {error}")

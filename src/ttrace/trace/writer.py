@@ -1,9 +1,9 @@
-"""This module writes one rank's trace while the step runs.
+"""Writer of one rank's trace while the step runs.
 
-Order is what makes a killed writer harmless: a tensor's bytes are handed to the kernel before the line that names
-them, so every complete line of records.jsonl speaks of bytes that are there. Bytes go through an arena, and the lines
-that name them wait until it has been written. Chunks become ordinary safetensors files
-when they are closed: room for the header is reserved in front, and the header is filled in last.
+The order of writes makes a killed writer harmless: a tensor's bytes are handed to the kernel before the line that names
+them, so the bytes of every complete line of records.jsonl are there. Bytes go through an arena, and the lines that name
+them wait until it has been written. Chunks become ordinary safetensors files when they are closed: room for the header
+is reserved in front, and the header is filled in last.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ CHUNK_BYTES = 256 << 20
 HEADER_BYTES = 256 << 10
 """Reserved in front of every chunk: the 8 bytes of length and the JSON header, padded with spaces."""
 MAX_BYTES_HELD = 64 << 20
-"""What recording may hold in memory: the arena, and copies of tensors that do not lie in the host's memory in order."""
+"""What recording may hold in memory: the arena, and copies of tensors that are not contiguous in the host's memory."""
 BUFFER_BYTES = 8 << 20
-"""Of each of the arena's two buffers; less if little may be held. Twice as much was not faster."""
+"""The size of each of the arena's two buffers; less if little may be held. Twice as much was not faster."""
 _LEAST_SHARED = 4096
-"""Smaller tensors are written again sooner than they are looked up."""
+"""Writing a smaller tensor again is quicker than looking it up."""
 _FORMAT = '"__metadata__":{"format":"pt"}'
 _LARGEST_PADDING = 128
 """Letters of a padding's entry in the header: what a tensor's becomes if its bytes are lost."""
 
 
 class Writer:
-    """Appends records to the trace of one rank; `close` says that it is complete."""
+    """Appends records to the trace of one rank; `close` completes it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Writer:
         self._upload = Upload(place) if isinstance(place, Remote) else None
         self.folder = place if isinstance(place, Path) else self._upload.spool  # type: ignore[union-attr]
         self.folder.mkdir(parents=True, exist_ok=True)
-        # An earlier trace in this folder ends here, its end first: a killed rerun must not look complete.
+        # Remove an earlier trace in this folder, its end first: a killed rerun must not look complete.
         for old in (self.folder / END, self.folder / RECORDS, self.folder / INDEX, *self.folder.glob("chunk-*")):
             old.unlink(missing_ok=True)
         write_whole(self.folder / MANIFEST, seal_model(manifest))
@@ -97,25 +97,25 @@ class Writer:
     def write(self, record: Record, tensor: torch.Tensor) -> None:
         """Append one tensor; `record` says everything but its order and where its bytes are.
 
-        What cannot be written later on, when the arena is, becomes a problem in the trace's end.
+        If its bytes cannot be written later, when the arena is, that becomes a problem in the trace's end.
         """
         check_region(record)
         if tensor.dtype not in DTYPE_NAMES:
             raise TraceError(
                 f"{record.id}: a trace holds no {tensor.dtype}. Leave this tensor out, or record its parts."
             )
-        assert record.stored_form == (tensor.shape, tensor.dtype), "a record speaks of what is stored"
+        assert record.stored_form == (tensor.shape, tensor.dtype), "a record describes what is stored"
         source = TensorBytes(tensor, self._max_bytes_copied)
         name = quoted(str(record.id))
-        chunk = self._chunk_for(name, source)
-        begin, crc = chunk.place_of(source) or chunk.append(name, source)
+        chunk = self._open_chunk(name, source)
+        begin, crc = chunk.find_place(source) or chunk.append(name, source)
         chunk.waiting.append((record, begin, begin + source.num_bytes, crc))
         self._settle(chunk)
 
     def write_generated(self, record: Record) -> None:
-        """Append a tensor without bytes: a reader makes it from `record.values`."""
+        """Append a tensor without bytes: a reader generates it from `record.values`."""
         check_region(record)
-        assert record.values is not None, "values say what to make"
+        assert record.values is not None, "values say what to generate"
         if self._chunk is not None:
             self._chunk.waiting.append((record, 0, 0, 0))  # its line follows those before it
             self._settle(self._chunk)
@@ -166,7 +166,7 @@ class Writer:
             )
 
     def _flush_at_exit(self) -> None:
-        """For a script that ends without closing. A fork of it has the arena, but not the thread that writes it."""
+        """Flush for a script that ends without closing. A fork has the arena, but not the thread that writes it."""
         if os.getpid() == self._process:
             self.flush()
 
@@ -182,7 +182,7 @@ class Writer:
             try:
                 write_at(self._records.fileno(), self._records_bytes, self._lines)
             except OSError:
-                return  # they are small, and tried again with the next ones; `close` would say so
+                return  # they are small, and written again with the next ones; `close` would raise
             self._records_bytes += len(self._lines)
             self._lines = b""
 
@@ -192,7 +192,7 @@ class Writer:
         self._records_crc = zlib.crc32(line, self._records_crc)
         self._num_records += 1
 
-    def _chunk_for(self, name: str, source: TensorBytes) -> _Chunk:
+    def _open_chunk(self, name: str, source: TensorBytes) -> _Chunk:
         if self._chunk is not None and not self._chunk.has_room(name, source, self._chunk_bytes):
             self._close_chunk()
         if self._chunk is None:
@@ -235,10 +235,10 @@ class _Chunk:
         entries = len(name) + 24 * len(source.shape) + 2 * 128
         return fits and self._header_bytes + entries < HEADER_BYTES
 
-    def place_of(self, source: TensorBytes) -> tuple[int, int] | None:
-        """Where these very bytes stand already, and their CRC: one module's output is often the next one's input.
+    def find_place(self, source: TensorBytes) -> tuple[int, int] | None:
+        """Find where exactly these bytes were written before, and their CRC: an output is often the next input.
 
-        They are compared, as long as they are in the arena. Neither a tensor's address nor its version would prove
+        The bytes are compared, as long as they are in the arena. Neither a tensor's address nor its version would prove
         anything: memory is reused, and collectives change a tensor without counting
         (tests/trace/test_writer.py::test_bytes_that_changed_without_a_new_version_are_written_anew).
         """
@@ -255,12 +255,12 @@ class _Chunk:
         return begin, crc
 
     def append(self, name: str, source: TensorBytes) -> tuple[int, int]:
-        """Take over the bytes and return the place in the file where they begin, and their CRC."""
+        """Append the bytes, and return where they begin in the file, and their CRC."""
         stream = self.stream
         if unaligned := stream.end % 8:
             stream.append(memoryview(bytes(8 - unaligned)))
-        # safetensors allows no holes, so what aligns the next tensor is a tensor too, and so is half a tensor that
-        # could not be copied in full.
+        # safetensors allows no holes, so padding is a tensor too, and so is the part of a tensor that could not be
+        # copied in full.
         if padding := stream.end - HEADER_BYTES - self._size:
             self._enter(_padding(self._size, self._size + padding), padding)
         begin, crc = stream.end, 0
@@ -304,7 +304,7 @@ def _offsets(begin: int, end: int) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Appears at once and complete, or not at all; on disk only after all that the folder had before."""
+    """Write a file that appears complete or not at all, on disk only after all that the folder had before."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)

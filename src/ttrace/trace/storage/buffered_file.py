@@ -1,8 +1,8 @@
-"""This module writes a file front to back through an arena: memory that mirrors the end of the file.
+"""File that is written front to back through an arena: memory that mirrors the end of the file.
 
 The arena is two buffers. While one is filled, a thread writes the other, past the page cache where the file system
-allows it (O_DIRECT): filling pages of the cache takes more CPU time than everything else a writer does. What was
-appended last stays in memory for a while and can be compared there.
+allows it (O_DIRECT): filling pages of the cache takes more CPU time than everything else a writer does. The bytes that
+were appended last stay in memory for a while and can be compared there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from ttrace.values.checksum import compute_checksum_at
 
 ALIGNED = 4096
-"""What direct writes begin at and are multiples of, in the file and in memory."""
+"""The alignment of direct writes, in the file and in memory."""
 _WRITE_BYTES = 256 << 10
 """For one call through the page cache. More at once makes the kernel look for larger pages: up to three times the CPU
 time was measured."""
@@ -31,7 +31,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Arena:
-    """Two buffers and the thread that writes them; made when needed, and of use to one stream at a time."""
+    """Two buffers and the thread that writes them; made when needed, and used by one file at a time."""
 
     def __init__(self, buffer_bytes: int) -> None:
         self.buffer_bytes = max(ALIGNED, buffer_bytes // ALIGNED * ALIGNED)
@@ -50,7 +50,7 @@ class Arena:
 
 
 class BufferedFile:
-    """A file that grows at its end. A write that fails loses what it should have written, and says so in `loss`."""
+    """A file that grows at its end. Bytes of a write that failed are lost, and `loss` tells why."""
 
     def __init__(self, path: Path, begin: int, arena: Arena) -> None:
         assert begin % ALIGNED == 0, "the first direct write would be refused"
@@ -66,9 +66,9 @@ class BufferedFile:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def append(self, part: memoryview, crc: int = 0) -> int:
-        """Take over some bytes; the checksum of what they follow becomes that of both.
+        """Append some bytes; return the checksum of them and those before, whose checksum is `crc`.
 
-        It is that of the copy: a collective may still be changing the tensor.
+        The checksum is of the copy: a collective may still be changing the tensor.
         """
         while part:
             if self.end == self._buffer_end:
@@ -81,11 +81,11 @@ class BufferedFile:
         return crc
 
     def reaches(self, at: int) -> bool:
-        """Whether what is at this place is still in the arena."""
+        """Whether the bytes at this place are still in the arena."""
         return at >= max(self._begin, self._buffer_end - 2 * self._arena.buffer_bytes)
 
     def holds(self, part: memoryview, at: int) -> bool:
-        """Whether these very bytes are at this place, which the arena reaches."""
+        """Whether exactly these bytes are at this place, which must still be in the arena."""
         while part:
             piece = self._piece(at, len(part))
             if _memcmp(_address(piece), _address(part), len(piece)):
@@ -102,7 +102,7 @@ class BufferedFile:
             self.settled = self.end
 
     def loss(self, begin: int, end: int) -> OSError | None:
-        """Why one of these bytes, all of them settled, is not in the file."""
+        """Return why one of these bytes, which must be settled, is not in the file."""
         for start, stop, error in self._losses:
             if begin < stop and start < end:
                 return error
@@ -122,7 +122,7 @@ class BufferedFile:
         return self._arena.buffers[number % 2][start : start + num_bytes]
 
     def _turn(self) -> None:
-        """Have the full buffer written and go on in the other one, once that has been written."""
+        """Write the full buffer in the thread and continue in the other one, once that has been written."""
         self._wait()
         at = self._buffer_end - self._arena.buffer_bytes
         self._writing = self._arena.thread.submit(self._write_directly, at, self._piece(at, self._arena.buffer_bytes))
@@ -158,7 +158,7 @@ class BufferedFile:
 
 
 def _pages(num_bytes: int) -> memoryview:
-    """Anonymous pages: they begin aligned, and take memory once they are touched.
+    """Allocate anonymous pages: they are aligned, and take memory once they are accessed.
 
     Private, as few kernels make shared ones huge: a direct write pins every page, and for small ones that took half of
     its CPU time.
@@ -171,7 +171,7 @@ def _pages(num_bytes: int) -> memoryview:
 
 
 def write_at(file: int, at: int, data: bytes) -> None:
-    """Write at a stated place, so that what an earlier write left half done on a full disk is written over."""
+    """Write at a stated place, which overwrites what an earlier write left unfinished on a full disk."""
     view = memoryview(data)
     while view:
         num_bytes = os.pwrite(file, view[:_WRITE_BYTES], at)

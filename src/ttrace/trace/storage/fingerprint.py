@@ -1,4 +1,4 @@
-"""This module says whether files are what they were."""
+"""Fingerprints of files, which show whether a file has changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def fingerprint_file(path: Path) -> str:
-    """Differs as soon as the file's content does; empty for what cannot be read."""
+    """Return a text that differs as soon as the file's content does; empty for a file that cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError:
@@ -16,5 +16,5 @@ def fingerprint_file(path: Path) -> str:
 
 
 def find_changed_file(fingerprints: Mapping[str, str]) -> str | None:
-    """The first file that is no longer what it was."""
+    """Find the first file that has changed."""
     return next((path for path, old in fingerprints.items() if fingerprint_file(Path(path)) != old), None)

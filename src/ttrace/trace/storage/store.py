@@ -1,7 +1,7 @@
-"""This module is the door to object stores: the few things that a trace needs of a folder, by URL, through fsspec.
+"""Object stores: the few operations of a folder that a trace needs, by URL, through fsspec.
 
-Nothing is renamed, and nothing is listed to find what was just written: objects are put whole and asked for by name.
-Every request is tried again, later and later, before it is given up.
+Nothing is renamed, and nothing is listed to find new objects: objects are put whole and requested by name. A request
+that fails is repeated several times, with growing pauses.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NUM_TRIES = 7
 _FIRST_PAUSE = 0.05
 """Seconds; each further pause is about twice as long."""
 _CACHE_BYTES = 256 << 20
-"""What was read last is kept up to here: the same parameter is asked for as itself, and for its update."""
+"""The size of the cache of bytes: the same parameter is read for itself and for its update."""
 
 
 class Remote:
-    """A folder or an object in a store. What it shares with a `Path` is called the same."""
+    """A folder or an object in a store, with the same method names as a `Path`."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -67,7 +67,7 @@ class Remote:
         return self._request(lambda files, path: bytes(files.cat_file(path)))
 
     def read(self, begin: int, end: int) -> bytearray:
-        """These bytes, and no others; kept for a while."""
+        """Read these bytes, and no others, through a cache."""
         key = (self.url, begin, end)
         found = _cache.find(key)
         if found is None:
@@ -81,11 +81,11 @@ class Remote:
         self._request(lambda files, path: files.pipe_file(path, text.encode(encoding)))
 
     def put(self, file: Path) -> None:
-        """The whole file, in parts if it is large; there is no half of it, at no time."""
+        """Put the whole file, in parts if it is large; the object is never visible in part."""
         self._request(lambda files, path: files.put_file(str(file), path))
 
     def unlink(self) -> None:
-        """If it is there."""
+        """Remove the object, if it is there."""
         with suppress(FileNotFoundError):
             self._request(lambda files, path: files.rm_file(path))
 
@@ -96,7 +96,7 @@ class Remote:
                 return request(files, path)
             except (FileNotFoundError, PermissionError):
                 raise
-            except Exception as error:  # each store has its own way to say that it is busy
+            except Exception as error:  # each store has its own exception for being busy
                 if tried == _NUM_TRIES:
                     raise TraceError(f"{self.url}: the store failed {tried} times, at last with {error!r}.") from error
             time.sleep(_FIRST_PAUSE * 2**tried * random.uniform(0.5, 1.0))
@@ -108,7 +108,7 @@ Place = Path | Remote
 
 
 def parse_place(text: str) -> Place:
-    """A path, or what a URL names: `s3://bucket/run`, `gs://...`; `file://` is a path."""
+    """Parse a path or a URL: `s3://bucket/run`, `gs://...`; `file://` is a path."""
     if text.startswith("file://"):
         return Path(text.removeprefix("file://"))
     return Remote(text) if "://" in text else Path(text)
@@ -146,7 +146,7 @@ class _Cache:
 
 _cache = _Cache(_CACHE_BYTES)
 forget = _cache.forget
-"""Read everything again: for who knows that a trace was written anew under the same name."""
+"""Empty the cache, after a trace was written again under the same name."""
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -159,7 +159,7 @@ def _filesystem(protocol: str) -> Any:
     try:
         import fsspec
 
-        # A listing that is kept would not know what other ranks have written since.
+        # A cached listing would miss what other ranks have written since.
         return fsspec.filesystem(protocol, use_listings_cache=False)
     except (ImportError, ValueError) as error:
         raise TraceError(

@@ -1,4 +1,4 @@
-"""This module gives a tensor's bytes as a trace holds them, without holding many of them itself."""
+"""Bytes of a tensor as a trace holds them, without large copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BytesSample = tuple[int, bytes, bytes]
 
 
 class TensorBytes:
-    """A tensor to be written. What does not lie in the host's memory in order is copied, `max_bytes` at a time."""
+    """A tensor to write. If it is not contiguous in the host's memory it is copied, `max_bytes` at a time."""
 
     def __init__(self, tensor: torch.Tensor, max_bytes: int) -> None:
         self.shape, self.dtype, self.num_bytes = tuple(tensor.shape), tensor.dtype, tensor.nbytes
@@ -23,12 +23,12 @@ class TensorBytes:
         self._whole = view_memory(self._tensor) if is_whole else None
 
     def parts(self) -> Iterable[memoryview]:
-        """All bytes, row major. Each part is valid until the next one is asked for."""
+        """Return all bytes, row major. Each part is valid until the next one is requested."""
         return (self._whole,) if self._whole is not None else self._copied_parts()
 
     @cached_property
     def sample(self) -> BytesSample:
-        """What tensors with other bytes rarely share."""
+        """A few of its bytes, which tensors with other bytes rarely share."""
         for first in self.parts():
             return self.num_bytes, bytes(first[:64]), bytes(first[-64:])
         raise AssertionError("every tensor has a part")
@@ -50,7 +50,7 @@ def _split(tensor: torch.Tensor, max_bytes: int) -> Iterator[torch.Tensor]:
 
 
 def _put_in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if it lies in the host's memory as it is written, else one copy that does."""
+    """Return the tensor if it is contiguous in the host's memory, else a copy that is."""
     return tensor if _is_in_order(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
@@ -59,7 +59,7 @@ def _is_in_order(tensor: torch.Tensor) -> bool:
 
 
 def view_memory(tensor: torch.Tensor) -> memoryview:
-    """The tensor's memory, for as long as it lives: no copy, and no numpy, which knows neither bfloat16 nor float8."""
+    """View the tensor's memory while it lives: without a copy, and without numpy, which has no bfloat16 and float8."""
     if tensor.nbytes == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
