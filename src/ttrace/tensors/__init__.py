@@ -1,1 +1,1 @@
-"""This folder says what a logical tensor is called, and which part of it a rank holds: pure values."""
+"""Names of logical tensors, and the parts of them that ranks hold: pure values."""

@@ -1,4 +1,4 @@
-"""This module decides, by region algebra alone, whether regions tile a logical tensor: no data is touched."""
+"""Coverage of a logical tensor by regions, from region algebra alone, without any data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ttrace.tensors.region import Region
 
 @dataclass(frozen=True)
 class Coverage:
-    """Elements that nobody holds, and elements that different regions hold; exact replicas count once."""
+    """Elements that no region holds, and elements that different regions hold; exact replicas count once."""
 
     num_gap: int
     num_overlap: int
@@ -30,11 +30,11 @@ class Coverage:
 
 TILING = Coverage(0, 0)
 _MANY_RUNS = 4096
-"""Boxes of more are counted one by one: they need not be taken apart."""
+"""Boxes with more runs are counted one by one, without taking them apart."""
 
 
 def measure_coverage(regions: Iterable[Region]) -> Coverage:
-    """How the distinct regions among these cover their logical tensor."""
+    """Measure how the distinct regions among these cover their logical tensor."""
     distinct = list(dict.fromkeys(regions))
     if not distinct:
         raise ValueError("no region to cover anything with")
@@ -54,15 +54,15 @@ def _count(distinct: tuple[Region, ...]) -> Coverage:
         borders[dim] = sorted(marks | {0, size})
     cells = [{mark: i for i, mark in enumerate(marks)} for marks in borders]
     few = [dims for dims in boxes if math.prod(map(len, dims)) <= _MANY_RUNS]
-    holders = _counted([run for dims in few for run in itertools.product(*dims)], cells)
+    holders = _count_runs([run for dims in few for run in itertools.product(*dims)], cells)
     for dims in boxes:
         if math.prod(map(len, dims)) > _MANY_RUNS:
-            _add(holders, dims, cells)
-    return _summary(holders, borders)
+            _add_box(holders, dims, cells)
+    return _summarize(holders, borders)
 
 
-def _counted(runs: list[tuple[tuple[int, int], ...]], cells: list[dict[int, int]]) -> torch.Tensor:
-    """How many of these boxes, of one range per dim, hold each cell: all of them at once, by their corners."""
+def _count_runs(runs: list[tuple[tuple[int, int], ...]], cells: list[dict[int, int]]) -> torch.Tensor:
+    """Count the boxes that hold each cell, for all boxes at once, by their corners; each has one range per dim."""
     counts = torch.zeros([len(marks) for marks in cells], dtype=torch.int32)
     if not cells:
         return counts + len(runs)
@@ -78,7 +78,7 @@ def _counted(runs: list[tuple[tuple[int, int], ...]], cells: list[dict[int, int]
     return counts
 
 
-def _add(holders: torch.Tensor, dims: tuple[tuple[tuple[int, int], ...], ...], cells: list[dict[int, int]]) -> None:
+def _add_box(holders: torch.Tensor, dims: tuple[tuple[tuple[int, int], ...], ...], cells: list[dict[int, int]]) -> None:
     index = []
     for dim, ranges in enumerate(dims):
         index.append(rg.indices(tuple((cells[dim][start], cells[dim][stop]) for start, stop in ranges)))
@@ -87,7 +87,7 @@ def _add(holders: torch.Tensor, dims: tuple[tuple[tuple[int, int], ...], ...], c
         holders[grid] += 1
 
 
-def _summary(holders: torch.Tensor, borders: list[list[int]]) -> Coverage:
+def _summarize(holders: torch.Tensor, borders: list[list[int]]) -> Coverage:
     volume = torch.ones((), dtype=torch.int64)
     for marks in borders:
         volume = volume[..., None] * torch.tensor(marks, dtype=torch.int64).diff()
@@ -95,12 +95,12 @@ def _summary(holders: torch.Tensor, borders: list[list[int]]) -> Coverage:
     return Coverage(
         int((volume * gap).sum()),
         int((volume * overlap).sum()),
-        _first(gap, borders),
-        _first(overlap, borders),
+        _find_first(gap, borders),
+        _find_first(overlap, borders),
     )
 
 
-def _first(mask: torch.Tensor, borders: list[list[int]]) -> tuple[int, ...] | None:
+def _find_first(mask: torch.Tensor, borders: list[list[int]]) -> tuple[int, ...] | None:
     if not bool(mask.any()):
         return None
     cell = int(mask.reshape(-1).to(torch.int8).argmax())

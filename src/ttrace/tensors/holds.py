@@ -1,4 +1,4 @@
-"""This module lets a plain tensor say which rows of its logical tensor it holds, as a DTensor says its placements."""
+"""Tensors that state which rows of their logical tensor they hold, as a DTensor states its placements."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
 @dataclass(frozen=True)
 class HeldIndices:
-    """The indices of one dim that a tensor holds, in its order, and how long that dim is in the logical tensor."""
+    """The indices of one dim that a tensor holds, in its order, and the size of that dim in the logical tensor."""
 
     indices: torch.Tensor
     size: int
     dim: int
 
     def fits(self, local: Shape) -> bool:
-        """Whether a tensor of this shape may hold these indices."""
+        """Return whether a tensor of this shape may hold these indices."""
         return self.dim < len(local) and local[self.dim] == self.indices.numel()
 
     def region(self, local: Shape) -> Region:
-        """What a tensor of this local shape holds; its other dims are whole."""
+        """Return what a tensor of this local shape holds; its other dims are whole."""
         dims = [rg.whole(size) for size in local]
         dims[self.dim] = rg.from_indices(self.indices)
         return Region((*local[: self.dim], self.size, *local[self.dim + 1 :]), tuple(dims))
 
 
 def holds(tensor: _Tensor, indices: torch.Tensor, size: int, dim: int = 0) -> _Tensor:
-    """Say which indices of a logical dim of this size a tensor holds, one for each of its own; return the tensor.
+    """State which indices of a logical dim of this size a tensor holds, one for each of its own; return the tensor.
 
-    For what no layout describes because it depends on the data: tokens that were dispatched to experts, packed samples.
-    Number the elements so that every layout gives them the same numbers (token x top_k + choice), and say so in the
-    reference too, just before the tensor enters a module:
+    Use it where no layout can describe a tensor because it depends on the data: tokens that were dispatched to experts,
+    packed samples. Number the elements so that every layout gives them the same numbers (token x top_k + choice), and
+    state them in the reference too, just before the tensor enters a module:
 
         rows = ttrace.holds(rows, slots, num_tokens * top_k)
         out = self.experts(rows, counts)
 
-    Outputs and gradients of that call with as many rows hold the same ones. Without tracing this costs an attribute.
+    Outputs and gradients of that call with as many rows hold the same indices. Without tracing this sets an attribute.
     """
     where = dim % tensor.ndim if tensor.ndim else 0
     if indices.ndim != 1 or not tensor.ndim or tensor.shape[where] != indices.numel():
@@ -57,6 +57,6 @@ def holds(tensor: _Tensor, indices: torch.Tensor, size: int, dim: int = 0) -> _T
 
 
 def find_held(tensor: torch.Tensor) -> HeldIndices | None:
-    """What a tensor says it holds, if it does."""
+    """Return what a tensor states that it holds; None if it states nothing."""
     held: HeldIndices | None = getattr(tensor, _TAG, None)
     return held

@@ -1,8 +1,8 @@
-"""This module names tensors: the same logical tensor has the same id in every run.
+"""Ids of tensors: the same logical tensor has the same id in every run.
 
 The text form is `step/mb/name[@call]/kind[.slot]`, with `-` for no microbatch and `.` for the model itself:
 `0/2/layers.3.mlp.fc1/output`, `0/-/lm_head.weight/param_grad`, `0/0/./loss`. Characters that would break this form are
-percent-encoded in names and slots, wherever these are written: a module called `a/b` is `a%2Fb`.
+percent-encoded in names and slots wherever they are written: a module called `a/b` is `a%2Fb`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ttrace.errors import TTraceError
 ROOT = "."
 """The name of the model itself, whose own path is empty."""
 MAIN_PARAM = "main_param"
-"""The slot of a parameter as the optimizer keeps and updates it, in more precision than the model's own."""
+"""The slot of a parameter that the optimizer keeps and updates in higher precision than the model does."""
 
 
 class Kind(StrEnum):
-    """What a tensor is to the module or parameter it is named after."""
+    """What a tensor is of the module or parameter that it is named after."""
 
     BATCH = "batch"
     INPUT = "input"
@@ -82,27 +82,27 @@ _PRIMAL = {
 
 
 def is_inside(inner: str, outer: str) -> bool:
-    """Whether a module or parameter is this one, or part of it."""
+    """Return whether a module or parameter is `outer` or inside it."""
     return outer in (ROOT, inner) or inner.startswith(f"{outer}.")
 
 
 def drop_numbers(name: str) -> str:
-    """The name without its numbers: the same for a module in all layers, and for all experts."""
+    """Replace the numbers of a name: a module gets the same name in all layers, and so do all experts."""
     return re.sub(r"\d+", "#", name)
 
 
 def encode_name(text: str) -> str:
-    """A module's own name or a key as names and slots have it: no two texts are encoded alike."""
+    """Encode a module's own name or a key for names and slots; different texts stay different."""
     return _UNSAFE.sub(lambda match: quote(match[0], safe="", errors="surrogatepass"), text)
 
 
 def make_scores_slot(slot: str) -> str:
-    """The slot of the scores by which a decision was made."""
+    """Make the slot of the scores by which a decision was made."""
     return f"{slot}.scores"
 
 
 _UNSAFE = re.compile(r"[/@%\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What has a meaning in ids, or cannot be seen or written: white space, control characters, halves of characters."""
+"""Characters with a meaning in ids, and invisible ones: white space, control characters, halves of characters."""
 _NAME = re.compile(r"[^/@\s]+")
 _TEXT = re.compile(
     r"(?P<step>[0-9]{1,18})/(?P<mb>[0-9]{1,18}|-)/(?P<name>[^/@\s]+)(?:@(?P<call>[0-9]{1,18}))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
@@ -111,7 +111,7 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place in the model that has a tensor: module or parameter name, kind, and slot in a structured value."""
+    """A place of a tensor in the model: name of the module or parameter, kind, and slot in a structured value."""
 
     name: str
     kind: Kind
@@ -130,7 +130,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class TensorId:
-    """A site at a step and a microbatch; `call` counts the calls of one module within one forward."""
+    """A site at a step and a microbatch; `call` counts the calls of one module within one forward pass."""
 
     step: int
     microbatch: int | None
@@ -169,9 +169,9 @@ class TensorId:
 
     @property
     def first(self) -> TensorId:
-        """The id in the first forward, which a recomputed tensor repeats."""
+        """The id in the first forward pass, which a recomputed tensor repeats."""
         return self.at(self.kind.primal) if self.kind.is_recompute else self
 
     def at(self, kind: Kind, slot: str | None = None) -> TensorId:
-        """The id of another kind at the same name, step, microbatch and call."""
+        """Return the id of another kind with the same name, step, microbatch and call."""
         return replace(self, site=Site(self.name, kind, self.site.slot if slot is None else slot))

@@ -1,7 +1,7 @@
-"""This module says where a rank sits: named axes with sizes, in one or more factorisations of the same ranks.
+"""Meshes of ranks: named axes with sizes, in one or more factorisations of the same ranks.
 
-Axes are written slowest first, as a row-major shape: `pp=2 dp=2 tp=4` puts neighbouring ranks on `tp`. A further
-factorisation of the same ranks follows after `|`, as expert parallelism needs: `pp=2 dp=2 tp=4 | pp=2 edp=1 ep=8`.
+Axes are written slowest first, as in a row-major shape: `pp=2 dp=2 tp=4` puts neighbouring ranks on `tp`. Another
+factorisation of the same ranks, which expert parallelism needs, follows after `|`: `pp=2 dp=2 tp=4 | pp=2 edp=1 ep=8`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ttrace.errors import LayoutError
 
 _SIZE = re.compile("[0-9]{1,9}")
 MICROBATCH_AXIS = "mb"
-"""The virtual axis along which microbatches lie, when a layout names it."""
+"""The virtual axis of microbatches, which a layout may name."""
 
 
 @dataclass(frozen=True)
 class Coord(Mapping[str, int]):
-    """Where one rank sits, on every axis of every factorisation."""
+    """The position of one rank on every axis of every factorisation."""
 
     rank: int
     indices: tuple[tuple[str, int], ...]
@@ -57,7 +57,7 @@ class Mesh:
         strides: dict[str, tuple[int, int]] = {}
         for axes in self.factorisations:
             self._check_names(axes)
-            for (axis, size), stride in zip(axes, _strides(axes), strict=True):
+            for (axis, size), stride in zip(axes, _compute_strides(axes), strict=True):
                 if strides.setdefault(axis, (size, stride)) != (size, stride):
                     raise LayoutError(
                         f"mesh {self}: axis {axis} lies differently in two factorisations. "
@@ -75,7 +75,7 @@ class Mesh:
 
     @classmethod
     def of(cls, **sizes: int) -> Mesh:
-        """One factorisation, slowest axis first: `Mesh.of(dp=2, tp=4)`."""
+        """Make a mesh of one factorisation, slowest axis first: `Mesh.of(dp=2, tp=4)`."""
         return cls((tuple(sizes.items()),))
 
     @classmethod
@@ -108,7 +108,7 @@ class Mesh:
             raise LayoutError(f"mesh {self} has ranks 0 to {self.num_ranks - 1}, not {rank}.")
         index: dict[str, int] = {}
         for axes in self.factorisations:
-            for (axis, size), stride in zip(axes, _strides(axes), strict=True):
+            for (axis, size), stride in zip(axes, _compute_strides(axes), strict=True):
                 index[axis] = rank // stride % size
         return Coord(rank, tuple(index.items()))
 
@@ -130,5 +130,5 @@ class Mesh:
             )
 
 
-def _strides(axes: tuple[tuple[str, int], ...]) -> list[int]:
+def _compute_strides(axes: tuple[tuple[str, int], ...]) -> list[int]:
     return [math.prod(size for _, size in axes[i + 1 :]) for i in range(len(axes))]

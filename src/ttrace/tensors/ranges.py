@@ -1,4 +1,4 @@
-"""This module computes with ordered lists of index ranges: the indices of one dim that a rank holds, in its order."""
+"""Ordered lists of index ranges: the indices of one dim that a rank holds, in its order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import torch
 
 Ranges = tuple[tuple[int, int], ...]
-"""Half-open ranges in the order in which the local tensor holds them; neighbours are merged, none is empty."""
+"""Half-open ranges in the order of the local tensor; adjoining ranges are merged, and none is empty."""
 
 
 def whole(size: int) -> Ranges:
@@ -17,7 +17,7 @@ def whole(size: int) -> Ranges:
 
 
 def merge(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same indices in the same order, with empty ranges dropped and adjoining ones joined."""
+    """Drop empty ranges and merge adjoining ones; the indices and their order stay the same."""
     result: list[tuple[int, int]] = []
     for start, stop in ranges:
         if start >= stop:
@@ -34,11 +34,11 @@ def length(ranges: Ranges) -> int:
 
 
 def select(outer: Ranges, inner: Ranges) -> Ranges:
-    """The part of `outer` that `inner` picks, where `inner` counts positions within `outer`."""
+    """Select the part of `outer` at the positions `inner`, which count within `outer`."""
     if len(outer) == 1:
         base = outer[0][0]
         return merge((base + start, base + stop) for start, stop in inner)
-    offsets = _offsets(outer)
+    offsets = _compute_offsets(outer)
     pieces: list[tuple[int, int]] = []
     for start, stop in inner:
         i = bisect_right(offsets, start) - 1
@@ -52,9 +52,9 @@ def select(outer: Ranges, inner: Ranges) -> Ranges:
 
 
 def intersect(a: Ranges, b: Ranges) -> list[tuple[int, int, int]]:
-    """Runs that both hold, as (position in a, position in b, length), in the order of the indices."""
+    """Find the runs that both hold, as (position in a, position in b, length), in the order of the indices."""
     runs = []
-    left, right = _sorted_with_position(a), _sorted_with_position(b)
+    left, right = _sort_positions(a), _sort_positions(b)
     i = j = 0
     while i < len(left) and j < len(right):
         (a0, a1, at), (b0, b1, bt) = left[i], right[j]
@@ -69,34 +69,34 @@ def intersect(a: Ranges, b: Ranges) -> list[tuple[int, int, int]]:
 
 
 def intersect_positions(a: Ranges, b: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
-    """The positions in a and in b of the indices that both hold, in the order of the indices: for lists of many."""
+    """Find the positions in a and in b of the indices that both hold, in the order of the indices; for many ranges."""
     left, at = indices(a).sort()
     right, bt = indices(b).sort()
     if not right.numel():
         return at[:0], bt
-    found = torch.searchsorted(right, left).clamp_max(right.numel() - 1)
-    shared = right[found] == left
-    return at[shared], bt[found[shared]]
+    nearest = torch.searchsorted(right, left).clamp_max(right.numel() - 1)
+    shared = right[nearest] == left
+    return at[shared], bt[nearest[shared]]
 
 
 def positions(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
-    """Each range as (start, stop, position of its first index in the local tensor)."""
-    return ((start, stop, at) for (start, stop), at in zip(ranges, _offsets(ranges), strict=False))
+    """Return each range as (start, stop, position of its first index in the local tensor)."""
+    return ((start, stop, at) for (start, stop), at in zip(ranges, _compute_offsets(ranges), strict=False))
 
 
 def indices(ranges: Ranges) -> torch.Tensor:
-    """All indices in order, as int64."""
+    """Return all indices in order, as int64."""
     if len(ranges) == 1:
         return torch.arange(*ranges[0])
     starts, stops = torch.tensor(ranges, dtype=torch.int64).view(-1, 2).unbind(1)
     lengths = stops - starts
-    # Each index is its place in the whole list, moved to where its range starts.
+    # Each index is its position in the whole list, shifted to where its range starts.
     moved = starts - (lengths.cumsum(0) - lengths)
     return torch.arange(int(lengths.sum())) + moved.repeat_interleave(lengths)
 
 
 def from_indices(index: torch.Tensor) -> Ranges:
-    """The ranges that list these indices in this order."""
+    """Return the ranges that list these indices in this order."""
     if index.numel() == 0:
         return ()
     cuts = (torch.nonzero(index.diff() != 1).flatten() + 1).tolist()
@@ -105,9 +105,9 @@ def from_indices(index: torch.Tensor) -> Ranges:
     return tuple((values[i], values[j - 1] + 1) for i, j in pairwise(bounds))
 
 
-def _offsets(ranges: Ranges) -> list[int]:
+def _compute_offsets(ranges: Ranges) -> list[int]:
     return list(accumulate((stop - start for start, stop in ranges), initial=0))
 
 
-def _sorted_with_position(ranges: Ranges) -> list[tuple[int, int, int]]:
+def _sort_positions(ranges: Ranges) -> list[tuple[int, int, int]]:
     return sorted(positions(ranges))

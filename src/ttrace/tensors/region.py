@@ -1,8 +1,8 @@
-"""This module says which part of a logical tensor a rank's tensor holds.
+"""Regions: which part of a logical tensor a rank's tensor holds.
 
 A region is, per dim, an ordered list of ranges. A flat shard (a sharded optimizer's) is a list of ranges of the
-flattened box. Slicing is `region.take(full)`, joining is `region.put(local, full)`, and nothing here knows what
-tensor, context or expert parallelism are.
+flattened box. `region.take(full)` slices, `region.put(local, full)` joins. Nothing here depends on tensor, context or
+expert parallelism.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ttrace.tensors.ranges import Ranges
 
 Shape = tuple[int, ...]
 _MANY_RUNS = 64
-"""From this many runs on, elements are gathered by index instead of run by run."""
+"""Where there are more runs, elements are gathered by index instead of run by run."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Region:
 
     @classmethod
     def flat_of(cls, shape: Shape, flat: Ranges) -> Region:
-        """Ranges of the flattened logical tensor."""
+        """Make a region of ranges of the flattened logical tensor."""
         return cls(shape, cls.whole(shape).dims, rg.merge(flat))
 
     @cached_property
@@ -65,17 +65,17 @@ class Region:
 
     @cached_property
     def _hash(self) -> int:
-        # Of integers alone: what is pickled with a region must be its hash in another process too.
+        # Only integers: a pickled hash must be right in another process too.
         return hash((self.shape, self.dims, self.flat or ()))
 
     def __str__(self) -> str:
         if self.is_whole:
             return "whole"
-        box = ", ".join(_ranges_text(ranges) for ranges in self.dims)
-        return f"[{box}]" if self.flat is None else f"[{box}] flat {_ranges_text(self.flat)}"
+        box = ", ".join(_format_ranges(ranges) for ranges in self.dims)
+        return f"[{box}]" if self.flat is None else f"[{box}] flat {_format_ranges(self.flat)}"
 
     def take(self, full: torch.Tensor) -> torch.Tensor:
-        """This region's part of the logical tensor: a view where the region is one box."""
+        """Return this region's part of the logical tensor: a view where the region is one box."""
         box = full
         for dim, ranges in enumerate(self.dims):
             box = _pick(box, dim, ranges)
@@ -87,22 +87,22 @@ class Region:
             theirs.assign(full, ours.of(local))
 
     def within(self, outer: Region) -> Region:
-        """This region of what `outer` holds, as a region of what `outer` is part of; neither is flat."""
+        """Return this region of what `outer` holds as a region of `outer`'s own logical tensor; neither is flat."""
         assert self.flat is outer.flat is None
         assert self.shape == outer.local_shape
         return Region(outer.shape, tuple(rg.select(a, b) for a, b in zip(outer.dims, self.dims, strict=True)))
 
     def overlaps(self, other: Region) -> Sequence[tuple[Part, Part]]:
-        """The elements both hold, as pairs of equally shaped parts of the two local tensors."""
+        """Return the elements that both hold, as pairs of equally shaped parts of the two local tensors."""
         return _overlaps(self, other)
 
     def boxes(self) -> list[Box]:
-        """This region as boxes of the logical tensor: one, or several for a flat shard."""
+        """Return this region as boxes of the logical tensor: one, or several for a flat shard."""
         if self.flat is None:
             return [Box(self.dims, None, self.box_shape)]
         boxes, at = [], 0
         for start, stop in self.flat:
-            for corner, extent in _boxes_of_run(start, stop, self.box_shape):
+            for corner, extent in _cut_run(start, stop, self.box_shape):
                 dims = tuple(
                     rg.select(ranges, ((first, first + size),))
                     for ranges, first, size in zip(self.dims, corner, extent, strict=True)
@@ -112,7 +112,7 @@ class Region:
         return boxes
 
     def linear(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row-major global indices of the local elements, as `rows[:, None] + columns`."""
+        """Return the row-major global indices of the local elements, as `rows[:, None] + columns`."""
         if self.flat is not None:
             rows, columns = Region(self.shape, self.dims).linear()
             index = rg.indices(self.flat)
@@ -121,7 +121,7 @@ class Region:
         strides = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
         columns = torch.zeros(1, dtype=torch.int64)
         dims = list(zip(self.dims, strides, strict=True))
-        # Trailing dims become columns until they are long enough to make whole rows worth generating at once.
+        # Trailing dims become columns until rows are long enough to be worth generating as a whole.
         while dims and columns.numel() < 4096:
             ranges, stride = dims.pop()
             columns = ((rg.indices(ranges) * stride)[:, None] + columns).reshape(-1)
@@ -152,7 +152,7 @@ class Part:
         return local.view(-1)[start : start + math.prod(shape)].view(shape)
 
     def global_index(self, index: Shape) -> Shape:
-        """Where the element at this index of the part lies in the logical tensor."""
+        """Return the index in the logical tensor of the element at this index of the part."""
         result = []
         for ranges, cut, i in zip(self.box.dims, self.cut, index, strict=True):
             at = cut.start + i if isinstance(cut, slice) else int(cut.flatten()[i])
@@ -162,7 +162,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Box:
-    """A box of the logical tensor and where it starts in the flattened local tensor (None: it is the tensor)."""
+    """A box of the logical tensor, and its offset in the flattened local tensor (None: it is all of that tensor)."""
 
     dims: tuple[Ranges, ...]
     offset: int | None
@@ -171,20 +171,20 @@ class Box:
 
 @lru_cache(maxsize=64)  # most tensors of a model are cut in a few ways
 def _overlaps(one: Region, other: Region) -> Sequence[tuple[Part, Part]]:
-    found: list[tuple[Part, Part]] = []
+    overlaps: list[tuple[Part, Part]] = []
     for a, b in itertools.product(one.boxes(), other.boxes()):
         if max((len(ranges) for box in (a, b) for ranges in box.dims), default=0) > _MANY_RUNS:
-            found += _gathered_parts(a, b)
+            overlaps += _gather_parts(a, b)
             continue
         runs = [rg.intersect(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
         if all(runs):
-            found += _parts(a, b, runs)
-    return tuple(found)
+            overlaps += _pair_parts(a, b, runs)
+    return tuple(overlaps)
 
 
-def _parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[tuple[Part, Part]]:
+def _pair_parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[tuple[Part, Part]]:
     if math.prod(len(dim) for dim in runs) > _MANY_RUNS:
-        yield from _gathered_parts(a, b)
+        yield from _gather_parts(a, b)
         return
     for combination in itertools.product(*runs):
         yield (
@@ -193,20 +193,20 @@ def _parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[t
         )
 
 
-def _gathered_parts(a: Box, b: Box) -> Iterator[tuple[Part, Part]]:
-    """All common elements at once, by index: dispatched tokens have as many runs as tokens."""
+def _gather_parts(a: Box, b: Box) -> Iterator[tuple[Part, Part]]:
+    """Pair all common elements at once, by index: dispatched tokens have as many runs as tokens."""
     shared = [rg.intersect_positions(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
     if all(at.numel() for at, _ in shared):
-        yield _gathered(a, [at for at, _ in shared]), _gathered(b, [bt for _, bt in shared])
+        yield _make_gathered(a, [at for at, _ in shared]), _make_gathered(b, [bt for _, bt in shared])
 
 
-def _gathered(box: Box, positions: list[torch.Tensor]) -> Part:
+def _make_gathered(box: Box, positions: list[torch.Tensor]) -> Part:
     num_dims = len(positions)
     grid = (index.view(*(-1 if d == dim else 1 for d in range(num_dims))) for dim, index in enumerate(positions))
     return Part(box, tuple(grid))
 
 
-def _ranges_text(ranges: Ranges) -> str:
+def _format_ranges(ranges: Ranges) -> str:
     shown = "+".join(f"{start}:{stop}" for start, stop in ranges[:3])
     return f"{shown}+..." if len(ranges) > 3 else shown or "none"
 
@@ -220,7 +220,7 @@ def _pick(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:
     return tensor.index_select(dim, rg.indices(ranges).to(tensor.device))
 
 
-def _boxes_of_run(start: int, stop: int, shape: Shape) -> Iterator[tuple[Shape, Shape]]:
+def _cut_run(start: int, stop: int, shape: Shape) -> Iterator[tuple[Shape, Shape]]:
     """Cut one run of a flattened box into boxes (corner, extent), in order; at most two per dim but one."""
     if start >= stop:
         return
@@ -230,14 +230,14 @@ def _boxes_of_run(start: int, stop: int, shape: Shape) -> Iterator[tuple[Shape, 
     row = math.prod(shape[1:])
     first, last = start // row, (stop - 1) // row
     if first == last:
-        for corner, extent in _boxes_of_run(start - first * row, stop - first * row, shape[1:]):
+        for corner, extent in _cut_run(start - first * row, stop - first * row, shape[1:]):
             yield (first, *corner), (1, *extent)
         return
     if start % row:
-        yield from _boxes_of_run(start, (first + 1) * row, shape)
+        yield from _cut_run(start, (first + 1) * row, shape)
         first += 1
     full_rows = stop // row - first
     if full_rows:
         yield (first, *(0 for _ in shape[1:])), (full_rows, *shape[1:])
     if stop % row:
-        yield from _boxes_of_run(stop // row * row, stop, shape)
+        yield from _cut_run(stop // row * row, stop, shape)

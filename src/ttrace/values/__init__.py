@@ -1,1 +1,1 @@
-"""This folder holds numbers: made from a name, measured in one pass."""
+"""Values of tensors: generated from a name, measured in one pass."""

@@ -1,4 +1,4 @@
-"""This module cuts a box into pieces of bounded size, so that working on a tensor takes no second tensor's memory."""
+"""Chunks of bounded size, so that work on a tensor does not need the memory of a second one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region
 
 CHUNK = 1 << 18
-"""Elements worked on at a time: the temporaries of one chunk stay in cache and far below any shard."""
+"""Elements in a chunk: its temporaries fit into the cache, and are far smaller than a shard."""
 
 Bounds = tuple[tuple[int, int], ...]
+"""The first index and the end of a chunk, per dim."""
 
 
 def cut_chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Bounds]:
-    """One range per dim and piece. Each piece is a run of the row-major order, and they come in that order."""
+    """Yield chunks, each as one range per dim. Each is a run in row-major order, and they come in that order."""
     if not shape:
         yield ()
     if not shape or not math.prod(shape):
         return
-    # The first dim whose rows fit is cut into runs of rows; the dims in front of it are walked one by one.
+    # The first dim whose rows fit is cut into runs of rows; of the dims before it, each index is visited.
     dim = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= size)
     inner = tuple((0, n) for n in shape[dim + 1 :])
     rows = size // math.prod(shape[dim + 1 :])
@@ -34,9 +35,9 @@ def cut_chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Bounds]:
 
 
 def cut_region(region: Region, local: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
-    """The region as small boxes, each with its part of the local tensor, in the order in which that holds them.
+    """Yield the region as small boxes, each with its part of the local tensor, in the order of that tensor.
 
-    Even the indices of a whole shard would take more memory than the shard
+    The indices of a whole shard alone would take more memory than the shard
     (tests/values/test_generate.py::test_making_a_shard_takes_hardly_more_memory_than_the_shard).
     """
     for box in region.boxes():

@@ -1,9 +1,9 @@
-"""This module makes any region of a logical tensor from its name alone.
+"""Generated values: any region of a logical tensor, from its name alone.
 
 Every element is a function of (seed, name, its row-major index in the logical tensor), so a rank makes its own shard
 with no communication and no full copy, and every sharding gives the same bits on every device. Arithmetic is exact
-integer arithmetic up to one float32 multiply and one add. Kernels make what is normal or signed, torch the rest, and
-everything on accelerators: the same bits.
+integer arithmetic up to one float32 multiply and one add. The kernels make normal and signed values; torch makes all
+others, and everything on accelerators. Both make the same bits.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Integers:
         # Bits 16 to 47 choose the value, bits 0 to 15 and 48 to 63 (Mask) whether it stays.
         value = (((words >> 16) & 0xFFFFFFFF) * (self.high - self.low) >> 32) + self.low
         if self.keep < 1.0:
-            value = torch.where(_kept(words, self.keep), value, self.hole)
+            value = torch.where(_is_kept(words, self.keep), value, self.hole)
         return value
 
 
@@ -79,8 +79,8 @@ class Integers:
 class Rows:
     """Rows of a table of `num_rows`, as token ids are; a share `1 - keep` is `hole` instead.
 
-    Every fourth, in turn, is the first or last row of a part of the table, as 1, 2, 4, 8 and 16 ranks would cut it: of
-    a large vocabulary, few batches would have these by chance, and that is where lookups of shards go wrong.
+    Every fourth value is the first or last row of a part of the table, as 1, 2, 4, 8 and 16 ranks would cut it. These
+    rows are where lookups in shards go wrong, and few batches would have them by chance if the vocabulary is large.
     """
 
     num_rows: int
@@ -89,9 +89,9 @@ class Rows:
 
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:
         value = Integers(0, self.num_rows).draw(words, index, numel, stream)
-        edges = torch.tensor(_edges(self.num_rows), device=words.device)
+        edges = torch.tensor(_list_edges(self.num_rows), device=words.device)
         value = torch.where(index % _EDGE_EVERY == 0, edges[index // _EDGE_EVERY % len(edges)], value)
-        return torch.where(_kept(words, self.keep), value, self.hole) if self.keep < 1.0 else value
+        return torch.where(_is_kept(words, self.keep), value, self.hole) if self.keep < 1.0 else value
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Mask:
     keep: float = 0.5
 
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
-        return _kept(words, self.keep)
+        return _is_kept(words, self.keep)
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class Permutation:
 
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         half = max((max(numel - 1, 1).bit_length() + 1) // 2, 1)
-        value = _feistel(index, half, stream)
+        value = _encrypt(index, half, stream)
         while (outside := torch.nonzero(value >= numel).view(-1)).numel():
-            value[outside] = _feistel(value[outside], half, stream)
+            value[outside] = _encrypt(value[outside], half, stream)
         return value
 
 
@@ -126,34 +126,34 @@ def generate_values(
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """This region of the logical tensor called `name`: the same bits whatever the region is part of.
+    """Generate this region of the logical tensor called `name`: an element has the same bits in every region.
 
-    `out`, contiguous, spares fresh memory: pages that are touched for the first time cost as much as their values.
+    A contiguous `out` saves new memory: touching a page for the first time costs as much as generating its values.
     """
     if out is None:
         out = torch.empty(region.local_shape, dtype=dtype, device=device)
     stream = WordStream.of(name, seed)
-    found = choose_kernels() if out.device.type == "cpu" else None
-    recipe = _recipe(distribution)
-    if found is None or recipe is None:
-        _fill(out, region, stream, distribution)
+    library = choose_kernels() if out.device.type == "cpu" else None
+    recipe = _make_recipe(distribution)
+    if library is None or recipe is None:
+        _fill_with_torch(out, region, stream, distribution)
     elif dtype in FILL_DTYPES:
-        fill(found, out, region, stream, recipe)
+        fill(library, out, region, stream, recipe)
     else:
         for chunk, part in cut_region(region, out):
-            part.copy_(fill(found, torch.empty(chunk.local_shape), chunk, stream, recipe))
+            part.copy_(fill(library, torch.empty(chunk.local_shape), chunk, stream, recipe))
     return out
 
 
-def _recipe(distribution: Distribution) -> Recipe | None:
-    """How kernels make these values, if they do."""
+def _make_recipe(distribution: Distribution) -> Recipe | None:
+    """Describe how kernels make these values; None if they cannot."""
     if isinstance(distribution, Normal):
         return Recipe(NORMAL, distribution.std / _LANE_STD, distribution.mean)
     return Recipe(SIGNED, distribution.size / (1 << 24)) if isinstance(distribution, Signed) else None
 
 
-def _fill(out: torch.Tensor, region: Region, stream: WordStream, distribution: Distribution) -> None:
-    """With torch, on any device."""
+def _fill_with_torch(out: torch.Tensor, region: Region, stream: WordStream, distribution: Distribution) -> None:
+    """Fill with torch, on any device."""
     numel = Region.whole(region.shape).numel
     for chunk, part in cut_region(region, out):
         rows, columns = (index.to(out.device) for index in chunk.linear())
@@ -162,22 +162,22 @@ def _fill(out: torch.Tensor, region: Region, stream: WordStream, distribution: D
         part.copy_(drawn.view(part.shape))
 
 
-def _kept(words: torch.Tensor, keep: float) -> torch.Tensor:
+def _is_kept(words: torch.Tensor, keep: float) -> torch.Tensor:
     chance = (words & 0xFFFF) << 16 | ((words >> 48) & 0xFFFF)
     return chance < round(keep * (1 << 32))
 
 
-def _edges(num_rows: int) -> list[int]:
-    """The first and last rows of the parts of a table, those of few parts first; parts are equal but for the last."""
-    found = []
+def _list_edges(num_rows: int) -> list[int]:
+    """List the first and last rows of a table's parts, few parts first; all parts but the last are equal."""
+    rows = []
     for num_parts in (1, 2, 4, 8, 16):
         size = -(-num_rows // num_parts)
         starts = range(0, num_rows, size)
-        found += [*starts, *(min(start + size, num_rows) - 1 for start in starts)]
-    return list(dict.fromkeys(found))
+        rows += [*starts, *(min(start + size, num_rows) - 1 for start in starts)]
+    return list(dict.fromkeys(rows))
 
 
-def _feistel(value: torch.Tensor, half: int, stream: WordStream) -> torch.Tensor:
+def _encrypt(value: torch.Tensor, half: int, stream: WordStream) -> torch.Tensor:
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
     for turn in range(4):

@@ -1,13 +1,13 @@
-"""This module sums a tensor up in k numbers from which norms and differences can be told, to 1 / sqrt(2 k).
+"""Sketches: k sums of a tensor's elements, from which norms and differences are estimated to 1 / sqrt(2 k).
 
 Element i of the logical tensor is added, with a random sign, to bucket (i + turn) mod k, where each block of k elements
 has a random turn. Signs and turns depend on the tensor's name and on i alone, so the sketches of shards, and of
-summands, add up to the sketch of the whole, and sketches of two runs can be subtracted. Without the turns an error in
-one column of a matrix would fall into one bucket and be told wrong by half.
+summands, add up to the sketch of the whole, and sketches of two runs can be subtracted. Without the turns, an error in
+one column of a matrix would be in one bucket only, and its estimate would be wrong by half.
 
-Sums are float64: those of float32 would drown the difference of two float32 tensors in rounding of their own. Sums of
-16-bit and 8-bit numbers come out exact, unless their sizes are very far apart, so equal tensors have equal sketches
-however they are cut; those of float32 numbers agree to about 1e-15 of the tensor's norm.
+Sums are float64: the rounding of float32 sums would be larger than the difference of two float32 tensors. Sums of
+16-bit and 8-bit numbers are exact unless their sizes are very far apart, so equal tensors have equal sketches however
+they are cut. Sums of float32 numbers agree to about 1e-15 of the tensor's norm.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from ttrace.values.kernels.runs import compute_sums
 from ttrace.values.words import WordStream
 
 NUM_BUCKETS = 1024
-"""The usual k: differences are told to 2.2%."""
+"""The default k, which estimates differences to 2.2%."""
 _WORD = 64
-"""Signs that come from one random word."""
+"""How many signs one random word gives."""
 _TURNS = 1 << 62
-"""Words from here on are turns, those before it signs."""
+"""Words from this index on are turns; those before it are signs."""
 
 
 def compute_sketch(name: str | TensorId, local: torch.Tensor, region: Region, k: int = NUM_BUCKETS) -> torch.Tensor:
-    """The k sums, in float64 and on the tensor's device, of a region of the logical tensor called `name`.
+    """Compute the k sums of a region of the logical tensor called `name`, in float64 and on the tensor's device.
 
-    A number that is not finite makes its bucket so.
+    An element that is not finite makes its bucket not finite.
     """
     if k < 1 or k % _WORD:
         raise ValueError(f"a sketch has a multiple of {_WORD} buckets, not {k}")
     if tuple(local.shape) != region.local_shape:
         raise ValueError(f"a tensor of shape {tuple(local.shape)} does not hold a region of {region.local_shape}")
     stream = WordStream.of(name)
-    found = choose_kernels() if is_readable(local) else None
-    if found is None:
-        return _torch_sums(local, region, stream, k)
+    library = choose_kernels() if is_readable(local) else None
+    if library is None:
+        return _compute_with_torch(local, region, stream, k)
     has_gaps = region.flat is not None or (local.dim() and local.stride(-1) != 1)
-    return compute_sums(found, local.contiguous() if has_gaps else local, region, stream, k)
+    return compute_sums(library, local.contiguous() if has_gaps else local, region, stream, k)
 
 
 def estimate_uncertainty(k: int) -> float:
-    """The standard deviation of a norm told by a sketch, relative to the norm."""
+    """Return the standard deviation of a norm that a sketch estimates, relative to the norm."""
     return 1 / math.sqrt(2 * k)
 
 
-def _torch_sums(local: torch.Tensor, region: Region, stream: WordStream, k: int) -> torch.Tensor:
+def _compute_with_torch(local: torch.Tensor, region: Region, stream: WordStream, k: int) -> torch.Tensor:
     total = torch.zeros(k, dtype=torch.float64, device=local.device)
     for chunk, part in cut_region(region, local):
         rows, columns = (index.to(local.device) for index in chunk.linear())

@@ -1,4 +1,4 @@
-"""This module measures how two tensors differ, in one pass of sums that add up over shards.
+"""Difference of two tensors, measured in one pass as sums that add up over shards.
 
 Totals are kept in float64 whatever the dtype: float32 sums are off by a percent at 10^8 elements and overflow at 1e30.
 The C kernels measure tensors in memory, strided ones where they lie; torch measures the rest, chunk by chunk.
@@ -36,7 +36,7 @@ class Stats:
     inf_b: int = 0
 
     def __add__(self, other: Stats) -> Stats:
-        """Both together; `max_at` is that of the larger difference, so give both the same coordinates first."""
+        """Add two parts; `max_at` is that of the larger difference, so both must use the same coordinates."""
         if not (self.count and other.count):  # most sums are of one part
             return self if self.count else other
         larger = other if other.max_diff > self.max_diff else self
@@ -54,7 +54,7 @@ class Stats:
 
     @property
     def scale(self) -> float:
-        """<a, b> / <a, a>: the factor by which b is a, as far as it is one."""
+        """<a, b> / <a, a>: the factor f for which f * a is closest to b."""
         return self.ab / self.aa if self.aa else math.nan
 
     @property
@@ -76,62 +76,62 @@ _SUMS = ("count", "aa", "bb", "dd", "ab", "nan_a", "inf_a", "nan_b", "inf_b")
 def measure_difference(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, num_threads: int = 1) -> Stats:
     """Measure b x factor against a; `max_at` is an index into a, of one of its largest differences."""
     if num_threads > 1 and a.numel() >= _WORTH_A_THREAD and a.shape == b.shape:
-        return _in_threads(a, b, factor, num_threads)
+        return _measure_in_threads(a, b, factor, num_threads)
     return measure_sums([(1.0, a)], [(factor, b)])
 
 
 def measure_sums(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
-    """Measure one sum of tensors against another; neither is ever in memory as a whole."""
+    """Measure one sum of tensors against another; neither sum is ever in memory as a whole."""
     (_, first), *others = (*xs, *ys)
     for _, other in others:
         if other.shape != first.shape:
             raise ValueError(f"cannot compare shapes {tuple(first.shape)} and {tuple(other.shape)}")
-    found = choose_kernels() if all(is_readable(tensor) for _, tensor in (*xs, *ys)) else None
-    return _torch_stats(xs, ys) if found is None else _kernel_stats(found, xs, ys)
+    library = choose_kernels() if all(is_readable(tensor) for _, tensor in (*xs, *ys)) else None
+    return _measure_with_torch(xs, ys) if library is None else _measure_with_kernels(library, xs, ys)
 
 
 _WORTH_A_THREAD = 1 << 20
 
 
-def _in_threads(a: torch.Tensor, b: torch.Tensor, factor: float, num_threads: int) -> Stats:
-    """Parts along the longest dim, one per thread; the first in this one."""
+def _measure_in_threads(a: torch.Tensor, b: torch.Tensor, factor: float, num_threads: int) -> Stats:
+    """Measure parts along the longest dim, one per thread; the first part in this thread."""
     dim = max(range(a.dim()), key=lambda d: a.shape[d])
     first, *others = zip(a.tensor_split(num_threads, dim), b.tensor_split(num_threads, dim), strict=True)
     with ThreadPoolExecutor(num_threads - 1) as pool:
-        # The copied context brings along which kernels the caller chose.
+        # The copied context says which kernels the caller chose.
         waiting = [pool.submit(copy_context().run, measure_difference, x, y, factor=factor) for x, y in others]
         total, start = measure_difference(*first, factor=factor), first[0].shape[dim]
         for (x, _), part in zip(others, waiting, strict=True):
-            total, start = total + _moved(part.result(), dim, start), start + x.shape[dim]
+            total, start = total + _shift(part.result(), dim, start), start + x.shape[dim]
     return total
 
 
-def _moved(part: Stats, dim: int, by: int) -> Stats:
+def _shift(part: Stats, dim: int, by: int) -> Stats:
     if part.max_at is None:
         return part
     return replace(part, max_at=tuple(i + by if d == dim else i for d, i in enumerate(part.max_at)))
 
 
-def _kernel_stats(found: Kernels, xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
+def _measure_with_kernels(library: Kernels, xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
     numel = xs[0][1].numel()
     if not numel:
         return Stats()
-    sums, at = measure_pair(found, xs, ys)
+    sums, at = measure_pair(library, xs, ys)
     names = ("aa", "bb", "dd", "ab", "max_diff", "nan_a", "inf_a", "nan_b", "inf_b")
     return Stats(count=numel, max_at=at, **{name: getattr(sums, name) for name in names})
 
 
-def _torch_stats(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
+def _measure_with_torch(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
     total = Stats()
     for cut in cut_chunks(tuple(xs[0][1].shape)):
         # Strided shards are read in place.
         where = tuple(slice(*run) for run in cut)
-        total = total + _located(_chunk_stats(_summed(xs, where), _summed(ys, where)), cut)
+        total = total + _locate(_measure_chunk(_add_terms(xs, where), _add_terms(ys, where)), cut)
     return total
 
 
-def _summed(terms: Sequence[Term], where: tuple[slice, ...]) -> torch.Tensor:
-    """A part of a sum, in a row."""
+def _add_terms(terms: Sequence[Term], where: tuple[slice, ...]) -> torch.Tensor:
+    """Add up one part of all terms, flattened."""
     total: torch.Tensor | None = None
     for factor, tensor in terms:
         part = tensor[where].to(torch.float64).reshape(-1)
@@ -141,8 +141,8 @@ def _summed(terms: Sequence[Term], where: tuple[slice, ...]) -> torch.Tensor:
     return total
 
 
-def _located(part: Stats, cut: Bounds) -> Stats:
-    """A chunk's stats with the flat place of its largest difference turned into an index of the whole tensor."""
+def _locate(part: Stats, cut: Bounds) -> Stats:
+    """Turn the flat position of a chunk's largest difference into an index of the whole tensor."""
     if part.max_at is None:
         return part
     at, index = part.max_at[0], []
@@ -152,7 +152,7 @@ def _located(part: Stats, cut: Bounds) -> Stats:
     return replace(part, max_at=tuple(reversed(index)))
 
 
-def _chunk_stats(x: torch.Tensor, y: torch.Tensor) -> Stats:
+def _measure_chunk(x: torch.Tensor, y: torch.Tensor) -> Stats:
     diff = x - y
     total = float(diff.dot(diff))
     bad = {}

@@ -1,9 +1,9 @@
-"""This module turns names and indices into random 64-bit words: what generated values and sketches are made from.
+"""Random 64-bit words from names and indices, from which values and sketches are made.
 
 The function is splitmix64: a counter, stepped by an odd number, goes through a 64-bit mix. Start and step both depend
-on the name. With one step for all names, every stream was the same sequence from another place on, and two of a million
-long ones would overlap; with a 32-bit mix the streams of different names were even permutations of one another.
-Arithmetic is that of integers, so torch on any device, the kernels and Python make the same bits.
+on the name. With one step for all names, all streams would be the same sequence from different places, and two of a
+million long ones would overlap. With a 32-bit mix, streams of different names would even be permutations of each other.
+All arithmetic is on integers, so torch on any device, the kernels and Python make the same bits.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class WordStream:
     @classmethod
     def of(cls, name: str | TensorId, seed: int = 0) -> WordStream:
         key = make_key(name, seed)
-        return cls(key, _step(key))
+        return cls(key, _make_step(key))
 
     def words(self, index: torch.Tensor) -> torch.Tensor:
-        """One word per index; int64 wraps around, and shifts are made logical by masking."""
+        """Return one word per index; int64 wraps around, and masks make the shifts logical."""
         word = index * self.step + self.key
-        word = (word ^ shift_right(word, 30)) * _signed(_MIX_1)
-        word = (word ^ shift_right(word, 27)) * _signed(_MIX_2)
+        word = (word ^ shift_right(word, 30)) * _to_signed(_MIX_1)
+        word = (word ^ shift_right(word, 27)) * _to_signed(_MIX_2)
         return word ^ shift_right(word, 31)
 
     def shift(self, by: int) -> WordStream:
-        """Another stream of the same name, for use beside this one."""
-        return WordStream(_signed((self.key + by) & _MASK), self.step)
+        """Return another stream of the same name, to use beside this one."""
+        return WordStream(_to_signed((self.key + by) & _MASK), self.step)
 
 
 def make_key(name: str | TensorId, seed: int) -> int:
-    """The 64-bit key of a name's stream, as a signed integer."""
+    """Make the 64-bit key of a name's stream, as a signed integer."""
     digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -58,12 +58,12 @@ def shift_right(word: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _step(key: int) -> int:
-    """An odd step with bits in disorder, chosen as the inventors of splitmix64 do for each of their generators."""
+def _make_step(key: int) -> int:
+    """Make an odd step with enough changes between its bits, as the authors of splitmix64 do for each generator."""
     step = _mix((key + _STEP) & _MASK) | 1
     if (step ^ step >> 1).bit_count() < 24:
         step ^= _ALTERNATING
-    return _signed(step)
+    return _to_signed(step)
 
 
 def _mix(word: int) -> int:
@@ -72,5 +72,5 @@ def _mix(word: int) -> int:
     return word ^ word >> 31
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     return word - (1 << 64) if word >= 1 << 63 else word

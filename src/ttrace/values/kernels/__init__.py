@@ -1,1 +1,1 @@
-"""This folder holds the C kernels: sums, generated values and sketches at the speed of memory."""
+"""C kernels: differences, generated values and sketches at the speed of memory."""

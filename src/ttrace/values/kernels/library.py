@@ -1,6 +1,6 @@
-"""This module loads the C kernels and chooses the variant of them that this processor runs best.
+"""Loader of the C kernels, which chooses the best variant for this processor.
 
-The library has no part of Python's or torch's ABI and may be absent: the package then computes with torch.
+The library uses neither Python's nor torch's ABI. It may be absent: the package then computes with torch.
 `TTRACE_KERNELS` chooses a variant by name, or `torch`; `using` does so for a block of code.
 """
 
@@ -28,12 +28,12 @@ DTYPES = {
         (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
     )
 }
-"""As lanes.h counts them."""
+"""The numbers that lanes.h gives them."""
 
 _SIGNATURES = {"crc": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32), ctypes.c_uint32)}
-"""Of functions that are called so often that plain numbers are handed over; others describe their arguments."""
+"""Signatures of functions that are called so often that they take plain numbers; others wrap each argument."""
 _FILE = Path(__file__).parent / "kernels.so"
-_asked: ContextVar[str | None] = ContextVar("_asked", default=None)
+_requested: ContextVar[str | None] = ContextVar("_requested", default=None)
 
 
 @dataclass(frozen=True)
@@ -48,46 +48,46 @@ class Kernels:
         if name in _SIGNATURES:
             function.argtypes, function.restype = _SIGNATURES[name]
         object.__setattr__(self, name, function)
-        found: Callable[..., int] = function
-        return found
+        typed: Callable[..., int] = function
+        return typed
 
 
 def choose_kernels() -> Kernels | None:
-    """The kernels to use here and now; None where torch is to compute."""
-    name = _asked.get() or os.environ.get("TTRACE_KERNELS") or None
+    """Choose the kernels for this context; None where torch computes instead."""
+    name = _requested.get() or os.environ.get("TTRACE_KERNELS") or None
     if name == TORCH:
         return None
-    found = _runnable()
+    runnable = _load_runnable()
     if name is None:
-        return next(iter(found.values()), None)
-    if name not in found:
-        raise TTraceError(f"there are no kernels {name!r} here; known are {', '.join([*found, TORCH])}.")
-    return found[name]
+        return next(iter(runnable.values()), None)
+    if name not in runnable:
+        raise TTraceError(f"there are no kernels {name!r} here; known are {', '.join([*runnable, TORCH])}.")
+    return runnable[name]
 
 
 def list_variants() -> tuple[str, ...]:
-    """The variants that this processor can run, best first; none without the library."""
-    return tuple(_runnable())
+    """List the variants that this processor can run, best first; none without the library."""
+    return tuple(_load_runnable())
 
 
 @contextmanager
 def use_kernels(variant: str) -> Iterator[None]:
     """Compute with this variant, or with `torch`, in this block."""
-    token = _asked.set(variant)
+    token = _requested.set(variant)
     try:
         choose_kernels()
         yield
     finally:
-        _asked.reset(token)
+        _requested.reset(token)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether kernels can read this tensor where it lies."""
+    """Return whether kernels can read this tensor in place."""
     return tensor.dtype in DTYPES and tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
 @functools.cache
-def _runnable() -> dict[str, Kernels]:
+def _load_runnable() -> dict[str, Kernels]:
     if not _FILE.exists():
         return {}
     library = ctypes.CDLL(str(_FILE))

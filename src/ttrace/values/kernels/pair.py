@@ -1,4 +1,4 @@
-"""This module hands a pair of strided tensors, or of sums of them, to the kernel that measures their difference."""
+"""Calls of the kernel that measures the difference of two strided tensors, or of two sums of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ttrace.values.kernels.library import DTYPES, Kernels
 
 Shape = tuple[int, ...]
 Term = tuple[float, torch.Tensor]
-"""A factor, and what it applies to."""
+"""A factor and its tensor."""
 
 
 class PairSums(ctypes.Structure):
-    """What the kernel found; `max_at` counts in the order of `Walk.dims`."""
+    """The sums that the kernel computes; `max_at` counts elements in the order of `_Walk.order`."""
 
     _fields_ = (
         *((name, ctypes.c_double) for name in ("aa", "bb", "dd", "ab", "max_diff")),
@@ -37,7 +37,7 @@ class PairSums(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """As gather.h reads it."""
+    """A tensor as gather.h reads it."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -48,14 +48,14 @@ class _Tensor(ctypes.Structure):
 
 
 def measure_pair(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tuple[PairSums, Shape | None]:
-    """The sums over two sums of tensors, all of one shape with at least one element, and where they differ most."""
+    """Measure two sums of tensors, all of one shape with at least one element, and find where they differ most."""
     shape = tuple(a[0][1].shape)
-    walk = _walk(shape, tuple(tensor.stride() for _, tensor in (*a, *b)))
+    walk = _plan_walk(shape, tuple(tensor.stride() for _, tensor in (*a, *b)))
     described = [
         _Tensor(tensor.data_ptr(), DTYPES[tensor.dtype], steps, factor)
         for (factor, tensor), steps in zip((*a, *b), walk.strides, strict=True)
     ]
-    found = PairSums()
+    sums = PairSums()
     kernels.stats(
         (_Tensor * len(a))(*described[: len(a)]),
         ctypes.c_int64(len(a)),
@@ -63,39 +63,39 @@ def measure_pair(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tupl
         ctypes.c_int64(len(b)),
         walk.sizes,
         ctypes.c_int64(len(walk.sizes)),
-        ctypes.byref(found),
+        ctypes.byref(sums),
     )
-    return found, None if found.max_at < 0 else _index(found.max_at, shape, walk.order)
+    return sums, None if sums.max_at < 0 else _find_index(sums.max_at, shape, walk.order)
 
 
 @dataclass(frozen=True)
 class _Walk:
-    """How tensors of one shape are read together: in which order of dims, in as few as may be."""
+    """How tensors of one shape are read together: the order of dims, and as few dims as possible."""
 
     order: Sequence[int]
     sizes: ctypes.Array[ctypes.c_int64]
     strides: Sequence[ctypes.Array[ctypes.c_int64]]
-    """Of each tensor."""
+    """One for each tensor."""
 
 
 @lru_cache(maxsize=256)  # a model has many tensors of a few shapes
-def _walk(shape: Shape, strides: tuple[Shape, ...]) -> _Walk:
-    order = _order(shape, strides)
+def _plan_walk(shape: Shape, strides: tuple[Shape, ...]) -> _Walk:
+    order = _order_dims(shape, strides)
     walked = [(shape[dim], *(steps[dim] for steps in strides)) for dim in order]
-    sizes, *merged = zip(*_merged(walked or [(1,) * (1 + len(strides))]), strict=True)
-    return _Walk(order, _integers(sizes), [_integers(steps) for steps in merged])
+    sizes, *merged = zip(*_merge_dims(walked or [(1,) * (1 + len(strides))]), strict=True)
+    return _Walk(order, _to_array(sizes), [_to_array(steps) for steps in merged])
 
 
-def _order(shape: Shape, strides: tuple[Shape, ...]) -> list[int]:
-    """The dims as they lie in memory, outermost first, so that transposed tensors are read in long rows."""
-    # A dim that is only expanded (stride 0) is outermost; one of a single element may have any stride.
+def _order_dims(shape: Shape, strides: tuple[Shape, ...]) -> list[int]:
+    """Order the dims as in memory, outermost first, so that transposed tensors are read in long rows."""
+    # An expanded dim (stride 0) is outermost; a dim of a single element may have any stride.
     return sorted(
         range(len(shape)), key=lambda dim: [-(steps[dim] or math.inf) if shape[dim] > 1 else 0 for steps in strides]
     )
 
 
-def _merged(dims: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Sizes and strides of the same elements in the same order, in as few dims as may be, at least one."""
+def _merge_dims(dims: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Merge dims: the same elements in the same order, in as few dims as possible, at least one."""
     merged: list[tuple[int, ...]] = []
     for size, *strides in dims:
         if size == 1:
@@ -107,12 +107,12 @@ def _merged(dims: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return merged or [dims[0]]
 
 
-def _index(at: int, shape: Shape, dims: Sequence[int]) -> Shape:
+def _find_index(at: int, shape: Shape, dims: Sequence[int]) -> Shape:
     index = [0] * len(dims)
     for dim in reversed(dims):
         at, index[dim] = divmod(at, shape[dim])
     return tuple(index)
 
 
-def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+def _to_array(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)

@@ -1,4 +1,4 @@
-"""This module hands regions to the kernels that walk them: per dim the ranges held, in as few dims as may be."""
+"""Calls of the kernels that walk a region: per dim its ranges, in as few dims as possible."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ttrace.values.kernels.library import DTYPES, Kernels
 from ttrace.values.words import WordStream
 
 _Dim = tuple[Ranges, int, int]
-"""Ranges of a dim, and the steps from one index to the next in the logical and the local tensor."""
+"""Ranges of a dim, and its strides in the logical and in the local tensor."""
 
 
 NORMAL, SIGNED = 0, 1
-"""As generate.c counts them."""
+"""The numbers that generate.c gives them."""
 FILL_DTYPES = (torch.float32, torch.bfloat16)
-"""What `fill` can write."""
+"""The dtypes that `fill` can write."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made of each random word: NORMAL or SIGNED, times a factor, plus a mean."""
+    """How a random word becomes a value: NORMAL or SIGNED, times a factor, plus a mean."""
 
     kind: int
     factor: float
     mean: float = 0.0
 
 
-class _Described(ctypes.Structure):
-    """As walk.h reads a dim."""
+class _DimStruct(ctypes.Structure):
+    """A dim as walk.h reads it."""
 
     _fields_ = (
         ("num_ranges", ctypes.c_int64),
@@ -49,57 +49,59 @@ class _Described(ctypes.Structure):
 
 def fill(kernels: Kernels, out: torch.Tensor, region: Region, stream: WordStream, recipe: Recipe) -> torch.Tensor:
     """Fill a contiguous tensor with the generated values of this region."""
-    for box in _boxes(out, region, stream):
+    for box in _describe_boxes(out, region, stream):
         kernels.generate(*box, ctypes.c_int64(recipe.kind), ctypes.c_float(recipe.factor), ctypes.c_float(recipe.mean))
     return out
 
 
 def compute_sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: WordStream, k: int) -> torch.Tensor:
-    """The sketch of a tensor whose last dim has no gaps; a flat shard has none at all."""
-    found = torch.zeros(k, dtype=torch.float64)
-    for box in _boxes(local, region, stream):
-        kernels.sketch(*box, ctypes.c_int64(k), ctypes.c_void_p(found.data_ptr()))
-    return found
+    """Compute the sketch of a tensor whose last dim is contiguous; a flat shard is contiguous as a whole."""
+    buckets = torch.zeros(k, dtype=torch.float64)
+    for box in _describe_boxes(local, region, stream):
+        kernels.sketch(*box, ctypes.c_int64(k), ctypes.c_void_p(buckets.data_ptr()))
+    return buckets
 
 
-def _boxes(local: torch.Tensor, region: Region, stream: WordStream) -> Iterator[tuple[Any, ...]]:
-    """For each box of a region what both kernels take first: where it begins, its dtype, its dims and the stream."""
+def _describe_boxes(local: torch.Tensor, region: Region, stream: WordStream) -> Iterator[tuple[Any, ...]]:
+    """Yield the first arguments of both kernels for each box of a region: address, dtype, dims and stream."""
     begin, size = local.data_ptr(), local.element_size()
-    for offset, dims in _walked(region, local.stride()):
+    for offset, dims in _plan_boxes(region, local.stride()):
         numbers = (ctypes.c_int64(number) for number in (len(dims), stream.key, stream.step))
         yield ctypes.c_void_p(begin + offset * size), ctypes.c_int64(DTYPES[local.dtype]), dims, *numbers
 
 
 @lru_cache(maxsize=256)  # a step has many tensors of a few shapes
-def _walked(region: Region, strides: tuple[int, ...]) -> list[tuple[int, ctypes.Array[_Described]]]:
-    """The boxes of a region, each with its offset in a local tensor with these strides."""
-    logical = _contiguous(region.shape)
+def _plan_boxes(region: Region, strides: tuple[int, ...]) -> list[tuple[int, ctypes.Array[_DimStruct]]]:
+    """List the boxes of a region, each with its offset in a local tensor with these strides."""
+    logical = _compute_strides(region.shape)
     return [
         (
             box.offset or 0,
-            _described(
-                list(zip(box.dims, logical, strides if box.offset is None else _contiguous(box.shape), strict=True))
+            _describe_dims(
+                list(
+                    zip(box.dims, logical, strides if box.offset is None else _compute_strides(box.shape), strict=True)
+                )
             ),
         )
         for box in (region.boxes() if region.numel else ())
     ]
 
 
-def _contiguous(shape: Sequence[int]) -> list[int]:
+def _compute_strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def _described(dims: list[_Dim]) -> ctypes.Array[_Described]:
-    merged = _merged(dims)
-    found = []
+def _describe_dims(dims: list[_Dim]) -> ctypes.Array[_DimStruct]:
+    merged = _merge_dims(dims)
+    structs = []
     for ranges, logical, local in merged:
         bounds = [bound for run in ranges for bound in run]
-        found.append(_Described(len(ranges), (ctypes.c_int64 * len(bounds))(*bounds), logical, local))
-    return (_Described * len(found))(*found)
+        structs.append(_DimStruct(len(ranges), (ctypes.c_int64 * len(bounds))(*bounds), logical, local))
+    return (_DimStruct * len(structs))(*structs)
 
 
-def _merged(dims: list[_Dim]) -> list[_Dim]:
-    """A dim that is held as a whole becomes part of the one before it, where both tensors go on without a gap."""
+def _merge_dims(dims: list[_Dim]) -> list[_Dim]:
+    """Merge a whole dim into the one before it, where neither tensor has a gap between them."""
     merged: list[_Dim] = []
     for ranges, logical, local in dims:
         if merged and ranges:
