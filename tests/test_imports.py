@@ -18,18 +18,19 @@ SOURCE = Path(__file__).parent.parent / "src" / "ttrace"
 MAY_IMPORT = {
     "errors": set(),
     "patches": set(),
+    "torch_compat": {"errors"},
     "tensors": {"errors"},
     "layouts": {"errors", "tensors"},
     "values": {"errors", "tensors"},
     "trace": {"errors", "tensors", "layouts", "values"},
-    "reference": {"errors", "patches", "tensors", "values"},
-    "adapters": {"errors", "patches", "tensors", "layouts", "values", "trace", "reference"},
-    "capture": {"errors", "patches", "tensors", "layouts", "values", "trace", "adapters", "reference"},
+    "reference": {"errors", "patches", "torch_compat", "tensors", "values"},
+    "adapters": {"errors", "patches", "torch_compat", "tensors", "layouts", "values", "trace", "reference"},
+    "capture": {"errors", "patches", "torch_compat", "tensors", "layouts", "values", "trace", "adapters", "reference"},
     "judge": {"errors", "tensors", "layouts", "values", "trace"},
     "report": {"errors", "tensors", "layouts", "values", "trace", "judge"},
     "attach": {"errors", "layouts", "adapters", "capture"},
     "workflow": {"errors", "tensors", "layouts", "values", "trace", "adapters", "capture", "judge", "report", "attach"},
-    "testing": {"errors", "capture", "judge", "report", "workflow"},
+    "testing": {"errors", "torch_compat", "capture", "judge", "report", "workflow"},
 }
 """Folder or module, and what it may import; doors (cli, __init__, __main__) may import everything."""
 
@@ -77,7 +78,7 @@ FLOORS = {
 """The rooms and files of a folder, from the ground up; each imports only itself and what lies below."""
 
 ONLY_IN = {
-    "torch.distributed": {"adapters", "capture", "reference", "testing", "workflow"},
+    "torch.distributed": {"torch_compat", "adapters", "capture", "reference", "testing", "workflow"},
     "ray": {"workflow"},
     "rich": {"report", "cli"},
     "typer": {"cli"},

@@ -5,9 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ttrace.tensors.ids import ROOT, encode_name
-
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
-"""Attributes under which wrappers keep what they wrap."""
+from ttrace.torch_compat import WRAPPER_ATTRIBUTES, read_own_buffers
 
 
 def canonical(path: str, chunk: nn.Module) -> str:
@@ -25,7 +23,7 @@ def wrapper_levels(path: str, chunk: nn.Module) -> frozenset[int]:
         child = owner._modules[part] if owner is not None else None
         if owner is None or child is None:
             break  # a parameter or a buffer
-        if part in WRAPPERS and _is_wrapper(owner, part, child):
+        if part in WRAPPER_ATTRIBUTES and _is_wrapper(owner, part, child):
             found.add(i)
         at = child
     return frozenset(found)
@@ -35,7 +33,7 @@ def _find_owner(module: nn.Module, attribute: str) -> nn.Module | None:
     """Who has a module under this name: this one, or what it wraps, as some wrappers leave their level out of paths."""
     if module._modules.get(attribute) is not None:
         return module
-    inner = next((child for name in WRAPPERS if (child := module._modules.get(name)) is not None), None)
+    inner = next((child for name in WRAPPER_ATTRIBUTES if (child := module._modules.get(name)) is not None), None)
     return None if inner is None else _find_owner(inner, attribute)
 
 
@@ -48,7 +46,7 @@ def _is_wrapper(owner: nn.Module, attribute: str, child: nn.Module) -> bool:
 def _visible_names(module: nn.Module) -> frozenset[str]:
     """The names in a module, with those of what it wraps in place of the wrapper's level."""
     names = _names(module)
-    for attribute in WRAPPERS & names:
+    for attribute in WRAPPER_ATTRIBUTES & names:
         child = module._modules.get(attribute)
         if child is not None and _is_wrapper(module, attribute, child):
             names = (names - {attribute}) | _visible_names(child)
@@ -56,5 +54,5 @@ def _visible_names(module: nn.Module) -> frozenset[str]:
 
 
 def _names(module: nn.Module) -> frozenset[str]:
-    held = (*module._parameters.items(), *module._buffers.items(), *module._modules.items())
+    held = (*module._parameters.items(), *read_own_buffers(module).items(), *module._modules.items())
     return frozenset(name for name, value in held if value is not None)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-import torch
+from ttrace.torch_compat import is_in_backward
 
 INTERVAL = 10.0
 """Seconds between two lines; a step that is over sooner says nothing."""
@@ -34,7 +34,7 @@ class Progress:
 
     def reads(self, numel: int) -> None:
         """A parameter is read; that backward reads it again is part of its gradient's work."""
-        if torch._C._current_graph_task_id() != -1:
+        if is_in_backward():
             return
         if self._is_backward and self._num_passes == self._num_microbatches:
             self._begin()

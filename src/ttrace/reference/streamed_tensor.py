@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ttrace import torch_compat
 from ttrace.errors import CaptureError
 from ttrace.reference import split_leaves
 from ttrace.reference.parameter_source import Maker, maker_of, set_maker
@@ -32,14 +33,7 @@ class Streamed(torch.Tensor):
 
     @staticmethod
     def __new__(cls, geometry: torch.Tensor, maker: Maker, source: Streamed | None = None) -> Streamed:
-        made: Streamed = torch.Tensor._make_wrapper_subclass(
-            cls,
-            geometry.shape,
-            strides=geometry.stride(),
-            storage_offset=geometry.storage_offset(),
-            dtype=geometry.dtype,
-            device=maker.device,
-        )
+        made: Streamed = torch_compat.make_wrapper_subclass(cls, geometry, maker.device)
         made.geometry, made.source, made.leaves = geometry, source, {}
         set_maker(made, maker)
         return made
@@ -90,7 +84,7 @@ class Streamed(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         func = split_leaves.USES.get(func, func)
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_compat.without_torch_function():
             return func(*args, **(kwargs or {}))
 
     @classmethod
@@ -103,7 +97,7 @@ class Streamed(torch.Tensor):
             is_view = func.is_view or func is _aten.detach.default
             if is_view and (view := _view(func, first, args[1:], kwargs)) is not None:
                 return view
-            if func is _aten._to_copy.default and _is_cast(first, kwargs):
+            if func is torch_compat.TO_COPY and _is_cast(first, kwargs):
                 return Streamed(torch.empty(first.shape, dtype=kwargs["dtype"], device="meta"), first.maker, first)
             if func is _aten.embedding.default and first.is_whole_parameter:
                 return _looked_up(first.maker, args[1])
@@ -137,7 +131,7 @@ def _looked_up(maker: Maker, index: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_writes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    for number, argument in enumerate(func._schema.arguments):
+    for number, argument in enumerate(torch_compat.read_arguments(func)):
         value = args[number] if number < len(args) else kwargs.get(argument.name)
         if isinstance(value, Streamed) and argument.alias_info is not None and argument.alias_info.is_write:
             raise CaptureError(

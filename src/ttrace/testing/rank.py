@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from ttrace.testing.call import load_call
+from ttrace.torch_compat import make_hash_store
 
 
 def main(call: Path, device: str) -> None:
@@ -22,7 +22,7 @@ def main(call: Path, device: str) -> None:
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=make_hash_store(), rank=0, world_size=1)
     try:
         load_call(call).make()
     finally:

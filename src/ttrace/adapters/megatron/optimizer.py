@@ -12,6 +12,7 @@ from torch import nn
 
 from ttrace.adapters.adapter import Optimizer, OwnedSlice, read_groups
 from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.megatron.compat import read_owned_range
 from ttrace.patches import Patches
 from ttrace.tensors.ids import MAIN_PARAM
 
@@ -68,8 +69,7 @@ def find_run(optimizer: Optimizer | None, parameter: nn.Parameter) -> tuple[int,
     for part in distributed:
         where = part.model_param_gbuf_map.get(parameter)
         if where is not None:
-            owned = part._get_model_param_range_map(parameter)["param"]
-            return owned.start, owned.end
+            return read_owned_range(part, parameter)
     return (0, 0) if distributed else None
 
 

@@ -10,14 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,9 +26,7 @@ from ttrace.layouts.placed import Placed
 from ttrace.reference.shared_modules import divided_in
 from ttrace.tensors.ids import ROOT, Site, encode_name
 from ttrace.tensors.mesh import Mesh
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from ttrace.torch_compat import find_root_mesh, list_fsdp_groups, unwrap_compiled, wait_for
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
 DATA_AXIS, PIPELINE_AXIS, CONTEXT_AXIS = "dp", "pp", "cp"
@@ -50,7 +45,7 @@ class Native(Adapter):
     ) -> None:
         self.rank, num_ranks = find_rank_and_world()
         # DDP may be inside of what torch.compile made.
-        self.chunks = [getattr(chunk, "_orig_mod", chunk) for chunk in chunks]
+        self.chunks = [unwrap_compiled(chunk) for chunk in chunks]
         if mesh is not None:
             self.mesh = read_mesh(mesh)
         else:
@@ -104,7 +99,7 @@ class Native(Adapter):
         ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
         if ddp is not None:
             return 1.0 / dist.get_world_size(ddp.process_group)
-        groups = _fsdp_groups(self.chunks)
+        groups = list(list_fsdp_groups(self.chunks))
         # Of the groups that reduce over most ranks: experts may be sharded over fewer, and say what makes up for that.
         widest = max((group.mesh_info.mesh.size() for group in groups), default=1)
         divisors: Counter[float] = Counter()
@@ -128,7 +123,7 @@ class Native(Adapter):
 
     def to_local(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:  # noqa: ARG002
         local = layouts.local_values(tensor) if isinstance(tensor, DTensor) else tensor
-        return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+        return wait_for(local)
 
     def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         return layouts.with_local(tensor, local) if isinstance(tensor, DTensor) else local
@@ -152,7 +147,7 @@ def list_device_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
 
 def find_mesh(chunks: Sequence[nn.Module], device_meshes: Iterable[DeviceMesh], num_ranks: int) -> Mesh:
     """Join the meshes that parameters lie on, each a factorisation; DDP's ranks all lie along dp."""
-    roots = dict.fromkeys(mesh._get_root_mesh() for mesh in dict.fromkeys(device_meshes))
+    roots = dict.fromkeys(find_root_mesh(mesh) for mesh in dict.fromkeys(device_meshes))
     if roots:
         widest = max(root.size() for root in roots)
         parts = [part for root in roots if root.size() == widest for part in layouts.mesh_of(root).factorisations]
@@ -181,10 +176,4 @@ def _joined(factorisations: tuple[tuple[tuple[str, int], ...], ...]) -> Mesh:
 
 def _fsdp_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
     """The meshes over which FSDP2 shards and reduces, if anything is wrapped by it."""
-    return list(dict.fromkeys(group.mesh_info.mesh for group in _fsdp_groups(chunks)))
-
-
-def _fsdp_groups(chunks: Sequence[nn.Module]) -> list[FSDPParamGroup]:
-    """The parameters that FSDP2 shards together: of a module one group for each mesh that they lie on."""
-    modules = (module for chunk in chunks for module in chunk.modules() if isinstance(module, FSDPModule))
-    return [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
+    return list(dict.fromkeys(group.mesh_info.mesh for group in list_fsdp_groups(chunks)))

@@ -7,7 +7,6 @@ from functools import lru_cache
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from ttrace.errors import LayoutError
 from ttrace.layouts.placed import Placed
@@ -16,6 +15,7 @@ from ttrace.tensors import ranges as rg
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region, Shape
+from ttrace.torch_compat import make_strided_shard, mask_partial, read_strided_shard
 
 
 def read_placement(tensor: DTensor) -> Placed:
@@ -37,9 +37,7 @@ def local_values(tensor: DTensor) -> torch.Tensor:
     """This rank's part as it counts in the sum: a vocabulary-parallel embedding still holds rows of foreign tokens."""
     local = tensor.to_local()
     for placement in tensor.placements:
-        if isinstance(placement, _MaskPartial):
-            local = local.clone()
-            placement.mask_buffer.apply_mask(local)
+        local = mask_partial(placement, local)
     return local
 
 
@@ -91,8 +89,8 @@ def layout_text(num_dims: int, mesh: DeviceMesh, placements: tuple[Placement, ..
     for axis, placement in zip(axis_names(mesh), placements, strict=True):
         if placement.is_partial():
             pending.append(f"+{axis}")
-        elif isinstance(placement, _StridedShard):
-            words[placement.dim] += f"/{axis}:strided({placement.split_factor})"
+        elif (strided := read_strided_shard(placement)) is not None:
+            words[strided[0]] += f"/{axis}:strided({strided[1]})"
         elif isinstance(placement, Shard):
             words[placement.dim] += f"/{axis}"
     return " ".join(words + pending)
@@ -121,8 +119,10 @@ def _dim_ranges(
 
 def _along(placement: Placement, dim: int) -> Placement:
     """The placement as a one-dimensional tensor of this dim's indices would have it."""
-    if isinstance(placement, _StridedShard):
-        return _StridedShard(0, split_factor=placement.split_factor) if placement.dim == dim else Replicate()
+    strided = read_strided_shard(placement)
+    if strided is not None:
+        along: Placement = make_strided_shard(0, strided[1]) if strided[0] == dim else Replicate()
+        return along
     if isinstance(placement, Shard):
         return Shard(0) if placement.dim == dim else Replicate()
     return Replicate()

@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _PipelineStageBase
 
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.patches import Patches, SharedPatches
+from ttrace.torch_compat import PREPARE_STAGE, list_stage_classes
 
 _events: WeakKeyDictionary[nn.Module, FrameworkEvents] = WeakKeyDictionary()
 """By module of a stage, who is told of its chunks."""
@@ -30,17 +30,18 @@ def watch_stage(stage_module: nn.Module, events: FrameworkEvents, patches: Patch
     patches.on_remove(functools.partial(_events.pop, stage_module, None))
 
 
-def _find_events(stage: _PipelineStageBase) -> FrameworkEvents | None:
+def _find_events(stage: Any) -> FrameworkEvents | None:
     modules = [stage.submod, *stage.submod.modules()]
     return next((events for module in modules if (events := _events.get(module)) is not None), None)
 
 
 def _install(patches: Patches) -> None:
+    base, classes = list_stage_classes()
     for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
-        patches.wrap(_PipelineStageBase, name, _wrap_chunk)
-    for kind in (PipelineStage, _PipelineStage):
-        patches.wrap(kind, "_prepare_forward_infra", _wrap_prepare)
-    patches.wrap(_PipelineStageBase, "scale_grads", _wrap_scale_grads)
+        patches.wrap(base, name, _wrap_chunk)
+    for kind in classes:
+        patches.wrap(kind, PREPARE_STAGE, _wrap_prepare)
+    patches.wrap(base, "scale_grads", _wrap_scale_grads)
 
 
 _shared = SharedPatches(_install)
@@ -48,7 +49,7 @@ _shared = SharedPatches(_install)
 
 def _wrap_chunk(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def one_chunk(stage: _PipelineStageBase, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def one_chunk(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         events = _find_events(stage)
         if events is None:
             return method(stage, chunk_id, *args, **kwargs)
@@ -63,7 +64,7 @@ def _wrap_chunk(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_prepare(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def prepare(stage: _PipelineStageBase, *args: Any, **kwargs: Any) -> Any:
+    def prepare(stage: Any, *args: Any, **kwargs: Any) -> Any:
         events = _find_events(stage)
         if events is not None:
             events.on_pipeline()
@@ -74,7 +75,7 @@ def _wrap_prepare(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_scale_grads(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def scale_grads(stage: _PipelineStageBase, grad_scale_factor: int) -> Any:
+    def scale_grads(stage: Any, grad_scale_factor: int) -> Any:
         events = _find_events(stage)
         if events is not None:
             events.on_divide(grad_scale_factor)

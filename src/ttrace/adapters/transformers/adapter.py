@@ -15,6 +15,7 @@ from ttrace.adapters.native.adapter import MeshLike, Native
 from ttrace.adapters.transformers.layouts import find_models
 from ttrace.layouts.rules import Rule
 from ttrace.tensors.ids import Site
+from ttrace.torch_compat import unwrap_compiled
 
 
 class Transformers(Native):
@@ -23,14 +24,14 @@ class Transformers(Native):
     def __init__(
         self, chunks: Sequence[nn.Module], optimizer: Optimizer | None = None, *, mesh: MeshLike | None = None
     ) -> None:
-        self.models = find_models([getattr(chunk, "_orig_mod", chunk) for chunk in chunks])
+        self.models = find_models([unwrap_compiled(chunk) for chunk in chunks])
         super().__init__(chunks, optimizer, mesh=mesh)
 
     @classmethod
     def recognizes(cls, chunks: Sequence[nn.Module]) -> bool:
         if "transformers.modeling_utils" not in sys.modules:
             return False  # only a script that uses transformers has loaded it
-        return bool(find_models([getattr(chunk, "_orig_mod", chunk) for chunk in chunks]))
+        return bool(find_models([unwrap_compiled(chunk) for chunk in chunks]))
 
     def find_device_meshes(self) -> Iterable[DeviceMesh]:
         return [*super().find_device_meshes(), *self.models.meshes()]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ttrace.adapters.transformers.compat import find_device_mesh, has_experts
 from ttrace.adapters.wrappers import canonical
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.rules import Rule
@@ -91,8 +92,8 @@ class Model:
 
     def meshes(self) -> Iterator[DeviceMesh]:
         """The mesh it was loaded onto, whether or not anything lies on it."""
-        mesh = getattr(self.module, "_device_mesh", None)
-        if isinstance(mesh, DeviceMesh):
+        mesh = find_device_mesh(self.module)
+        if mesh is not None:
             yield mesh
 
     def modules(self) -> Iterator[tuple[str, Any]]:
@@ -108,8 +109,7 @@ class Models:
         self._styles = {name: style for model in models for name, style in model.styles.items()}
         self._modules = {name: module for model in models for name, module in model.modules()}
         self._is_masked = "ep_router" in self._styles.values()
-        # What transformers' decorator of all experts' classes sets.
-        self._experts = {name: m for name, m in self._modules.items() if hasattr(m, "_is_expert_parallel")}
+        self._experts = {name: m for name, m in self._modules.items() if has_experts(m)}
         inside_experts = {m for outer in self._experts.values() for m in outer.modules() if m is not outer}
         self._unwatched = frozenset(name for name, module in self._modules.items() if module in inside_experts)
 

@@ -18,9 +18,7 @@ from torch import nn
 
 from ttrace.capture.resolve.names import Names
 from ttrace.patches import Patches
-
-_CALL = "_compiled_call_impl"
-"""Where `module.compile()` keeps the compiled call, hooks and all."""
+from ttrace.torch_compat import COMPILED_CALL, DYNAMO, has_compiled_forward
 
 
 class Compiled:
@@ -54,7 +52,7 @@ class Compiled:
     def running(self) -> AbstractContextManager[object]:
         """Around one traced step."""
         # Whoever called torch.compile has loaded this already; loading it takes seconds.
-        if self._runs_eagerly and "torch._dynamo" in sys.modules:
+        if self._runs_eagerly and DYNAMO in sys.modules:
             stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
             return stance
         return nullcontext()
@@ -72,12 +70,12 @@ class Compiled:
         yield from found.items()
 
     def _boundary(self, module: nn.Module) -> nn.Module:
-        call = vars(module).get(_CALL)
+        call = vars(module).get(COMPILED_CALL)
         if call is None:
             return module
         around = _Around(call)
-        vars(module)[_CALL] = around  # not by setattr, which would make it a part of the model
-        self._patches.on_remove(partial(vars(module).__setitem__, _CALL, call))
+        vars(module)[COMPILED_CALL] = around  # not by setattr, which would make it a part of the model
+        self._patches.on_remove(partial(vars(module).__setitem__, COMPILED_CALL, call))
         return around
 
 
@@ -103,10 +101,9 @@ def _outermost(chunk: nn.Module) -> list[str]:
 
 def _is_compiled(module: nn.Module) -> bool:
     """Whether it was made by torch.compile(module), module.compile(), or has a compiled forward."""
-    if vars(module).get(_CALL) is not None:
+    if vars(module).get(COMPILED_CALL) is not None:
         return True
-    forward = module.forward
-    return hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
+    return has_compiled_forward(module)
 
 
 def _is_inside(path: str, outer: str) -> bool:

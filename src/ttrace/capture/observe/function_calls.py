@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ttrace import torch_compat
 from ttrace.capture.observe.events import Call
 
 See = Callable[[Call, str, torch.Tensor], None]
@@ -53,4 +54,4 @@ class Calls(TorchFunctionMode):
 
 def _is_new(result: Any) -> bool:
     """Whether a function computed numbers: a view of others shows nothing that was not seen."""
-    return isinstance(result, torch.Tensor) and result.is_floating_point() and not result._is_view()
+    return isinstance(result, torch.Tensor) and result.is_floating_point() and not torch_compat.is_view(result)

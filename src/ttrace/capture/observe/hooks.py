@@ -18,6 +18,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from ttrace import torch_compat
 from ttrace.capture.observe.events import Call, SessionEvents
 from ttrace.tensors.ids import ROOT, Kind, encode_name
 
@@ -51,7 +52,7 @@ class Hooks:
         self._calls.append((module, call))
         if call is None:
             return None
-        call.first_node = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # missing in the stubs
+        call.first_node = torch_compat.read_sequence_nr()
         seen, replaced = self._visited(call, Kind.RECOMPUTE_INPUT if call.again else Kind.INPUT, (args, kwargs))
         call.inputs = {slot: tensor for slot, tensor in seen.items() if tensor.requires_grad}
         call.takes_floats = any(tensor.is_floating_point() for tensor in seen.values())
@@ -110,7 +111,7 @@ class Hooks:
 
 def is_recompute() -> bool:
     """A forward that runs inside the autograd engine is a recomputation."""
-    return torch._C._current_graph_task_id() != -1
+    return torch_compat.is_in_backward()
 
 
 def _leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
@@ -161,7 +162,7 @@ def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) ->
     seen: set[Node] = set()
     while start:
         node = start.pop()
-        if node in seen or node in stops or node._sequence_nr() < call.first_node:
+        if node in seen or node in stops or torch_compat.read_node_number(node) < call.first_node:
             continue
         seen.add(node)
         sources = node.next_functions  # made anew whenever asked for
@@ -181,7 +182,7 @@ def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor],
     def arrived(node: Node, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
         parts.extend(gradient for i in positions if (gradient := gradients[i]) is not None)
         waiting.discard(node)
-        if parts and not any(map(torch._C._will_engine_execute_node, waiting)):
+        if parts and not any(map(torch_compat.will_run, waiting)):
             total = parts[0]
             for part in parts[1:]:
                 total = total + part

@@ -9,14 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import CellType
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.experimental._context_parallel import _attention
-from torch.nn.utils import clip_grad
 
+from ttrace import torch_compat
 from ttrace.capture.observe.events import SessionEvents
 from ttrace.capture.observe.hooks import is_recompute
 from ttrace.patches import Patches, SharedPatches
@@ -42,25 +40,15 @@ def _install(patches: Patches) -> None:
     patches.wrap(torch.autograd, "backward", _wrap_backward)  # Tensor.backward looks it up here
     # And clip_grad_norm_ this one. Scripts that call get_total_norm have it under another name, and are not seen: what
     # they take the norm of may be the gradients of some layers, or of one stage. What they clip by is seen.
-    patches.wrap(clip_grad, "_get_total_norm", _wrap_total_norm)
-    patches.wrap_cell(_find_decorated(clip_grad._clip_grads_with_norm_), _wrap_clip)
-    patches.wrap(_attention, "_context_parallel_buffers", _wrap_buffers)  # context_parallel calls it
+    patches.wrap(*torch_compat.find_total_norm(), _wrap_total_norm)
+    patches.wrap_cell(torch_compat.find_clip_cell(), _wrap_clip)
+    patches.wrap(*torch_compat.find_context_parallel_buffers(), _wrap_buffers)
     for owner in (torch, torch.Tensor):
         patches.wrap(owner, "topk", _wrap_topk)
         patches.wrap(owner, "argmax", _wrap_argmax)
 
 
 _patches = SharedPatches(_install)
-
-
-def _find_decorated(function: Any) -> CellType:
-    """The cell in which torch's decorator keeps what it decorates: a change there counts under every name.
-
-    `torch.nn.utils.clip_grads_with_norm_` is another name of a function that `clip_grad_norm_` calls, and scripts
-    import it by name.
-    """
-    cell: CellType = function.__closure__[function.__code__.co_freevars.index("func")]
-    return cell
 
 
 def _find_session() -> SessionEvents | None:

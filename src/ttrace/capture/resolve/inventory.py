@@ -10,6 +10,7 @@ from torch import nn
 
 from ttrace.capture.resolve.names import Names
 from ttrace.patches import Patches
+from ttrace.torch_compat import is_dropout
 from ttrace.trace.format import ModuleInfo
 
 
@@ -23,7 +24,7 @@ def switch_dropout_off(names: Names, patches: Patches) -> list[str]:
     """Set every dropout's p to 0 until the patches are removed, and say so: random masks differ between layouts."""
     changed = []
     for name, module in names.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        if is_dropout(module) and module.p > 0:  # type: ignore[operator]  # every dropout has it
             patches.replace(module, "p", 0.0)
             changed.append(name)
         elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ttrace.torch_compat import read_own_buffers
+
 Restore = Callable[[], None]
 
 
@@ -24,7 +26,7 @@ class Saved:
         self, chunks: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], *, with_parameters: bool
     ) -> None:
         modules = dict.fromkeys(module for chunk in chunks for module in chunk.modules())
-        held = ((module, name, buffer) for module in modules for name, buffer in module._buffers.items())
+        held = ((module, name, buffer) for module in modules for name, buffer in read_own_buffers(module).items())
         # With their places: a module may put another tensor there.
         self._buffers = [(module, name, buffer) for module, name, buffer in held if buffer is not None]
         kept = [buffer for _, _, buffer in self._buffers]
@@ -41,7 +43,7 @@ class Saved:
             for tensor, values in self._tensors:
                 tensor.copy_(values)
         for module, name, buffer in self._buffers:
-            module._buffers[name] = buffer
+            read_own_buffers(module)[name] = buffer
         for chunk in self._chunks:
             nn.Module.zero_grad(chunk)
         for optimizer, (state, options) in self._optimizers:

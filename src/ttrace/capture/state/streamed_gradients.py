@@ -16,6 +16,7 @@ from ttrace.reference.split_leaves import summed_rows
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
+from ttrace.torch_compat import read_sparse_rows
 
 Deliver = Callable[[str, "torch.Tensor | None", "Region | None"], None]
 """Told a parameter's name and its gradient; with a region, of that part of it. None is a part that nothing reached."""
@@ -79,7 +80,8 @@ class Arrivals:
     def _complete(self, name: str, start: int, gradient: torch.Tensor) -> None:
         shape = self._makers[name].shape
         if gradient.is_sparse:
-            rows, values = rg.from_indices(gradient._indices()[0]), gradient._values()
+            index, values = read_sparse_rows(gradient)
+            rows = rg.from_indices(index)
         elif gradient.numel() == self._makers[name].numel:
             self._deliver(name, gradient.view(shape), None)
             return
@@ -93,13 +95,11 @@ class Arrivals:
 def _added(total: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """In the order and with the roundings of an ordinary run, which adds dense gradients."""
     if total.is_sparse and gradient.is_sparse:
-        index, rows = (torch.cat(parts) for parts in zip(_parts(total), _parts(gradient), strict=True))
+        index, rows = (
+            torch.cat(parts) for parts in zip(read_sparse_rows(total), read_sparse_rows(gradient), strict=True)
+        )
         return summed_rows(index, rows, total.shape)
     return gradient + total if total.is_sparse else total.add_(gradient)
-
-
-def _parts(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return gradient._indices()[0], gradient._values()
 
 
 def _region(shape: tuple[int, ...], rows: Ranges) -> Region:
