@@ -1,6 +1,11 @@
 """Fast tests first: whoever breaks something small hears of it at once."""
 
+import hypothesis
 import pytest
+
+# An example that takes long on a loaded machine is not wrong.
+hypothesis.settings.register_profile("ttrace", deadline=None)
+hypothesis.settings.load_profile("ttrace")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
