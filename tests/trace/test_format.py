@@ -25,7 +25,7 @@ from ttrace.errors import TraceError
 from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.region import Region
 from ttrace.trace.documents import parse_end, parse_manifest, seal_model
-from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check_region, decode, encode
+from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, _Line, check_region, decode, encode
 from ttrace.trace.storage.seal import seal_document
 from ttrace.trace.writer import Writer
 
@@ -282,11 +282,8 @@ def test_the_page_is_enough_to_write_a_reader(tmp_path: Path) -> None:
 def test_the_page_names_every_field_and_dtype() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "trace-format.md").read_text()
     fields = [
-        *GOOD,
+        *_Line.model_fields,
         "sum",
-        "layout",
-        "by",
-        "detail",
         *(source.value for source in LayoutSource),
         *type(manifest()).model_fields,
         *End.model_fields,
