@@ -163,7 +163,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Unreduced(_Product):
-    """The same, but backward forgets to sum what enters: the first rank's part is handed on."""
+    """The same without the sum of the input's gradient in backward: the part of the first rank is passed on."""
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:

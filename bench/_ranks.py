@@ -1,7 +1,7 @@
 """Clean candidates on real ranks (processes with gloo), compared with their tolerances.
 
 The models and layouts are those of tests/matrix, two ranks each, all in one launch. float8 is cast in the linear layers
-of each rank: with data of their own, and in pipeline stages, ranks then scale what the reference scales.
+of each rank: ranks with their own data, and pipeline stages, then scale the same tensors as the reference.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def tallied(found: Bed) -> Tally:
     return sum((Tally.of(checked(found.twins, found.candidate(cut))) for cut in cuts.values()), Tally())
 
 
-def told(name: str, tally: Tally) -> Tally:
+def print_row(name: str, tally: Tally) -> Tally:
     """The same with the model's name in what was accused, after printing its row."""
     print(tally.row(name), flush=True)
     return replace(tally, accused=[f"{name}: {words}" for words in tally.accused])
@@ -169,7 +169,7 @@ def main(*options: str) -> int:
     print(f"observed / estimated error\n\n{HEAD}")
     for model in ALL if everything else SMALL:
         with bed(model) as found:
-            total += told(model.name, tallied(found))
+            total += print_row(model.name, tallied(found))
             if everything and model in DEEPEST:
                 for kind in (Kind.OUTPUT, Kind.PARAM_GRAD):
                     depth[TITLES[kind]][model.name] = curve(estimates(found.twins.tolerances), kind)
@@ -177,7 +177,7 @@ def main(*options: str) -> int:
                 faults = faults_by_layer(found)
     ranks = ALL_RANKS if everything else RANKS
     for case, tally in zip(ranks, judged_on_ranks(ranks, Tally.of), strict=True):
-        total += told(case.name, tally)
+        total += print_row(case.name, tally)
     print(total.row("all"), end="\n\n")
     if everything:
         for name, curves in (("depth", depth), ("faults", faults)):

@@ -67,6 +67,8 @@ def main() -> int:
         worst = max(worst, ours)
         print(f"{dtype!s:>15} scale {scale:g}, {numel:g} elements: off by {ours:.0e}, naive torch by {theirs:.0e}")
     found = {dtype: speed(dtype) for dtype in BARS}
-    told = ", ".join(f"{ratio:.1f} times naive torch in {dtype} (bar {BARS[dtype]})" for dtype, ratio in found.items())
-    print(f"compare-naive: {told}; errors off by at most {worst:.0e} (bar {ERROR})")
+    speeds = ", ".join(
+        f"{ratio:.1f} times naive torch in {dtype} (bar {BARS[dtype]})" for dtype, ratio in found.items()
+    )
+    print(f"compare-naive: {speeds}; errors off by at most {worst:.0e} (bar {ERROR})")
     return int(any(ratio < BARS[dtype] for dtype, ratio in found.items()) or not worst <= ERROR)

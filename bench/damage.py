@@ -92,8 +92,8 @@ def _parsed(options: tuple[str, ...]) -> argparse.Namespace:
 def _sample(folder: Path, *, has_bug: bool) -> Sample:
     out, start = folder / ("buggy" if has_bug else "clean"), time.monotonic()
     process = _started(out, has_bug=has_bug)
-    _, told = process.communicate(timeout=HANG)
-    assert process.returncode == int(has_bug), told
+    _, output = process.communicate(timeout=HANG)
+    assert process.returncode == int(has_bug), output
     return Sample(out, has_bug, process.returncode, _essence(_report(out)), time.monotonic() - start)
 
 
@@ -145,8 +145,8 @@ def _judged(sample: Sample, file: Path) -> str:
     """What became of the verdict with this file changed."""
     done = CliRunner().invoke(app, ["check", str(sample.folder), "--json"])
     if done.exit_code == 2 or isinstance(done.exception, TTraceError):
-        told = str(done.exception) + done.stdout
-        return "refused" if f"{file.parent.name}/{file.name}" in told else "wrong: refused without naming the file"
+        output = str(done.exception) + done.stdout
+        return "refused" if f"{file.parent.name}/{file.name}" in output else "wrong: refused without naming the file"
     if not isinstance(done.exception, SystemExit | None):
         return f"wrong: {type(done.exception).__name__}"
     if done.exit_code != sample.code:
@@ -166,10 +166,10 @@ def _kill(
     again = _started(out, has_bug=sample.has_bug)  # at once: orphans would meet it
     found = list(_problems_of_kill(sample, process.returncode, mark, deadline))
     try:
-        _, told = again.communicate(timeout=HANG)
+        _, output = again.communicate(timeout=HANG)
         if again.returncode != sample.code or _essence(_report(out)) != sample.found:
             found.append(f"wrong: the next run ended with {again.returncode}")
-            print(told)
+            print(output)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         again.kill()
         found.append(f"wrong: the next run left no report ({type(error).__name__})")

@@ -85,19 +85,19 @@ def times(run: Run, engines: list[str]) -> tuple[dict[str, float], set[bytes]]:
 
 
 def rank_killed(run: Run) -> bool:
-    """Whether a lost rank is told, and the same job then goes on from what was kept."""
+    """Check that a lost rank is reported, and that the same job then continues from the saved results."""
     kept = f"{run.folder.name}/check-*/rank-*.jsonl"
 
     def num_kept() -> int:
         return sum(path.read_text().count("\n") for path in run.folder.parent.glob(kept))
 
     said = killed(started("torchrun", run), lambda p: "--engine torchrun" in title(p), lambda: num_kept() >= 8)
-    told = re.search(r"a rank of this check was lost.*?goes on from there", " ".join(said.split()))
-    print(f"torchrun, a rank killed: {told[0] if told else said}")
+    report = re.search(r"a rank of this check was lost.*?from there", " ".join(said.split()))
+    print(f"torchrun, a rank killed: {report[0] if report else said}")
     before = num_kept()
     started("torchrun", run).communicate(timeout=300)
     print(f"torchrun again: continues from {before} lots")
-    return bool(told) and before >= 8
+    return bool(report) and before >= 8
 
 
 def worker_killed(run: Run) -> None:
@@ -115,7 +115,7 @@ def main() -> int:
         run = Run(Path(folder) / "run")
         write_run(run.folder, NUM_TENSORS, SHAPE, wrong=100)
         seconds, files = times(run, engines)
-        is_told = rank_killed(run)
+        is_reported = rank_killed(run)
         files.add(verdicts(run))
         if "ray" in engines:
             worker_killed(run)
@@ -124,7 +124,7 @@ def main() -> int:
     is_same = len(files) == 1 and b"" not in files
     print(
         f"engines: verdict files {'identical' if is_same else 'DIFFER'}, "
-        f"a lost rank {'told' if is_told else 'NOT told'}; "
+        f"a lost rank {'reported' if is_reported else 'NOT reported'}; "
         f"beyond the pool's {seconds['processes']:.1f} s: "
         + ", ".join(
             f"{engine} {value:+.1f} s ({seconds[engine] / seconds['processes']:.2f}x)"
@@ -132,4 +132,4 @@ def main() -> int:
         )
         + f" (bar +{MOST_BEYOND:.0f} s)"
     )
-    return int(not (is_same and is_told and max(beyond.values()) <= MOST_BEYOND))
+    return int(not (is_same and is_reported and max(beyond.values()) <= MOST_BEYOND))

@@ -5,7 +5,7 @@ gradients; DebugMode has the outputs of every operator instead, as norms. msprob
 tensor or the tensor; TTrace a sketch or the tensor. CPU time is that of all threads. Each tool lives in a process of
 its own, since msprobe cannot be taken off again; they take turns in random order, and each round gives one ratio.
 
-msprobe is installed for this bench only, into a folder of its own (`~/.cache/ttrace/peers`).
+msprobe is installed for this bench only, into its own folder (`~/.cache/ttrace/peers`).
 """
 
 from __future__ import annotations

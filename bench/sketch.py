@@ -38,12 +38,13 @@ def costs(dtype: torch.dtype) -> dict[str, float]:
 
 
 def spread(kind: str, k: int) -> tuple[float, float]:
-    """Mean and standard deviation, over names, of the told size of an error relative to the true one."""
+    """Return mean and standard deviation, over names, of the estimated error relative to the true one."""
     error = torch.zeros(SHAPE)
     error[ERRORS[kind]] = torch.randn(SHAPE)[ERRORS[kind]]
     true = float(error.double().norm())
-    told = [float(compute_sketch(f"layers.{i}", error, Region.whole(SHAPE), k).norm()) / true for i in range(NUM_NAMES)]
-    return statistics.mean(told), statistics.stdev(told)
+    whole = Region.whole(SHAPE)
+    estimates = [float(compute_sketch(f"layers.{i}", error, whole, k).norm()) / true for i in range(NUM_NAMES)]
+    return statistics.mean(estimates), statistics.stdev(estimates)
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """The trace of a wide job, 16,384 simulated ranks with 10^6 records, opened and planned for a check.
 
-Each rank's manifest and records are files of its own, as the ranks of a job write them without knowing of each other;
+Each rank has its own manifest and records, as the ranks of a job write them without knowing of each other;
 no tensor has bytes. Planned is what a check does before it reads any: manifests and records are merged, every id gets
-its shards, its pieces and their coverage, and ids are put into lots. Each size runs in a process of its own.
+its shards, its pieces and their coverage, and ids are put into lots. Each size runs in its own process.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ NUM_STEPS = 100
 WINDOW = 10
 """Losses are averaged over so many steps, as a curve is smoothed."""
 PARTED = 0.03
-"""The paper's difference of two curves that somebody would see."""
+"""The difference between two curves that is visible, as in the paper."""
 NUM_RANKS = 2
 
 
@@ -67,7 +67,7 @@ def measured() -> Cost:
 
 
 def parted(ours: Sequence[float], theirs: Sequence[float]) -> int | None:
-    """The step after which two smoothed curves first differ by what somebody would see."""
+    """Return the step after which two smoothed curves first differ visibly."""
     for step in range(WINDOW, len(ours) + 1):
         a, b = (sum(losses[step - WINDOW : step]) for losses in (ours, theirs))
         if abs(b - a) > PARTED * a:

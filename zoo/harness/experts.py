@@ -19,7 +19,7 @@ from zoo.harness.transformer import Experts, MixtureOfExperts, Shape, Transforme
 
 
 def expert_parallel(shape: Shape, cell: Cell) -> Candidate:
-    """Each rank along ep has a part of the batch and of the experts; along dp, microbatches of its own.
+    """Each rank along ep has a part of the batch and of the experts; along dp, its own microbatches.
 
     Experts are DTensors; where there is dp, plain tensors with a rule.
     """

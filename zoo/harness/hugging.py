@@ -93,7 +93,7 @@ class Case:
     name: str
     config: Mapping[str, Any]
     num_accumulated: int = 1
-    """How many microbatches each rank that has data of its own runs."""
+    """How many microbatches each rank with its own data runs."""
     experts: str = ""
     """How experts are computed, if not by the default of transformers."""
     num_ranks: int = 2

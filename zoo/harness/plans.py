@@ -12,7 +12,7 @@ SKETCH = "TTRACE_ZOO_SKETCH"
 
 
 def planned(**settings: Any) -> Plan:
-    """A plan after which the script goes on."""
+    """Return a plan after which the script continues."""
     num_buckets = os.environ.get(SKETCH)
     sketched = {"record": "sketch", "num_buckets": int(num_buckets)} if num_buckets else {}
     return Plan.model_validate({"stop": False, **sketched, **settings})

@@ -73,7 +73,7 @@ def judged(reference: Path, candidate: Path) -> Judgement:
 
 @functools.lru_cache(maxsize=4)
 def measured_twins(reference: Path) -> Twins:
-    """What rounding explains in a reference: measured once for all candidates that are held against it."""
+    """Measure the tolerances of a reference, once for all candidates that are compared with it."""
     twins = [Trace(reference / f"twin-{twin}") for twin in range(1, NUM_TWINS + 1)]
     return Twins(Trace(reference / "reference"), twins)
 

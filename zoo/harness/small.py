@@ -27,7 +27,7 @@ HAND = Shape(vocab=VOCAB, length=LENGTH)
 
 @dataclass(frozen=True)
 class Small:
-    """A cell and the model's shape; a layout and a model of its own, if it has them."""
+    """A cell and the model's shape; its own layout and model, if it has them."""
 
     cell: Cell
     shape: Shape = SHAPE

@@ -86,7 +86,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step tells; the same on all ranks."""
+    """The results of a step; the same on all ranks."""
 
     loss: float
     grad_norm: float | None

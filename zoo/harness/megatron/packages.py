@@ -26,7 +26,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class FusedAdam(torch.optim.AdamW):
-    """apex's, which is AdamW unless told otherwise."""
+    """apex's FusedAdam, which is AdamW by default."""
 
     def __init__(self, params: Any, **settings: Any) -> None:
         assert settings.pop("adam_w_mode", True)

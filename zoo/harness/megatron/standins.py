@@ -119,16 +119,16 @@ def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def type_name(whole: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.type` that tells Megatron, and nobody else, the name which the type has on a GPU."""
+    """Return a `Tensor.type` that gives Megatron, and no other caller, the name that the type has on a GPU."""
 
-    def told(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def type_on_gpu(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         name = whole(tensor, *args, **kwargs)
         asks = str(sys._getframe(1).f_globals.get("__name__"))
         if isinstance(name, str) and asks.startswith("megatron."):
             return name.replace("torch.", "torch.cuda.", 1)
         return name
 
-    return told
+    return type_on_gpu
 
 
 def all_to_all_single(whole: Callable[..., Any]) -> Callable[..., Any]:

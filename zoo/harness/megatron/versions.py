@@ -52,7 +52,7 @@ def counts_tokens() -> bool:
 
 
 def data_parallel(config: Any, module: Any, *, disable_bucketing: bool, **settings: Any) -> Any:
-    """Megatron's wrapper; until 0.7 it was told its groups, until 0.6 its settings one by one."""
+    """Wrap a chunk; until 0.7 the wrapper took its groups, until 0.6 its settings one by one."""
     wrapper = distributed.DistributedDataParallel
     arguments: dict[str, Any] = {"config": config, "module": module, "disable_bucketing": disable_bucketing}
     if VERSION <= (0, 7):
