@@ -18,7 +18,7 @@ def _no_checksum(address: int, num_bytes: int, before: int = 0) -> int:  # noqa:
 def without_checksums() -> Iterator[None]:
     """Write none and verify none in this block: what is written in it can be read in it only."""
     with (
-        mock.patch.object(buffered_file, "checksum_at", _no_checksum),
+        mock.patch.object(buffered_file, "compute_checksum_at", _no_checksum),
         mock.patch.object(RankTrace, "read_stored", RankTrace.read_unverified),
     ):
         yield
