@@ -31,14 +31,15 @@ NUM_TOGETHER = 12
 """So many cells are traced before they are judged: their traces lie on disk until then."""
 
 
-def run_cells(folder: Path, cells: Sequence[Cell], faults: Sequence[str]) -> dict[str, Result]:
+def run_cells(
+    folder: Path, cells: Sequence[Cell], faults: Sequence[str], references: dict[Any, Path]
+) -> tuple[dict[str, Result], dict[Any, Path]]:
     """On every rank: each cell clean, with its fault, and with recording off and on."""
     results: dict[str, Result] = {}
-    references: dict[Any, Path] = {}
     for start in range(0, len(cells), NUM_TOGETHER):
         together = slice(start, start + NUM_TOGETHER)
         results |= run_together(folder, dict(zip(cells[together], faults[together], strict=True)), references)
-    return results
+    return results, references
 
 
 def run_together(folder: Path, cells: dict[Cell, str], references: dict[Any, Path]) -> dict[str, Result]:
@@ -111,11 +112,14 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     found: dict[str, Result] = {}
     cells = chosen_cells(request.config)
     faults = dict(zip(cells, chosen_faults(cells), strict=True))
+    references: dict[Any, Path] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
         mine = [cell for cell in cells if cell.num_ranks == num_ranks]
         timeout = HANG + 60 * num_ranks * len(mine)
-        found |= on_ranks(num_ranks, run_cells, folder, mine, [faults[cell] for cell in mine], timeout=timeout)[0]
+        arguments = (folder, mine, [faults[cell] for cell in mine], references)
+        results, references = on_ranks(num_ranks, run_cells, *arguments, timeout=timeout)[0]
+        found |= results
     if request.config.getoption("--all"):
         MATRIX.write_text(table({cell.name: found[cell.name] for cell in all_cells()}))
     return found

@@ -9,7 +9,7 @@ from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit
 from zoo.harness.megatron.case import Case
-from zoo.harness.megatron.traced import outcomes
+from zoo.harness.megatron.traced import References, outcomes
 from zoo.harness.results import Outcome
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
@@ -100,7 +100,8 @@ CELLS = [(num_ranks, i) for num_ranks, cases in CASES.items() for i in range(len
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Outcome]]:
-    return {n: outcomes(n, cases, tmp_path_factory.mktemp(f"ranks-{n}")) for n, cases in CASES.items()}
+    known: References = {}
+    return {n: outcomes(n, cases, tmp_path_factory.mktemp(f"ranks-{n}"), known=known) for n, cases in CASES.items()}
 
 
 @pytest.mark.parametrize(("num_ranks", "number"), CELLS, ids=[f"{n}-{CASES[n][i].name}" for n, i in CELLS])

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Fault = Callable[["Training"], AbstractContextManager[object] | None]
 """Something done to a candidate once it is attached; a context manager is open around its steps."""
+References = dict[Case, Path]
+"""Where the reference of each case is traced, with its twins."""
 NUM_LAUNCHES = 2
 """References that run at the same time, as there are so many cores."""
 
@@ -38,9 +40,11 @@ class Timed:
     seconds: float
 
 
-def outcomes(num_ranks: int, cases: Sequence[Case], folder: Path, *, version: str = NEWEST) -> list[Outcome]:
+def outcomes(
+    num_ranks: int, cases: Sequence[Case], folder: Path, *, version: str = NEWEST, known: References | None = None
+) -> list[Outcome]:
     """Return the outcome of each case, in order."""
-    return [one.kept for one in judgements(num_ranks, cases, folder, outcome, version=version)]
+    return [one.kept for one in judgements(num_ranks, cases, folder, outcome, version=version, known=known)]
 
 
 def outcome(traced: Traced) -> Outcome:
@@ -56,10 +60,17 @@ def judgements(
     version: str = NEWEST,
     faults: Sequence[Fault | None] = (),
     timeout: float = HANG,
+    known: References | None = None,
 ) -> list[Timed]:
-    """What a judge keeps of each case, in order; `faults` may spoil one case each."""
-    references = {case: folder / f"reference-{i}" for i, case in enumerate(dict.fromkeys(c.reference for c in cases))}
-    shares = [dict(list(references.items())[i::NUM_LAUNCHES]) for i in range(min(NUM_LAUNCHES, len(references)))]
+    """Return what a judge keeps of each case, in order; `faults` may spoil one case each.
+
+    References that are in `known` are not traced again, and new ones are added to it.
+    """
+    references = {} if known is None else known
+    wanted = dict.fromkeys(case.reference for case in cases)
+    new = {case: folder / f"reference-{i}" for i, case in enumerate(wanted) if case not in references}
+    references |= new
+    shares = [dict(list(new.items())[i::NUM_LAUNCHES]) for i in range(min(NUM_LAUNCHES, len(new)))]
     with ThreadPoolExecutor(NUM_LAUNCHES) as pool:
         launches = [pool.submit(on_megatron, 1, trace_references, s, version=version, timeout=timeout) for s in shares]
         took = {case: seconds for launch in launches for case, seconds in launch.result()[0].items()}
