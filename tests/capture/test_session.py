@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,16 @@ def test_a_step_that_raises_keeps_what_it_recorded(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "reference")
     assert {str(found) for found in trace.shards} >= {"0/-/0.weight/param", "0/0/0/output"}
     assert "incomplete" in next(trace.problems())
+
+
+def test_a_closed_session_lets_the_model_go(tmp_path: Path) -> None:
+    """A process that traces many models, as a sweep of tests does, must not keep them all."""
+    model = Gpt()
+    train(Plan(out=tmp_path / "reference", stop=False), model, SimulatedRank(), RULES)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 def test_nothing_is_hooked_unless_ttrace_started_the_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,18 +176,20 @@ def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor],
     What only leads to an output that nobody uses does not run
     (tests/capture/observe/test_hooks.py::test_an_unused_output_is_not_waited_for).
     """
-    waiting = {node for node, _ in consumers}
+    waiting = dict(enumerate({node for node, _ in consumers}))
     parts: list[torch.Tensor] = []
 
-    def arrived(node: Node, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
+    def arrived(number: int, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
         parts.extend(gradient for i in positions if (gradient := gradients[i]) is not None)
-        waiting.discard(node)
-        if parts and not any(map(torch_compat.will_run, waiting)):
+        waiting.pop(number, None)
+        if parts and not any(map(torch_compat.will_run, waiting.values())):
             total = parts[0]
             for part in parts[1:]:
                 total = total + part
             parts.clear()
             deliver(total)
 
-    for node in tuple(waiting):
-        node.register_hook(partial(arrived, node, [at for other, at in consumers if other is node]))
+    for number, node in tuple(waiting.items()):
+        # A number in place of the node: a hook that holds its own node is a cycle that Python cannot collect, and the
+        # model stays with it (tests/capture/test_session.py::test_a_closed_session_lets_the_model_go).
+        node.register_hook(partial(arrived, number, [at for other, at in consumers if other is node]))
