@@ -24,7 +24,7 @@ from torch import nn
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import Gpt
@@ -247,7 +247,7 @@ class Bed:
 
     model: Model
     folder: Path
-    twins: Twins
+    twins: ToleranceModel
 
     def candidate(
         self, cut: Cut | None, change: Change | None = None, *, backward: float = 1.0, broken: Change | None = None
@@ -275,4 +275,4 @@ def bed(model: Model) -> Iterator[Bed]:
             update = {"out": folder / f"twin-{twin}", "role": "twin", "twin": twin, "reference": folder / "reference"}
             train(plan.model_copy(update=update), model.build())
             twins.append(Trace(folder / f"twin-{twin}"))
-        yield Bed(model, folder, Twins(Trace(folder / "reference"), twins))
+        yield Bed(model, folder, ToleranceModel.measure(Trace(folder / "reference"), twins))

@@ -29,7 +29,7 @@ from bench._models import (
     shift_vocabulary,
 )
 from bench._ranks import BF16, FP32, Case, cases, judged_on_ranks
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.tolerance.estimate import unit
 from ttrace.judge.verdict import Comparison, Judgement, Tolerance, Verdict
@@ -106,7 +106,7 @@ def ratio_of(comparison: Comparison) -> float | None:
 def tallied(found: Bed) -> Tally:
     """A model's clean candidates."""
     cuts = CUTS if found.model.num_layers in (2, 8) else FEW
-    return sum((Tally.of(checked(found.twins, found.candidate(cut))) for cut in cuts.values()), Tally())
+    return sum((Tally.of(judge_candidate(found.twins, found.candidate(cut))) for cut in cuts.values()), Tally())
 
 
 def print_row(name: str, tally: Tally) -> Tally:
@@ -138,10 +138,10 @@ def errors(judgement: Judgement) -> dict[TensorId, float]:
 def faults_by_layer(found: Bed) -> dict[str, dict[str, Curve]]:
     """What a fault does to each layer beside what rounding does, by kind."""
     estimated = estimates(found.twins.tolerances)
-    observed = errors(checked(found.twins, found.candidate(CUTS["tp=2 cp=2"])))
+    observed = errors(judge_candidate(found.twins, found.candidate(CUTS["tp=2 cp=2"])))
     panels = {}
     for kind, (name, fault) in FAULTS.items():
-        wrong = errors(checked(found.twins, found.candidate(CUTS["tp=2"], broken=fault)))
+        wrong = errors(judge_candidate(found.twins, found.candidate(CUTS["tp=2"], broken=fault)))
         panels[TITLES[kind]] = {
             f"fault: {name}": curve(wrong, kind),
             "rounding, observed": curve(observed, kind),

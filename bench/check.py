@@ -20,9 +20,9 @@ import torch
 
 from bench._checksums import without_checksums
 from bench._memory import measured
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.engine import Threads
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Exit
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.source import LayoutSource, Provenance
@@ -113,7 +113,7 @@ def main() -> int:
         twin = write(Path(folder) / "twin-1", "twin", 1, 1e-6)
         candidate = write(Path(folder) / "candidate", "candidate", 2, 1e-7)
         num_bytes = sum(t.num_bytes(i) for t in (reference, candidate) for i in t.shards)
-        twins = Twins(reference, [twin], engine=Threads(NUM_WORKERS))
+        twins = ToleranceModel.measure(reference, [twin], engine=Threads(NUM_WORKERS))
         ways = ("read", "check", "without checksums")
         shares: dict[str, list[float]] = {way: [] for way in ways}
         peaks, chance = [], random.Random(0)
@@ -125,7 +125,7 @@ def main() -> int:
                     if way == "read":
                         read((reference, candidate))
                     else:
-                        judgement = checked(twins, Trace(candidate.folder), engine=Threads(NUM_WORKERS))
+                        judgement = judge_candidate(twins, Trace(candidate.folder), engine=Threads(NUM_WORKERS))
                         assert judgement.exit is Exit.PASSED, (judgement.problems, judgement.findings)
                     seconds[way] = time.perf_counter() - start
                 if way == "check":

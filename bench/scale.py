@@ -14,7 +14,7 @@ import torch
 
 from bench._models import CUTS, FAMILIES, Bed, Model, bed
 from bench.tolerances import scaled
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.verdict import Exit
 from ttrace.tensors.ids import Kind
 
@@ -41,7 +41,7 @@ def main(*options: str) -> int:
     allowed: list[float] = []
     for model in (Model(f, p, 3, seed) for seed in seeds for f in FAMILIES for p in ("fp32", "bf16")):
         with bed(model) as found:
-            exits = [checked(found.twins, found.candidate(cut)).exit for cut in CUTS.values()]
+            exits = [judge_candidate(found.twins, found.candidate(cut)).exit for cut in CUTS.values()]
             num_clean += len(exits)
             accused[model.precision] += sum(code is not Exit.PASSED for code in exits)
             if model.precision == "bf16":
@@ -53,7 +53,7 @@ def main(*options: str) -> int:
                         found.candidate(CUTS["tp=2"], backward=factor),
                         found.candidate(CUTS["tp=2"], scaled("", factor)),
                     )
-                    seen[factor] += sum(checked(found.twins, trace).exit is Exit.FOUND for trace in wrong)
+                    seen[factor] += sum(judge_candidate(found.twins, trace).exit is Exit.FOUND for trace in wrong)
         print(f"{model.name} seed {model.seed}: {dict(seen)}", flush=True)
     for factor in FACTORS:
         print(f"all gradients x {factor} in bf16: found in {seen[factor]} of {num_wrong} runs")

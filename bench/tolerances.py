@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bench._models import CUTS, FAMILIES, Bed, Change, Model, bed
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.verdict import Exit
 from ttrace.trace.reader import Trace
 from zoo.fixed import FIXED, accusers
@@ -46,7 +46,7 @@ FAULTS: dict[str, Change] = {
 
 def accusing(found: Bed, candidate: Trace) -> set[str]:
     """The rules that accuse a candidate, ours included."""
-    ours = set() if checked(found.twins, candidate).exit is Exit.PASSED else {OURS}
+    ours = set() if judge_candidate(found.twins, candidate).exit is Exit.PASSED else {OURS}
     return ours | accusers(found.twins.reference, candidate)
 
 

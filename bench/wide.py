@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from ttrace.judge.engine import lots
-from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.engine import make_lots
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
@@ -105,11 +105,11 @@ def plan(folder: Path) -> dict[str, float]:
     num_shards = sum(map(len, trace.shards.values()))
     merged = time.perf_counter()
     for tensor_id in trace.shards:
-        logical = Logical.found(trace, tensor_id)
+        logical = LogicalTensor.of(trace, tensor_id)
         assert logical is not None
         assert logical.coverage().is_tiling, tensor_id
         assert trace.owners(tensor_id.name.removesuffix(".weight") + ".part.0")
-    num_lots = sum(1 for _ in lots(trace.shards, trace.num_bytes))
+    num_lots = sum(1 for _ in make_lots(trace.shards, trace.num_bytes))
     end = time.perf_counter()
     return {
         "ranks": len(trace.ranks),

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import Logical, Piece
+from ttrace.judge.tensors.logical import LogicalTensor, Piece
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 
@@ -73,8 +73,8 @@ def accusers(reference: Trace, candidate: Trace) -> frozenset[str]:
 def _pairs(reference: Trace, candidate: Trace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the tensors that both sides have, each replica separately."""
     for tensor_id in reference.shards:
-        ours = Logical.found(reference, tensor_id) if tensor_id.kind in SEEN else None
-        theirs = Logical.found(candidate, tensor_id, ours.shape) if ours is not None else None
+        ours = LogicalTensor.of(reference, tensor_id) if tensor_id.kind in SEEN else None
+        theirs = LogicalTensor.of(candidate, tensor_id, ours.shape) if ours is not None else None
         if ours is None or theirs is None or ours.shape != theirs.shape or not ours.dtype.is_floating_point:
             continue
         a, factor = ours.tensor().double(), factor_to_come(tensor_id, reference, candidate)
@@ -82,7 +82,7 @@ def _pairs(reference: Trace, candidate: Trace) -> Iterator[tuple[torch.Tensor, t
             yield from ((a, one.tensor().double() * factor) for one in _replicas(theirs))
 
 
-def _replicas(logical: Logical) -> Iterator[Logical]:
+def _replicas(logical: LogicalTensor) -> Iterator[LogicalTensor]:
     """The same tensor as the first holders of each part have it, as the second have it, and so on."""
     count = max(len(replicas) for piece in logical.pieces for replicas in piece.summands)
     for i in range(count):

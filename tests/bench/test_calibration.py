@@ -9,7 +9,7 @@ import pytest
 from bench._models import CUTS, Bed, Model, bed
 from bench.calibration import TITLES, Tally, curve, estimates, faults_by_layer, ratio_of
 from bench.tolerances import FAULTS, OURS, accusing, scaled
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Comparison, Judgement, Tolerance, Verdict
 from ttrace.tensors.ids import TensorId
@@ -24,7 +24,7 @@ def small() -> Iterator[Bed]:
 
 
 def test_a_candidate_that_computes_in_parts_differs_by_rounding(small: Bed) -> None:
-    tally = Tally.of(checked(small.twins, small.candidate(CUTS["tp=2"])))
+    tally = Tally.of(judge_candidate(small.twins, small.candidate(CUTS["tp=2"])))
     assert tally.accused == []
     assert 0.0 < max(tally.ratios) < 4.0
     assert len(tally.ratios) > 100

@@ -16,7 +16,7 @@ import ttrace
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.errors import CaptureError, LayoutError
-from ttrace.judge.tensors.logical import Logical, measured
+from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.ids import Kind, TensorId
@@ -426,11 +426,11 @@ def test_ranks_that_hold_other_rows_make_up_the_references_tensor(tmp_path: Path
         one_step(candidate(tmp_path, part, Mesh.of(ep=2), rank, {}), part, torch.randn(2, 2))
         opened[-1].close()
     tensor_id = TensorId.of(0, 0, "inner", Kind.OUTPUT)
-    ours, theirs = (Logical.found(Trace(tmp_path / side), tensor_id) for side in ("reference", "candidate"))
+    ours, theirs = (LogicalTensor.of(Trace(tmp_path / side), tensor_id) for side in ("reference", "candidate"))
     assert ours is not None
     assert theirs is not None
     assert theirs.coverage().is_tiling
-    assert measured(ours, theirs)[0].error < 1e-6
+    assert measure(ours, theirs)[0].error < 1e-6
 
 
 def test_data_of_their_own_do_not_make_ranks_cut_a_batch(tmp_path: Path) -> None:

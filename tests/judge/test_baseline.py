@@ -29,11 +29,11 @@ def test_known_findings_do_not_fail_and_new_ones_do(tmp_path: Path) -> None:
     known = Baseline.load(tmp_path / "baseline.json")
     assert known.known == (Known(site="fc1/output", cause=CauseName.DOUBLE_REDUCTION, axis="tp"),)
     assert known.exit(old) is Exit.PASSED
-    assert known.told(old).notes[-1] == "fc1/output (double reduction) is in the baseline: it does not fail"
+    assert known.add_notes(old).notes[-1] == "fc1/output (double reduction) is in the baseline: it does not fail"
     new = judged(tmp_path / "new", "0/0/fc2/output")
     assert known.exit(new) is Exit.FOUND
-    assert [finding.module for finding in known.new(new)] == ["fc2"]
-    assert known.told(new).notes[-1].endswith("is in the baseline, and is no finding any more")
+    assert [finding.module for finding in known.find_new(new)] == ["fc2"]
+    assert known.add_notes(new).notes[-1].endswith("is in the baseline, and is no finding any more")
 
 
 OLD = """{

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.check import checked
-from ttrace.judge.selftest import LOST_SHARD, Power, SelfTest, selftest
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.check import judge_candidate
+from ttrace.judge.selftest import LOST_SHARD, Power, SelfTest, run_selftest
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Exit, Judgement
 
 ID = "0/0/fc/output"
@@ -20,9 +20,9 @@ FULL = drawn(8, 12)
 
 
 def selftest_of(case: Case) -> SelfTest:
-    rounding = Twins(case.reference.close(), [case.twin.close()])
+    rounding = ToleranceModel.measure(case.reference.close(), [case.twin.close()])
     candidate = case.candidate.close()
-    return selftest(rounding, candidate, checked(rounding, candidate))
+    return run_selftest(rounding, candidate, judge_candidate(rounding, candidate))
 
 
 def power(case: Case, name: str = ID) -> Power:
@@ -96,9 +96,9 @@ def test_a_lost_part_is_seen_under_every_layout(tmp_path: Path, layout: str) -> 
 def test_the_traces_stay_as_they_were(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.both(ID, FULL, "a b/tp")
-    rounding, candidate = Twins(case.reference.close(), [case.twin.close()]), case.candidate.close()
-    selftest(rounding, candidate, checked(rounding, candidate))
-    assert checked(rounding, candidate).exit is Exit.PASSED
+    rounding, candidate = ToleranceModel.measure(case.reference.close(), [case.twin.close()]), case.candidate.close()
+    run_selftest(rounding, candidate, judge_candidate(rounding, candidate))
+    assert judge_candidate(rounding, candidate).exit is Exit.PASSED
 
 
 def trained(tmp_path: Path, gradient: torch.Tensor, update: torch.Tensor, *, noise: float = 1e-6) -> Case:

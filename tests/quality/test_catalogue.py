@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.catalogue import CATALOGUE, Fault, trace_fault, trace_together
-from ttrace.judge.findings.isolated import combined
+from ttrace.judge.findings.isolated import combine
 from ttrace.judge.verdict import CauseName, Exit
 from zoo.harness.cells import judge_all
 from zoo.harness.ranks import on_ranks
@@ -63,7 +63,7 @@ def run_pairs(folder: Path) -> list[set[tuple[str, CauseName]]]:
     dist.barrier()
     if dist.get_rank() != 0:
         return []
-    both = [combined(*(judged(one.reference, one.candidate) for one in pair)) for pair in traced]
+    both = [combine(*(judged(one.reference, one.candidate) for one in pair)) for pair in traced]
     return [{(finding.module, finding.cause.name) for finding in judgement.findings} for judgement in both]
 
 

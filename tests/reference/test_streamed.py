@@ -31,10 +31,10 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
 from ttrace.errors import CaptureError
 from ttrace.judge.check import check
-from ttrace.judge.findings.isolated import combined
+from ttrace.judge.findings.isolated import combine
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
-from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Exit, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.reference.parameter_source import maker_of
@@ -190,7 +190,7 @@ def test_what_was_passed_by_is_not_judged_and_that_is_said(tmp_path: Path) -> No
     beside = {(t.name, t.kind) for t in passed if not t.name.startswith("model.layers.1")}
     assert beside == {("model.layers.0", Kind.GRAD_OUTPUT), ("model.layers.2", Kind.INPUT)}
     assert Kind.PARAM_GRAD in {t.kind for t in passed}
-    assert any(describe(Why(Reason.SKIPPED_BLOCK)) in note for note in combined(judgement, judgement).notes)
+    assert any(describe(Why(Reason.SKIPPED_BLOCK)) in note for note in combine(judgement, judgement).notes)
 
 
 def test_an_optimizer_is_harmless_and_norms_are_not_traced(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_large_weight_is_used_in_slices(tmp_path: Path) -> None:
     head = TensorId.of(0, None, "lm_head.weight", Kind.PARAM_GRAD)
     assert len(streamed.shards[head]) == 7  # of 7 rows with 128 bytes each
     for tensor_id in ordinary.shards:
-        x, y = Logical.found(streamed, tensor_id), Logical.found(ordinary, tensor_id)
+        x, y = LogicalTensor.of(streamed, tensor_id), LogicalTensor.of(ordinary, tensor_id)
         assert x is not None
         assert y is not None
         torch.testing.assert_close(x.tensor(), y.tensor(), atol=1e-6, rtol=1e-4)

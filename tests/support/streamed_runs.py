@@ -13,7 +13,7 @@ from ttrace.adapters.adapter import Adapter
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
-from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.hugging import CONFIGS
@@ -62,7 +62,7 @@ def assert_same_bits(a: Trace, b: Trace) -> None:
     assert [*a.problems(), *b.problems()] == []
     assert set(a.shards) == set(b.shards)
     for tensor_id in a.shards:
-        x, y = Logical.found(a, tensor_id), Logical.found(b, tensor_id)
+        x, y = LogicalTensor.of(a, tensor_id), LogicalTensor.of(b, tensor_id)
         assert x is not None
         assert y is not None
         cover = x.coverage()

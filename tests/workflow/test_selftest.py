@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import run_example, ttrace
-from ttrace.judge.check import checked
-from ttrace.judge.selftest import INJECTIONS, injected
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.check import judge_candidate
+from ttrace.judge.selftest import INJECTIONS, inject_faults
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Exit
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
@@ -35,13 +35,13 @@ def test_what_is_claimed_to_be_seen_is_found(tmp_path: Path, example: str) -> No
     claims = [(tensor["id"], name) for tensor in report["tensors"] for name, seen in tensor["seen"].items() if seen]
     assert {name for _, name in claims} >= set(INJECTIONS) - {"another microbatch"}
     run = Run(tmp_path / "clean")
-    rounding = Twins(Trace(run.reference), [Trace(path) for path in run.twins()])
+    rounding = ToleranceModel.measure(Trace(run.reference), [Trace(path) for path in run.twins()])
     for tensor_id, name in claims[:: max(len(claims) // NUM_SAMPLES, 1)]:
         candidate = Trace(run.candidate)
-        wrong = dict(injected(TensorId.parse(tensor_id), candidate))[name]
+        wrong = dict(inject_faults(TensorId.parse(tensor_id), candidate))[name]
         altered = copy.copy(candidate)
         altered.__dict__["shards"] = {**candidate.shards, TensorId.parse(tensor_id): wrong}
-        judgement = checked(rounding, altered)
+        judgement = judge_candidate(rounding, altered)
         accused = [str(c.id) for c in judgement.comparisons if c.verdict.is_wrong]
         assert accused == [tensor_id], (name, accused)
         assert judgement.exit is not Exit.PASSED, (tensor_id, name)

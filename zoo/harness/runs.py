@@ -15,8 +15,8 @@ from torch import nn
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import Session
-from ttrace.judge.check import checked
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.check import judge_candidate
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.mesh import Mesh
@@ -68,14 +68,14 @@ def trace_reference(folder: Path, build: Callable[[], nn.Module], rules: dict[st
 
 def judged(reference: Path, candidate: Path) -> Judgement:
     """Judge a candidate's trace against a reference's and its twins', which lie beside it."""
-    return checked(measured_twins(reference), Trace(candidate))
+    return judge_candidate(measured_twins(reference), Trace(candidate))
 
 
 @functools.lru_cache(maxsize=4)
-def measured_twins(reference: Path) -> Twins:
+def measured_twins(reference: Path) -> ToleranceModel:
     """Measure the tolerances of a reference, once for all candidates that are compared with it."""
     twins = [Trace(reference / f"twin-{twin}") for twin in range(1, NUM_TWINS + 1)]
-    return Twins(Trace(reference / "reference"), twins)
+    return ToleranceModel.measure(Trace(reference / "reference"), twins)
 
 
 def gpt_case(

@@ -46,7 +46,7 @@ def tell(
     leaves_code: bool = False,
 ) -> None:
     """Write and print what a check found, and exit; with `leaves_code`, write the exit code into a file too."""
-    judgement, code = known.told(judgement), known.exit(judgement)
+    judgement, code = known.add_notes(judgement), known.exit(judgement)
     # Commands that show single tensors read them from a folder.
     next_command = "copy the traces to a folder, then: ttrace check RUN" if is_stored else run.next_command(judgement)
     report = write(run, judgement, next_command, is_stored=is_stored)
@@ -58,7 +58,7 @@ def tell(
         text = summary.render_text(judgement, next_command)
         junit.write(junit_file, "ttrace", [junit.Case(str(run.folder), code, text.splitlines()[0], text)])
     if github.is_on():
-        for line in github.format_errors(known.new(judgement), Path.cwd()):
+        for line in github.format_errors(known.find_new(judgement), Path.cwd()):
             typer.echo(line, err=True)
         github.add_summary(github.format_summary(judgement, str(run.folder)))
     status = _status(code, fail_on)

@@ -60,7 +60,7 @@ class Baseline:
         except OSError as error:
             raise TTraceError(f"{path} cannot be written: {error}.") from None
 
-    def new(self, judgement: Judgement) -> tuple[Finding, ...]:
+    def find_new(self, judgement: Judgement) -> tuple[Finding, ...]:
         """The findings that are not known."""
         return tuple(finding for finding in judgement.findings if Known.of(finding) not in self.known)
 
@@ -68,12 +68,12 @@ class Baseline:
         """How a check ends of which the known findings do not count; what follows from them does not either."""
         if not judgement.findings:
             return judgement.exit
-        if self.new(judgement):
+        if self.find_new(judgement):
             return Exit.FOUND
         right = tuple(comparison for comparison in judgement.comparisons if not comparison.verdict.is_wrong)
         return replace(judgement, findings=(), comparisons=right).exit
 
-    def told(self, judgement: Judgement) -> Judgement:
+    def add_notes(self, judgement: Judgement) -> Judgement:
         """The judgement, with what the baseline does to it."""
         met = {Known.of(finding) for finding in judgement.findings}
         ends = {True: ": it does not fail", False: ", and is no finding any more"}

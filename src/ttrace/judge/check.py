@@ -1,37 +1,42 @@
-"""This module compares a candidate's trace with the reference's, and says what kept it from comparing more."""
+"""The check: a candidate's trace compared with the reference's, stage by stage.
+
+Compare every tensor, excuse what nobody stated and what policy allows, find out what kept tensors from being judged,
+find where wrong tensors start, and collect the notes. Each stage is a function of its own.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ttrace.judge.comparison.compare import Comparer
 from ttrace.judge.compatibility import check_candidate
-from ttrace.judge.engine import HERE, Engine, Progress, lots
+from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
 from ttrace.judge.findings.common_cause import merge_gradients
 from ttrace.judge.findings.data_mismatch import excuse_data, find_data_mismatches, is_from_outside
-from ttrace.judge.findings.localize import findings
+from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
+from ttrace.judge.findings.localize import find_origins
 from ttrace.judge.findings.missing_annotations import (
-    doubted,
+    add_layout_doubt,
     excuse_partial_calls,
-    unseen_clip,
-    unstated_factor,
-    without_unstated_sums,
+    excuse_unstated_sums,
+    find_unseen_clip,
+    find_unstated_factor,
 )
-from ttrace.judge.findings.missing_modules import absences, explained, with_reasons
-from ttrace.judge.findings.randomness import before_random, random_problems
+from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
+from ttrace.judge.findings.randomness import describe_random_numbers, drop_random_findings
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.notes.blind_spots import power_notes
-from ttrace.judge.notes.depth import depth_notes
-from ttrace.judge.notes.environment import surrounding_notes
+from ttrace.judge.notes.blind_spots import note_blind_spots
+from ttrace.judge.notes.depth import note_depth
+from ttrace.judge.notes.environment import note_environment
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.reason import EXCUSED, Reason, Why
 from ttrace.judge.sentences import describe
-from ttrace.judge.tensors.factor import factor_note
+from ttrace.judge.tensors.factor import note_factor
 from ttrace.judge.tensors.rank_names import add_microbatches
-from ttrace.judge.tolerance.model import Twins
-from ttrace.judge.tolerance.outlier_twins import name_outlying_twins
-from ttrace.judge.tolerance.scale import named, together
+from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.tolerance.outlier_twins import describe_outlying_twins
 from ttrace.judge.verdict import Comparison, Finding, Judgement
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.region import Region
@@ -45,90 +50,138 @@ def check(
     *,
     margin: float = MARGIN,
     policy: Policy = STRICT,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Judgement:
     """Judge every tensor that either side recorded."""
-    return checked(Twins(reference, twins, margin), candidate, policy=policy, progress=progress)
+    rounding = ToleranceModel.measure(reference, twins, margin)
+    return judge_candidate(rounding, candidate, policy=policy, progress=progress)
 
 
-def checked(
-    rounding: Twins,
+def judge_candidate(
+    rounding: ToleranceModel,
     candidate: Trace,
     *,
     policy: Policy = STRICT,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     engine: Engine = HERE,
 ) -> Judgement:
-    """The same with a reference whose twins were measured before: many candidates may share one."""
-    reference, twins = rounding.reference, rounding.twins
+    """Judge a candidate by tolerances that were measured before: many candidates may share them."""
+    reference = rounding.reference
     check_candidate(candidate, reference)
-    comparer = Comparer(reference, rounding, candidate)
-    # In the reference's order of appearance; what only the candidate has follows. Whether the reference recomputes is
-    # its own affair.
+    comparisons = _compare_all(rounding, candidate, engine, progress)
+    comparisons = _excuse_unstated(comparisons, reference, candidate)
+    absences = find_absences(comparisons, reference, candidate)
+    comparisons, allowances = policy.apply(add_absences(comparisons, absences))
+    obstacles = _find_obstacles(comparisons, reference, candidate)
+    if obstacles.other_data:
+        comparisons = [excuse_data(comparison) for comparison in comparisons]
+    found = _find_causes(comparisons, obstacles, absences, rounding, candidate)
+    return Judgement(
+        tuple(comparisons),
+        drop_random_findings(found, comparisons, reference, candidate),
+        (
+            *_collect_problems(rounding, candidate),
+            *obstacles.other_data,
+            *map(str, absences),
+            *_describe_idle_axes(candidate, comparisons),
+            *([obstacles.factor] if obstacles.factor is not None else []),
+        ),
+        _collect_notes(comparisons, found, allowances, reference, candidate),
+    )
+
+
+def _compare_all(
+    rounding: ToleranceModel, candidate: Trace, engine: Engine, progress: OnProgress | None
+) -> list[Comparison]:
+    """Compare every tensor, in the reference's order of appearance; what only the candidate has follows."""
+    reference = rounding.reference
+    # A reference may recompute or not; that is not compared.
     ids = list(dict.fromkeys([*(t for t in reference.shards if not t.kind.is_recompute), *candidate.shards]))
     sizes = {tensor_id: reference.num_bytes(tensor_id) + candidate.num_bytes(tensor_id) for tensor_id in ids}
     comparisons, done, total = [], 0, sum(sizes.values())
-    for comparison in engine.map(Comparer.comparisons, comparer, lots(ids, sizes.__getitem__)):
+    comparer = Comparer(reference, rounding, candidate)
+    for comparison in engine.map(Comparer.comparisons, comparer, make_lots(ids, sizes.__getitem__)):
         comparisons.append(comparison)
         done += sizes[comparison.id]
         if progress is not None:
             progress(done, total)
+    return comparisons
+
+
+def _excuse_unstated(comparisons: list[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
+    """Excuse what a correct candidate does, and nobody stated."""
     if not reference.manifest.isolated:
-        # In isolation the module around is right in any case; what is not stated is told by the ordinary run.
-        comparisons = without_unstated_sums(comparisons, reference, candidate)
-    comparisons = excuse_partial_calls(comparisons, reference, candidate)
-    lacking = absences(comparisons, reference, candidate)
-    comparisons = with_reasons(comparisons, lacking)
-    comparisons, allowed = policy.applied(comparisons)
-    factor = unstated_factor(comparisons, candidate) or unseen_clip(comparisons, reference, candidate)
-    other_data = find_data_mismatches(comparisons, reference, candidate)
-    # Whatever follows from other data, or from a factor that nobody stated, is no finding.
-    if other_data:
-        comparisons = [excuse_data(comparison) for comparison in comparisons]
-    accusable = [c for c in comparisons if not is_from_outside(c)] if other_data else comparisons
-    inferred = _inferred_note(comparisons)
-    # Every rank tells its own, and often the same.
-    problems = dict.fromkeys(problem for trace in (reference, *twins, candidate) for problem in trace.problems())
-    found: tuple[Finding, ...] = ()
-    if factor is None:
-        found = together(accusable, rounding.stats, margin=rounding.scale_margin)
-        found = found or tuple(map(named, findings(accusable, reference, candidate)))
-        found = tuple(add_microbatches(finding, comparisons, candidate) for finding in explained(found, lacking))
-        found = tuple(doubted(finding, comparisons) for finding in merge_gradients(found, comparisons))
-    return Judgement(
-        tuple(comparisons),
-        before_random(found, comparisons, reference, candidate),
-        (
-            *problems,
-            *random_problems(reference, candidate),
-            *_nothing_recorded(reference, candidate),
-            *_still_twins(rounding),
-            *name_outlying_twins(rounding),
-            *other_data,
-            *map(str, lacking),
-            *_idle(candidate, comparisons),
-            *([factor] if factor is not None else []),
-        ),
-        tuple(
-            dict.fromkeys(
-                [
-                    *(surrounding_notes(reference, candidate) if found else ()),
-                    *reference.notes,
-                    *candidate.notes,
-                    *factor_note(reference, candidate),
-                    *_alone(candidate),
-                    *inferred,
-                    *_excused_notes(comparisons),
-                    *allowed,
-                    *([] if reference.manifest.isolated else depth_notes(comparisons)),
-                    *([] if reference.manifest.isolated else power_notes(comparisons, candidate)),
-                ]
-            )
-        ),
-    )
+        # In isolation the module around is right in any case; the ordinary run says what is not stated.
+        comparisons = excuse_unstated_sums(comparisons, reference, candidate)
+    return excuse_partial_calls(comparisons, reference, candidate)
 
 
-def _nothing_recorded(reference: Trace, candidate: Trace) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Obstacles:
+    """What keeps wrong tensors from being findings, in words: data that differ, or a factor that nobody stated."""
+
+    other_data: Sequence[str]
+    factor: str | None
+
+
+def _find_obstacles(comparisons: list[Comparison], reference: Trace, candidate: Trace) -> _Obstacles:
+    factor = find_unstated_factor(comparisons, candidate) or find_unseen_clip(comparisons, reference, candidate)
+    return _Obstacles(find_data_mismatches(comparisons, reference, candidate), factor)
+
+
+def _find_causes(
+    comparisons: list[Comparison],
+    obstacles: _Obstacles,
+    absences: Sequence[Absence],
+    rounding: ToleranceModel,
+    candidate: Trace,
+) -> tuple[Finding, ...]:
+    """Find where wrong tensors start, and why."""
+    if obstacles.factor is not None:
+        return ()
+    accusable = [c for c in comparisons if not (obstacles.other_data and is_from_outside(c))]
+    found = find_global_scale(accusable, rounding.stats, margin=rounding.scale_margin)
+    found = found or tuple(map(name_mis_scaled, find_origins(accusable, rounding.reference, candidate)))
+    found = explain_by_absences(found, absences)
+    found = tuple(add_microbatches(finding, comparisons, candidate) for finding in found)
+    return tuple(add_layout_doubt(finding, comparisons) for finding in merge_gradients(found, comparisons))
+
+
+def _collect_problems(rounding: ToleranceModel, candidate: Trace) -> Iterator[str]:
+    """Say what keeps the whole run from being judged, as far as the traces alone show it."""
+    reference = rounding.reference
+    # Every rank says its own problems, and often the same.
+    traces = (reference, *rounding.twins, candidate)
+    yield from dict.fromkeys(problem for trace in traces for problem in trace.problems())
+    yield from describe_random_numbers(reference, candidate)
+    yield from _describe_empty_sides(reference, candidate)
+    yield from _describe_still_twins(rounding)
+    yield from describe_outlying_twins(rounding)
+
+
+def _collect_notes(
+    comparisons: list[Comparison],
+    found: tuple[Finding, ...],
+    allowances: Sequence[str],
+    reference: Trace,
+    candidate: Trace,
+) -> tuple[str, ...]:
+    notes = [
+        *(note_environment(reference, candidate) if found else ()),
+        *reference.notes,
+        *candidate.notes,
+        *note_factor(reference, candidate),
+        *_note_one_rank(candidate),
+        *_note_inferred_layouts(comparisons),
+        *_note_excused(comparisons),
+        *allowances,
+    ]
+    if not reference.manifest.isolated:
+        notes += [*note_depth(comparisons), *note_blind_spots(comparisons, candidate)]
+    return tuple(dict.fromkeys(notes))
+
+
+def _describe_empty_sides(reference: Trace, candidate: Trace) -> Iterator[str]:
     for side, trace in (("reference", reference), ("candidate", candidate)):
         if not any(shards[0].id.kind is Kind.OUTPUT for shards in trace.shards.values()):
             yield (
@@ -137,8 +190,8 @@ def _nothing_recorded(reference: Trace, candidate: Trace) -> Iterator[str]:
             )
 
 
-def _still_twins(rounding: Twins) -> Iterator[str]:
-    """Twins that nothing has moved say that rounding explains nothing, which is never so."""
+def _describe_still_twins(rounding: ToleranceModel) -> Iterator[str]:
+    """Twins that equal the reference would mean that rounding explains nothing, which is never true."""
     found = [stats for stats in rounding.stats.values() if stats]
     if found and all(s.dd == 0.0 and s.finite_b for stats in found for s in stats):
         yield (
@@ -147,12 +200,12 @@ def _still_twins(rounding: Twins) -> Iterator[str]:
         )
 
 
-def _alone(candidate: Trace) -> Iterator[str]:
+def _note_one_rank(candidate: Trace) -> Iterator[str]:
     if candidate.manifest.num_ranks == 1:
         yield "the candidate ran on one rank: nothing was distributed. If it should be, was torchrun forgotten?"
 
 
-def _idle(candidate: Trace, comparisons: list[Comparison]) -> Iterator[str]:
+def _describe_idle_axes(candidate: Trace, comparisons: list[Comparison]) -> Iterator[str]:
     """Axes that cut, sum and distribute nothing: the candidate is not what its author believes."""
     sizes = candidate.mesh.sizes
     idle = {axis for axis, size in sizes.items() if size > 1}
@@ -171,15 +224,15 @@ def _idle(candidate: Trace, comparisons: list[Comparison]) -> Iterator[str]:
 
 
 def _is_divided(shards: list[Shard], axis: str, size: int) -> bool:
-    """Whether some region of this tensor is not held all along the axis."""
+    """Whether some region of this tensor is not held by all ranks along the axis."""
     places: dict[Region | None, set[int]] = {}
     for shard in shards:
         places.setdefault(shard.record.region, set()).add(shard.coord[axis])
     return any(len(held) < size for held in places.values())
 
 
-def _excused_notes(comparisons: list[Comparison]) -> Iterator[str]:
-    """How much was not judged for each reason that does not spoil the verdict."""
+def _note_excused(comparisons: list[Comparison]) -> Iterator[str]:
+    """Say how many tensors were not judged for each reason that does not spoil the verdict."""
     reasons = Counter(comparison.reason for comparison in comparisons)
     sentences = {describe(Why(reason)): reasons[reason] for reason in EXCUSED - {Reason.ALLOWED}}
     for sentence, count in sorted(sentences.items()):
@@ -187,6 +240,7 @@ def _excused_notes(comparisons: list[Comparison]) -> Iterator[str]:
             yield f"{count} of {len(comparisons)} tensors were not judged: {sentence}"
 
 
-def _inferred_note(comparisons: list[Comparison]) -> list[str]:
+def _note_inferred_layouts(comparisons: list[Comparison]) -> Iterator[str]:
     count = sum(comparison.has_inferred_layout for comparison in comparisons)
-    return [f"{count} of {len(comparisons)} layouts were inferred from shapes"] if count else []
+    if count:
+        yield f"{count} of {len(comparisons)} layouts were inferred from shapes"

@@ -24,7 +24,7 @@ Work = Callable[[Context, Sequence[TensorId]], list[Result]]
 Weigh = Callable[[TensorId], int]
 """How many bytes an id makes a worker read."""
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Told how many of how many bytes are read."""
 
 _LOT_BYTES, _LOT_IDS = 32 << 20, 256
@@ -70,7 +70,7 @@ class Threads:
         try:
             # The copied context brings along which kernels the caller chose.
             tasks = (pool.submit(copy_context().run, work, context, lot.ids) for lot in lots)
-            yield from in_order(tasks, lambda task: task.result(), AHEAD * self.num_workers)
+            yield from take_in_order(tasks, lambda task: task.result(), AHEAD * self.num_workers)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -79,16 +79,16 @@ HERE = Threads()
 """One id after the other."""
 
 
-def num_cores() -> int:
+def count_cores() -> int:
     """How many cores this process may use, up to eight: more wait for memory."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
 
 
-def all_cores() -> Threads:
-    return Threads(num_cores())
+def use_all_cores() -> Threads:
+    return Threads(count_cores())
 
 
-def in_order(tasks: Iterable[Task], result: Callable[[Task], list[Result]], num_ahead: int) -> Iterator[Result]:
+def take_in_order(tasks: Iterable[Task], result: Callable[[Task], list[Result]], num_ahead: int) -> Iterator[Result]:
     """The results of tasks, in their order; at most `num_ahead` are begun and not yet taken."""
     waiting: deque[Task] = deque()
     for task in tasks:
@@ -99,7 +99,7 @@ def in_order(tasks: Iterable[Task], result: Callable[[Task], list[Result]], num_
         yield from result(waiting.popleft())
 
 
-def lots(ids: Iterable[TensorId], weigh: Weigh) -> Iterator[Lot]:
+def make_lots(ids: Iterable[TensorId], weigh: Weigh) -> Iterator[Lot]:
     """Ids in their order, so many at a time that a worker is busy for a while, but not for long."""
     taken: list[TensorId] = []
     num_bytes = 0

@@ -56,7 +56,7 @@ class Policy:
             ) from None
         return cls(file.allow, datetime.datetime.now(tz=datetime.UTC).date())
 
-    def applied(self, comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
+    def apply(self, comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
         """The comparisons, with what is allowed excused, and what to say of the allowances."""
         result, used = [], Counter[Allowance]()
         for comparison in comparisons:

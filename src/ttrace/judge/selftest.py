@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from ttrace.judge.comparison.compare import Comparer
-from ttrace.judge.engine import Progress
-from ttrace.judge.notes.blind_spots import without_power
+from ttrace.judge.engine import OnProgress
+from ttrace.judge.notes.blind_spots import find_blind_spots
 from ttrace.judge.sentences import describe
-from ttrace.judge.tensors.logical import Logical
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Comparison, Exit, Judgement, Verdict
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Shard, Trace
@@ -97,7 +97,9 @@ class SelfTest:
         return Exit.UNJUDGED if self.unprotected else Exit.PASSED
 
 
-def selftest(rounding: Twins, candidate: Trace, judgement: Judgement, *, progress: Progress | None = None) -> SelfTest:
+def run_selftest(
+    rounding: ToleranceModel, candidate: Trace, judgement: Judgement, *, progress: OnProgress | None = None
+) -> SelfTest:
     """Put every fault into every tensor that passed, one after the other."""
     shards = dict(candidate.shards)
     altered = copy.copy(candidate)
@@ -108,7 +110,7 @@ def selftest(rounding: Twins, candidate: Trace, judgement: Judgement, *, progres
         seen = {}
         if comparison.verdict is Verdict.PASS:
             original = candidate.shards[comparison.id]
-            for name, wrong in injected(comparison.id, candidate):
+            for name, wrong in inject_faults(comparison.id, candidate):
                 shards[comparison.id] = wrong
                 seen[name] = comparer.comparison(comparison.id).verdict.is_wrong
             shards[comparison.id] = original
@@ -116,10 +118,10 @@ def selftest(rounding: Twins, candidate: Trace, judgement: Judgement, *, progres
         if progress is not None:
             progress(done, len(judgement.comparisons))
     blind = frozenset(power.comparison.id for power in powers if not power.protects)
-    return SelfTest(tuple(powers), without_power(judgement.comparisons, candidate, blind))
+    return SelfTest(tuple(powers), find_blind_spots(judgement.comparisons, candidate, blind))
 
 
-def injected(tensor_id: TensorId, candidate: Trace) -> Iterator[tuple[str, list[Shard]]]:
+def inject_faults(tensor_id: TensorId, candidate: Trace) -> Iterator[tuple[str, list[Shard]]]:
     """Every fault that this tensor can have, with the shards that then are there."""
     shards = candidate.shards[tensor_id]
     for name, injection in INJECTIONS.items():
@@ -148,7 +150,7 @@ def _lost_shard(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[S
 
 def _swapped(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
     """Two ranks' chunks exchanged; where there are no two, the two halves of each shard."""
-    logical = Logical.found(candidate, tensor_id)
+    logical = LogicalTensor.of(candidate, tensor_id)
     pieces = logical.pieces if logical else ()
     if len(pieces) > 1 and pieces[0].region.local_shape == pieces[1].region.local_shape:
         values = {pieces[i].region: pieces[1 - i].summands[0][0].tensor() for i in (0, 1)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
 
 from ttrace.judge.reason import EXCUSED, Reason, Why
@@ -38,6 +38,37 @@ class Exit(IntEnum):
     UNJUDGED = 2
 
 
+class ToleranceRule(Enum):
+    """The rules that give a tolerance its terms."""
+
+    TWINS = "twins"
+    """The largest error of the twins."""
+    POOLED = "pooled"
+    """The largest error of the twins over all small tensors of the kind: few elements say little."""
+    FLOOR = "floor"
+    """One rounding of the weakest dtype that was used so far."""
+    SIBLINGS = "siblings"
+    """For a gradient that is mathematically zero: what rounding makes of it, relative to its siblings."""
+    NORM = "norm"
+    """Rounding of the norm of all gradients, by which they are clipped."""
+    UPDATE = "update"
+    """Single elements of an update that rounding may turn around."""
+    SQUARES = "squares"
+    """Twice the tolerance of the gradient that an optimizer's state has squares of."""
+    NOISE = "noise"
+    """The difference between two runs of the candidate; it is added to the others."""
+    SCALE = "scale"
+    """How far the scale may be from 1; it is judged by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToleranceTerm:
+    """What one rule allows, with its margin."""
+
+    rule: ToleranceRule
+    value: float
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """The error that rounding can explain: margin x max(error of the twins, floor)."""
@@ -53,6 +84,18 @@ class Tolerance:
     """Whether a second run of the candidate, where there was one, gave the same."""
     is_proven_zero: bool = False
     """Whether this is a gradient that is proven to be zero but for rounding, or what a step made of one."""
+    terms: tuple[ToleranceTerm, ...] = ()
+    """Which rule allows how much. The value is the largest of them, but for scale and noise."""
+
+    @property
+    def decisive(self) -> ToleranceTerm | None:
+        """The term that gave the value; None for integers, which must be equal."""
+        apart = (ToleranceRule.SCALE, ToleranceRule.NOISE)
+        return max((term for term in self.terms if term.rule not in apart), key=lambda term: term.value, default=None)
+
+    def with_term(self, rule: ToleranceRule, value: float) -> Tolerance:
+        """Add a term; whoever adds it also sets the value."""
+        return replace(self, terms=(*self.terms, ToleranceTerm(rule, value)))
 
     def error(self, stats: Stats) -> float:
         """How far off this is, relative to the tensor or to the size it is measured by."""
@@ -62,7 +105,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Part:
+class RegionError:
     """One region of the candidate's tensor, measured alone."""
 
     ranks: tuple[int, ...]
@@ -78,7 +121,7 @@ class Comparison:
     why: Why | None = None
     stats: Stats = field(default_factory=Stats)
     tolerance: Tolerance | None = None
-    parts: tuple[Part, ...] = ()
+    region_errors: tuple[RegionError, ...] = ()
     replica_error: float = 0.0
     replica_tolerance: float = 0.0
     """How far the replicas may differ that differ most."""

@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from ttrace.errors import TTraceError
-from ttrace.judge.findings.isolated import combined
+from ttrace.judge.findings.isolated import combine
 from ttrace.judge.tolerance.run_to_run import is_repeated
 from ttrace.judge.verdict import Judgement
 from ttrace.tensors.ids import ROOT
@@ -83,7 +83,7 @@ class Investigation:
         try:
             self.flow.trace_isolated(tuple(dict.fromkeys(finding.module for finding in judgement.findings)))
             self.flow.on_stage("isolated check")
-            return combined(judgement, isolated.judge(self.strictness))
+            return combine(judgement, isolated.judge(self.strictness))
         except TTraceError as error:
             shutil.rmtree(isolated.folder, ignore_errors=True)
             return _add_note(judgement, f"the isolated run failed: {error}")

@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ttrace.errors import NoTraceError, TTraceError
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.compatibility import check_candidate, check_role
-from ttrace.judge.engine import Engine, Progress, all_cores
-from ttrace.judge.findings.isolated import combined
+from ttrace.judge.engine import Engine, OnProgress, use_all_cores
+from ttrace.judge.findings.isolated import combine
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.policy import STRICT, Policy
-from ttrace.judge.selftest import SelfTest
-from ttrace.judge.selftest import selftest as run_selftest
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.selftest import SelfTest, run_selftest
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
@@ -117,11 +116,11 @@ class Run:
         for name in (REPORT, PAGE, EXIT_CODE):
             (self.folder / name).unlink(missing_ok=True)
 
-    def archive(self, progress: Progress) -> None:
+    def archive(self, progress: OnProgress) -> None:
         """Store all other traces as differences to their reference."""
         self._change(lambda path, done: archive(path, self.reference.name, done), progress)
 
-    def restore(self, progress: Progress) -> None:
+    def restore(self, progress: OnProgress) -> None:
         """Restore archived traces."""
         self._change(restore, progress)
 
@@ -129,7 +128,7 @@ class Run:
         """Return how many bytes the traces take on the disk."""
         return sum(path.stat().st_size for path in self.folder.rglob("rank-*/*"))
 
-    def _change(self, change: Callable[[Path, Callable[[], None]], None], progress: Progress) -> None:
+    def _change(self, change: Callable[[Path, Callable[[], None]], None], progress: OnProgress) -> None:
         runs = [run for run in (self, self.full, self.isolated) if _is_trace(run.reference)]
         beside = [path for run in runs for path in (run.candidate, run.repeat, *run.twins())]
         # Cells of a sweep link to shared references and twins.
@@ -165,7 +164,7 @@ class Run:
         *,
         isolated: bool = True,
         rules: Rules | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
         engine: Engine | None = None,
     ) -> Judgement:
         """Judge the candidate, with its repeat and its isolated run if there are any; no command runs.
@@ -174,11 +173,11 @@ class Run:
         inputs of its modules were generated for the recorded layouts.
         """
         self.check_complete()
-        engine = engine or all_cores()
+        engine = engine or use_all_cores()
         detailed = self.most_detailed  # this opens traces
         reference = open_trace(detailed.reference)
         twins, notes = choose_twins(self.twins(), self.folder)
-        rounding = Twins(reference, twins, strictness.margin, engine, progress)
+        rounding = ToleranceModel.measure(reference, twins, strictness.margin, engine=engine, progress=progress)
 
         def trace(folder: Path) -> Trace:
             return (
@@ -195,19 +194,20 @@ class Run:
             check_side(again, "candidate")
             check_candidate(again, reference)
             noise = Noise.between(candidate, again, rounding)
-            notes, rounding = [*notes, *noise.notes(rounding)], noise.added(rounding)
-        found = checked(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
+            notes, rounding = [*notes, *noise.notes(rounding)], noise.widen(rounding)
+        found = judge_candidate(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
         found = replace(found, notes=(*notes, *found.notes))
         if not found.findings or not isolated or rules is not None or not is_complete(self.isolated.candidate):
             return found
-        return combined(found, self.isolated.judge(strictness, progress=progress, engine=engine))
+        return combine(found, self.isolated.judge(strictness, progress=progress, engine=engine))
 
-    def selftest(self, *, margin: float = MARGIN, progress: Progress | None = None) -> SelfTest:
+    def selftest(self, *, margin: float = MARGIN, progress: OnProgress | None = None) -> SelfTest:
         """Find out which faults the check of this run, which must be clean, would have revealed."""
         self.check_complete()
         twins, _ = choose_twins(self.twins(), self.folder)
-        rounding, candidate = Twins(open_trace(self.reference), twins, margin), open_trace(self.candidate)
-        found = checked(rounding, candidate)
+        rounding = ToleranceModel.measure(open_trace(self.reference), twins, margin)
+        candidate = open_trace(self.candidate)
+        found = judge_candidate(rounding, candidate)
         if found.findings:
             raise TTraceError(
                 f"{self.folder} has findings, and a selftest needs a run without any. `ttrace check {self.folder}` "

@@ -8,7 +8,7 @@ from bench._models import CUTS, Model, bed
 from bench.calibration import Tally
 from ttrace.capture.observe.events import Call
 from ttrace.capture.observe.gradient_entry import GradientEntry
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.tensors.ids import Kind, TensorId
 
 LOSS, LOSSES, LOGITS, HIDDEN = torch.zeros(()), torch.zeros(2, 16), torch.zeros(2, 16, 64), torch.zeros(2, 16, 8)
@@ -67,7 +67,7 @@ def test_recomputed_activations_are_no_gradients() -> None:
 def test_a_long_sum_in_parts_is_no_finding() -> None:
     """Over 16,384 words, two halves are rounded otherwise than the whole, by more than twins once differed there."""
     with bed(Model("llama", "fp32", 1, is_wide=True)) as found:
-        judgement = checked(found.twins, found.candidate(CUTS["tp=2"]))
+        judgement = judge_candidate(found.twins, found.candidate(CUTS["tp=2"]))
         noise = found.twins.tolerances[TensorId.parse("0/0/output/grad_input")].twin_error
     tally = Tally.of(judgement)
     assert tally.accused == []

@@ -13,7 +13,7 @@ from torch import nn
 from tests.support.traces import TraceBuilder, drawn
 from ttrace.capture.plan import Plan
 from ttrace.errors import SketchError
-from ttrace.judge.tensors.logical import Logical, measured
+from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
@@ -109,10 +109,10 @@ def test_updates_follow_from_sketches(tmp_path: Path) -> None:
     updates = [tensor_id for tensor_id in full.shards if tensor_id.kind is Kind.UPDATE]
     assert updates
     for tensor_id in updates:
-        a, b = Logical.found(full, tensor_id), Logical.found(few, tensor_id)
+        a, b = LogicalTensor.of(full, tensor_id), LogicalTensor.of(few, tensor_id)
         assert a is not None
         assert b is not None
-        assert measured(a, b)[0].error < 1e-7
+        assert measure(a, b)[0].error < 1e-7
 
 
 def test_sketches_of_shards_and_summands_add_up(tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ def test_sketches_of_shards_and_summands_add_up(tmp_path: Path) -> None:
     for layout in ("a b/tp", "a/tp b", "a b +tp", "a b"):
         cut = TraceBuilder(tmp_path / layout.replace("/", "_"), "tp=2")
         cut.spread("0/0/x/output", full, layout)
-        logical = Logical.found(cut.close(), TensorId.parse("0/0/x/output"))
+        logical = LogicalTensor.of(cut.close(), TensorId.parse("0/0/x/output"))
         assert logical is not None
         whole = TraceBuilder(tmp_path / f"whole-{layout.replace('/', '_')}")
         whole.spread("0/0/x/output", full, "...")
-        other = Logical.found(whole.close(), TensorId.parse("0/0/x/output"))
+        other = LogicalTensor.of(whole.close(), TensorId.parse("0/0/x/output"))
         assert other is not None
         assert torch.allclose(logical.sketched(128), other.sketched(128), atol=1e-5)
 

@@ -10,14 +10,14 @@ import torch
 
 from tests.support.traces import Case, drawn, verdict_of
 from ttrace.judge.causes import error_map as module
-from ttrace.judge.causes.error_map import ErrorMap, error_map
+from ttrace.judge.causes.error_map import ErrorMap, map_error
 
 NAME = "0/0/fc/output"
 
 
 def mapped(case: Case, name: str = NAME) -> ErrorMap:
     judgement = case.judged()
-    found = error_map(verdict_of(judgement, name), case.reference.close(), case.candidate.close())
+    found = map_error(verdict_of(judgement, name), case.reference.close(), case.candidate.close())
     assert found is not None
     return found
 
@@ -75,7 +75,7 @@ def test_scalars_and_tensors_without_a_layout(tmp_path: Path) -> None:
     case.trusted(NAME, drawn(4, 8))
     judgement = case.judged()
     traces = case.reference.close(), case.candidate.close()
-    assert error_map(verdict_of(judgement, NAME), *traces) is None
-    loss = error_map(verdict_of(judgement, "0/0/./loss"), *traces)
+    assert map_error(verdict_of(judgement, NAME), *traces) is None
+    loss = map_error(verdict_of(judgement, "0/0/./loss"), *traces)
     assert loss is not None
     assert loss.ranks[0].blocks == ((1.0,),)

@@ -362,7 +362,7 @@ def test_a_candidate_that_is_not_finite_fails_also_where_the_reference_is_mathem
 def test_every_region_is_measured_alone(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.both(ID, FULL, "a/tp b", lambda x: torch.cat([x[:4], 2 * x[4:]]))
-    parts = compared(case).parts
+    parts = compared(case).region_errors
     assert [part.ranks for part in parts] == [(0,), (1,)]
     assert [part.error for part in parts] == [0.0, 1.0]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.support.traces import Case, TraceBuilder, drawn, nudged, verdict_of
-from ttrace.judge.check import check, checked
+from ttrace.judge.check import check, judge_candidate
 from ttrace.judge.tolerance.estimate import replica_tolerance, unit
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import CauseName, Comparison, Exit, Tolerance, Verdict
 from ttrace.report.facts import list_facts
@@ -92,10 +92,10 @@ def test_gradients_that_a_second_run_does_not_repeat_are_not_held_to_it(tmp_path
         case.candidate.record(rank, GRAD, FULL * (1 + rank * 1e-3), "a b")
         again.record(rank, GRAD, nudged(FULL, 1e-3), "a b")
     reference, twin, candidate = (side.close() for side in (case.reference, case.twin, case.candidate))
-    rounding = Twins(reference, [twin])
+    rounding = ToleranceModel.measure(reference, [twin])
     assert verdict_of(check(reference, [twin], candidate), GRAD).verdict is Verdict.CONFLICT
-    noisy = Noise.between(candidate, again.close(), rounding).added(rounding)
-    assert verdict_of(checked(noisy, candidate), GRAD).verdict is Verdict.PASS
+    noisy = Noise.between(candidate, again.close(), rounding).widen(rounding)
+    assert verdict_of(judge_candidate(noisy, candidate), GRAD).verdict is Verdict.PASS
 
 
 def test_only_final_gradients_are_held_to_their_own_dtype() -> None:

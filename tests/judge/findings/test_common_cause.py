@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.findings.isolated import combined
+from ttrace.judge.findings.isolated import combine
 from ttrace.judge.verdict import CauseName
 
 NAMES = tuple(f"layers.{i}.fc" for i in range(4))
@@ -61,7 +61,7 @@ def test_isolation_does_not_bring_them_back(tmp_path: Path) -> None:
     ordinary = gradients(tmp_path / "a", 2.0, 2.0, 2.0, 2.0).judged()
     alone = gradients(tmp_path / "b", 2.0, 2.0, 2.0, 1.0).judged()
     assert len(alone.findings) == 3
-    [finding] = combined(ordinary, alone).findings
+    [finding] = combine(ordinary, alone).findings
     assert finding.alone
 
 

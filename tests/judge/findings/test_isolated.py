@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.support.traces import Case
 from ttrace.capture.plan import Plan
-from ttrace.judge.findings.isolated import combined
+from ttrace.judge.findings.isolated import combine
 from ttrace.judge.verdict import Exit, Judgement
 from zoo.harness.gpt import Attention, Gpt
 from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged, trace_reference, train
@@ -41,7 +41,7 @@ def result(references: Path, out: Path, spoil: Callable[[Gpt], None]) -> Judgeme
         plan = Plan(out=trace, role="candidate", reference=folder / "reference", isolated=isolated, stop=False)
         train(plan, model, SimulatedRank(), {})
         found.append(judged(folder, trace))
-    return combined(*found)
+    return combine(*found)
 
 
 def scaled(module: nn.Module, factor: float = 1.1) -> None:
@@ -120,7 +120,7 @@ def test_the_function_call_that_goes_wrong_is_named(references: Path, tmp_path: 
         plan = Plan(out=tmp_path / str(isolated), role="candidate", stop=False, **known)  # type: ignore[arg-type]
         train(plan, model, SimulatedRank(), {})
         found.append(judged(folder, plan.out))
-    finding = combined(*found).findings[0]
+    finding = combine(*found).findings[0]
     assert finding.module == "layers.1.attention"
     assert finding.inside == "scaled_dot_product_attention, call 1"
 
@@ -135,17 +135,17 @@ def built(folder: Path, *wrong: str, right: tuple[str, ...] = ()) -> Judgement:
 def test_a_tensor_that_isolation_did_not_judge_is_not_said_to_be_wrong_or_right_alone(tmp_path: Path) -> None:
     ordinary = built(tmp_path / "a", "0/0/fc/output")
     other = built(tmp_path / "b", "0/0/fc/grad_input", right=("0/0/fc/input",))
-    assert combined(ordinary, other).findings[0].alone is None
+    assert combine(ordinary, other).findings[0].alone is None
 
 
 def test_what_is_wrong_alone_in_another_pass_says_nothing_of_this_one(tmp_path: Path) -> None:
     ordinary = built(tmp_path / "a", "0/0/fc/output")
     other = built(tmp_path / "b", "0/0/fc/grad_input", right=("0/0/fc/output",))
-    assert combined(ordinary, other).findings[0].alone is False
+    assert combine(ordinary, other).findings[0].alone is False
 
 
 def test_a_module_that_is_wrong_in_the_same_pass_is_wrong_alone(tmp_path: Path) -> None:
     """Another tensor of its code may show it: what enters a module inside is replaced."""
     ordinary = built(tmp_path / "a", "0/0/fc/output")
     other = built(tmp_path / "b", "0/0/fc/output.1", right=("0/0/fc/output",))
-    assert combined(ordinary, other).findings[0].alone is True
+    assert combine(ordinary, other).findings[0].alone is True

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.traces import Case, drawn
 from ttrace.errors import TTraceError
-from ttrace.judge.tensors.difference import NUM_ELEMENTS, Difference, difference
+from ttrace.judge.tensors.difference import NUM_ELEMENTS, Difference, find_difference
 from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId
 
@@ -19,7 +19,7 @@ FULL = drawn(8, 12)
 
 
 def looked_at(case: Case, name: str = ID) -> Difference:
-    return difference(case.reference.close(), case.candidate.close(), TensorId.parse(name))
+    return find_difference(case.reference.close(), case.candidate.close(), TensorId.parse(name))
 
 
 def with_errors(*at: tuple[int, ...]) -> torch.Tensor:

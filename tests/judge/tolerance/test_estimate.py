@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,20 @@ import torch
 from tests.support.traces import Case, drawn, nudged, verdict_of
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.reason import Reason
-from ttrace.judge.tolerance.estimate import TINY, Sample, is_zero, replica_tolerance, tolerances, unit
+from ttrace.judge.tolerance.estimate import TINY, TwinSample, estimate_tolerances, is_zero, replica_tolerance, unit
 from ttrace.judge.verdict import Exit, Tolerance, Verdict
 from ttrace.tensors.ids import TensorId
 
 F32, BF16 = unit(torch.float32), unit(torch.bfloat16)
 
 
-def sample(name: str, *errors: float, numel: int = 100, dtype: torch.dtype = torch.float32) -> Sample:
-    return Sample(TensorId.parse(name), numel, dtype, errors)
+def sample(name: str, *errors: float, numel: int = 100, dtype: torch.dtype = torch.float32) -> TwinSample:
+    return TwinSample(TensorId.parse(name), numel, dtype, errors)
 
 
-def tolerance_of(samples: list[Sample], **settings: float) -> list[Tolerance]:
-    return list(tolerances(samples, **settings).values())
+def tolerance_of(samples: list[TwinSample], **settings: float) -> list[Tolerance]:
+    """The estimates without their terms, which test_terms.py is about."""
+    return [replace(tolerance, terms=()) for tolerance in estimate_tolerances(samples, **settings).values()]
 
 
 def test_a_unit_is_half_an_epsilon() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.tolerance.grad_norm import norm_error
+from ttrace.judge.tolerance.grad_norm import measure_norm_error
 from ttrace.judge.verdict import CauseName
 
 
@@ -57,7 +57,7 @@ def test_norms_of_many_numbers_are_off() -> None:
     gradient = drawn(1 << 22)
     exact = float(gradient.double().norm())
     whole, halves = gradient.norm(), torch.stack([half.norm() for half in gradient.chunk(2)]).norm()
-    error = norm_error(float(whole), exact**2, gradient.numel())
+    error = measure_norm_error(float(whole), exact**2, gradient.numel())
     assert abs(float(whole) - exact) / exact <= error
     assert abs(float(whole - halves)) / exact <= error
     assert error < 1e-3
@@ -67,13 +67,13 @@ def test_norms_of_many_numbers_are_off() -> None:
 def test_another_norm_is_no_rounding(share: float) -> None:
     """Clipping may leave parameters out, or take the largest element."""
     numel = 10**6
-    assert norm_error(share * 3.0, 9.0, numel) == norm_error(3.0, 9.0, numel) < 1e-6
+    assert measure_norm_error(share * 3.0, 9.0, numel) == measure_norm_error(3.0, 9.0, numel) < 1e-6
 
 
 def test_what_cannot_be_measured_is_no_rounding() -> None:
     numel = 10**6
     for norm, squares in ((float("inf"), 9.0), (3.0, float("nan")), (3.0, 0.0)):
-        assert norm_error(norm, squares, numel) == norm_error(3.0, 9.0, numel)
+        assert measure_norm_error(norm, squares, numel) == measure_norm_error(3.0, 9.0, numel)
 
 
 def clipped(tmp_path: Path, off: float) -> dict[str, str]:

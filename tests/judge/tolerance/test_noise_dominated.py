@@ -9,9 +9,9 @@ import torch
 
 from bench._models import CUTS, Model, bed
 from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.reason import Reason
-from ttrace.judge.tolerance.noise_dominated import lost_elements
+from ttrace.judge.tolerance.noise_dominated import find_lost_elements
 from ttrace.judge.verdict import Comparison, Exit, Verdict
 from ttrace.tensors.ids import TensorId
 
@@ -87,10 +87,10 @@ def test_zeros_that_only_the_reference_has_are_lost(tmp_path: Path) -> None:
     case.reference.spread(GRAD, lucky)
     case.twin.spread(GRAD, gradient())
     trace = case.reference.close()
-    masks = lost_elements(trace, [case.twin.close()], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3})
+    masks = find_lost_elements(trace, [case.twin.close()], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3})
     assert masks == {}  # the parameter itself was not recorded
     case.reference.spread(AFTER, after(lucky))
-    masks = lost_elements(
+    masks = find_lost_elements(
         case.reference.close(), [case.twin.close()], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3}
     )
     (mask,) = masks.values()
@@ -101,7 +101,7 @@ def test_gradients_may_be_sharded_in_another_way_than_the_parameter(tmp_path: Pa
     trusted = TraceBuilder(tmp_path / "reference", "dp=2", "reference")
     trusted.spread(GRAD, gradient(), "a/dp b")
     trusted.spread(AFTER, after(gradient()), "a b")
-    masks = lost_elements(trusted.close(), [], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3})
+    masks = find_lost_elements(trusted.close(), [], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3})
     (mask,) = masks.values()
     assert mask.nonzero().tolist() == [list(SMALL)]
 
@@ -140,5 +140,5 @@ def test_replicas_must_agree_in_lost_elements_too(tmp_path: Path, at: tuple[int,
 def test_an_element_whose_gradient_is_as_small_as_adams_epsilon_is_no_fault() -> None:
     """There an update goes with its gradient: one element was the whole error of a weight, 1.25 x its tolerance."""
     with bed(Model("gpt", "fp32", 3)) as found:
-        judgement = checked(found.twins, found.candidate(CUTS["tp=2"]))
+        judgement = judge_candidate(found.twins, found.candidate(CUTS["tp=2"]))
     assert judgement.exit is Exit.PASSED

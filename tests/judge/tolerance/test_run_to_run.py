@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.support.traces import Case, TraceBuilder, drawn, nudged
-from ttrace.judge.check import checked
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
 from ttrace.judge.verdict import Exit, Judgement
 
@@ -27,9 +27,13 @@ def judged(folder: Path, *, noise: float, wrong: float = 0.0) -> tuple[Judgement
         case.trusted(name, full)
         for seed, trace in ((10 + i, case.candidate), (20 + i, again)):
             trace.spread(name, nudged(full, noise * NOISE, seed) + wrong * drawn(64, 64, seed=7), "a b/tp")
-    rounding, candidate = Twins(case.reference.close(), [case.twin.close()]), case.candidate.close()
+    rounding, candidate = ToleranceModel.measure(case.reference.close(), [case.twin.close()]), case.candidate.close()
     found = Noise.between(candidate, again.close(), rounding)
-    return checked(rounding, candidate), checked(found.added(rounding), candidate), found.notes(rounding)
+    return (
+        judge_candidate(rounding, candidate),
+        judge_candidate(found.widen(rounding), candidate),
+        found.notes(rounding),
+    )
 
 
 def test_noise_is_added_to_the_tolerance(tmp_path: Path) -> None:

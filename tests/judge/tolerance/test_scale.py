@@ -10,7 +10,8 @@ from torch import nn
 
 from bench._models import CUTS, Bed, Model, bed
 from tests.support.traces import Case, TraceBuilder, drawn, nudged
-from ttrace.judge.check import check, checked
+from ttrace.judge.check import check, judge_candidate
+from ttrace.judge.findings import global_scale
 from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance import scale
 from ttrace.judge.verdict import CauseName, Exit, Judgement, Tolerance, Verdict
@@ -83,7 +84,7 @@ def test_many_that_are_alike_are_one_finding_although_some_show_it_alone(tmp_pat
 
 
 def test_few_tensors_do_not_speak_together(tmp_path: Path) -> None:
-    assert judged(tmp_path, 0.999, num=scale.MANY - 1).exit is Exit.PASSED
+    assert judged(tmp_path, 0.999, num=global_scale.MANY - 1).exit is Exit.PASSED
 
 
 @pytest.mark.parametrize("kind", ["update", "optim.exp_avg", "buffer"])
@@ -113,17 +114,17 @@ def scaled_gradients(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_clean_training_in_bf16_passes(small: Bed, cut: str) -> None:
-    assert checked(small.twins, small.candidate(CUTS[cut])).exit is Exit.PASSED
+    assert judge_candidate(small.twins, small.candidate(CUTS[cut])).exit is Exit.PASSED
 
 
 def test_gradients_mis_scaled_by_half_a_percent_in_bf16_are_found(small: Bed) -> None:
-    judgement = checked(small.twins, small.candidate(CUTS["tp=2"], scaled_gradients))
+    judgement = judge_candidate(small.twins, small.candidate(CUTS["tp=2"], scaled_gradients))
     (finding,) = judgement.findings
     assert (finding.module, finding.comparison.id.kind, finding.cause.name) == (".", "param_grad", CauseName.MIS_SCALED)
 
 
 def test_a_backward_mis_scaled_by_half_a_percent_in_bf16_is_found(small: Bed) -> None:
-    judgement = checked(small.twins, small.candidate(CUTS["tp=2"], backward=0.995))
+    judgement = judge_candidate(small.twins, small.candidate(CUTS["tp=2"], backward=0.995))
     assert [finding.cause.name for finding in judgement.findings] == [CauseName.MIS_SCALED]
     assert judgement.findings[0].comparison.id.kind == "grad_output"
 
@@ -137,7 +138,7 @@ def test_a_place_that_strays_is_known() -> None:
             off = 4e-3 if strays else 1e-4
             tolerances[tensor_id] = Tolerance(0.04, 0.01, 1e-7)
             twins[tensor_id] = [Stats(count=1024, aa=1.0, bb=1.0, ab=1.0 + off, dd=1e-4)]
-    found = scale.with_scale(tolerances, twins)
+    found = scale.add_scale(tolerances, twins)
     calm, straying = (found[TensorId.parse(f"0/0/layers.0.{module}/output")].scale for module in "ab")
-    assert straying == pytest.approx(scale.MARGIN * 4e-3 / 3)
+    assert straying == pytest.approx(scale.SCALE_MARGIN * 4e-3 / 3)
     assert calm < straying / 1.5

@@ -12,9 +12,9 @@ from torch import nn
 from bench._models import CUTS, NUM_TWINS, Cut, divide, train
 from tests.support.traces import Case, TraceBuilder, drawn, nudged, verdict_of
 from ttrace.capture.plan import Plan
-from ttrace.judge.check import check, checked
+from ttrace.judge.check import check, judge_candidate
 from ttrace.judge.reason import Reason
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import HEADS, HIDDEN, Gpt
@@ -193,7 +193,9 @@ def test_a_real_models_key_biases_are_judged(tmp_path: Path, dtype: torch.dtype)
     for twin in range(1, NUM_TWINS + 1):
         update = {"out": tmp_path / f"twin-{twin}", "role": "twin", "twin": twin, **known}
         train(plan.model_copy(update=update), separate_gpt(dtype))
-    twins = Twins(Trace(plan.out), [Trace(tmp_path / f"twin-{twin}") for twin in range(1, NUM_TWINS + 1)])
+    twins = ToleranceModel.measure(
+        Trace(plan.out), [Trace(tmp_path / f"twin-{twin}") for twin in range(1, NUM_TWINS + 1)]
+    )
 
     def judged(name: str, cut: Cut, *, wrong: bool = False) -> Judgement:
         def change(model: nn.Module) -> None:
@@ -203,7 +205,7 @@ def test_a_real_models_key_biases_are_judged(tmp_path: Path, dtype: torch.dtype)
 
         out = tmp_path / name.replace(" ", "-")
         train(plan.model_copy(update={"out": out, "role": "candidate", **known}), separate_gpt(dtype, cut), change)
-        return checked(twins, Trace(out))
+        return judge_candidate(twins, Trace(out))
 
     for name, cut in CUTS.items():
         judgement = judged(name, cut)

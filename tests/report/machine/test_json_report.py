@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, drawn
-from ttrace.judge.tensors.difference import difference
+from ttrace.judge.tensors.difference import find_difference
 from ttrace.judge.verdict import Verdict
 from ttrace.report.machine import json_report
 from ttrace.report.terminal import difference as difference_report
@@ -76,7 +76,7 @@ def test_a_difference_is_valid_json(tmp_path: Path, bad: float) -> None:
     case = Case(tmp_path)
     case.both("0/0/fc/output", drawn(4, 8), "a/tp b", lambda x: x.index_fill(0, torch.tensor([3]), bad))
     traces = case.reference.close(), case.candidate.close()
-    report = through_json(difference_report.as_json(difference(*traces, TensorId.parse("0/0/fc/output"))))
+    report = through_json(difference_report.as_json(find_difference(*traces, TensorId.parse("0/0/fc/output"))))
     assert [rank["where"] for rank in report["ranks"]] == ["rank 0 (tp0)", "rank 1 (tp1)"]
     assert report["elements"][0]["index"][0] == 3
     assert (report["shape"], report["factor"]) == ([4, 8], 1.0)

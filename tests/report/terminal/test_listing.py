@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.support.traces import Case, drawn
 from ttrace.errors import TTraceError
-from ttrace.judge.tensors.difference import difference
+from ttrace.judge.tensors.difference import find_difference
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.terminal import difference as difference_report
@@ -45,7 +45,7 @@ def listed(folder: Path, pattern: str = "*", width: int = 120) -> str:
 
 def compared(case: Case, name: str, folder: str = "runs/a") -> str:
     file = io.StringIO()
-    found = difference(case.reference.close(), case.candidate.close(), TensorId.parse(name))
+    found = find_difference(case.reference.close(), case.candidate.close(), TensorId.parse(name))
     difference_report.show(Console(file=file, width=80), found, folder)
     return file.getvalue()
 
@@ -172,7 +172,7 @@ def test_show_and_diff_agree_on_who_decided_a_layout(tmp_path: Path) -> None:
     case.trusted(ID, full)
     for rank, local in enumerate(full.chunk(2, 1)):
         case.candidate.record(rank, ID, local.contiguous())
-    found = difference(case.reference.close(), case.candidate.close(), TensorId.parse(ID))
+    found = find_difference(case.reference.close(), case.candidate.close(), TensorId.parse(ID))
     rows = [row for row in listing.list_rows(tmp_path, ID) if row["side"] == "candidate"]
     assert {(row["layout"], row["by"]) for row in rows} == {(found.layout, describe_provenance(found.by))}
     assert [row["region"] for row in rows] == [rank.region for rank in found.ranks] == ["[0:4, 0:4]", "[0:4, 4:8]"]

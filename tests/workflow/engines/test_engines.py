@@ -19,9 +19,9 @@ from ttrace.errors import TTraceError
 from ttrace.judge.comparison.compare import Comparer
 from ttrace.judge.engine import Lot
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.tolerance.estimate import Sample
-from ttrace.judge.tolerance.model import Twins
-from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
+from ttrace.judge.tolerance.estimate import TwinSample
+from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
@@ -53,12 +53,12 @@ def test_results_are_kept_bit_by_bit(tmp_path: Path) -> None:
         Why(Reason.ALLOWED, "größe", ("tp",), ((2, 3), ()), (1,), value=0.1, limit=math.inf, text="größe"),
         Stats(3, 0.1 + 0.2, max_diff=5e-324, max_at=(1, 2)),
         Tolerance(1e-3, math.inf, 1 / 3),
-        (Part((0, 3), 2 / 3),),
+        (RegionError((0, 3), 2 / 3),),
     )
-    sample = (Sample(IDS[1], 7, torch.bfloat16, (0.1, 1e300)), (Stats(1), Stats(2, inf_a=1)))
+    sample = (TwinSample(IDS[1], 7, torch.bfloat16, (0.1, 1e300)), (Stats(1), Stats(2, inf_a=1)))
     for work, results in (
         (Comparer.comparisons, [comparison, Comparison(IDS[1], Verdict.MISSING)]),
-        (Twins._samples, [sample]),
+        (ToleranceModel._samples, [sample]),
     ):
         assert ResultCache(tmp_path, "rank-0.jsonl", work, "these").find(LOT) is None
         ResultCache(tmp_path, "rank-0.jsonl", work, "these").add(LOT, list(results))
@@ -95,7 +95,7 @@ def test_what_is_kept_is_of_the_same_traces_and_rules(tmp_path: Path) -> None:
         reference = Trace(folder / "reference")
         candidate = folder / "candidate"
         relaid = Trace(candidate) if rules is None else RelayoutTrace(candidate, Rules.of(rules), reference)
-        return Comparer(reference, Twins(reference, [Trace(folder / "twin-1")]), relaid)
+        return Comparer(reference, ToleranceModel.measure(reference, [Trace(folder / "twin-1")]), relaid)
 
     contexts = [
         comparer("run"),

@@ -17,7 +17,7 @@ def diff(
 ) -> None:
     """Show how one tensor of the candidate differs from the reference's: by rank, and where most."""
     from ttrace.cli import screen
-    from ttrace.judge.tensors.difference import difference
+    from ttrace.judge.tensors.difference import find_difference
     from ttrace.report.terminal import difference as difference_report
     from ttrace.report.terminal import listing
     from ttrace.trace.reader import Trace
@@ -26,7 +26,7 @@ def diff(
     Run(folder).check_complete()
     run = Run(folder).most_detailed
     reference, candidate = Trace(run.reference), Trace(run.candidate)
-    found = difference(reference, candidate, listing.find_id((reference, candidate), tensor))
+    found = find_difference(reference, candidate, listing.find_id((reference, candidate), tensor))
     if json_output:
         typer.echo(json.dumps(difference_report.as_json(found)))
     else:

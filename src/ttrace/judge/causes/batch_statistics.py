@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ttrace.judge.causes.evidence import FAR, Evidence
+from ttrace.judge.causes.evidence import MOST_OF_ERROR, Evidence
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.ids import Kind
@@ -31,7 +31,7 @@ def find_own_statistics(e: Evidence) -> Cause | None:
     whole = _measure_channels(reference)
     off = max(_measure_distance(_measure_channels(candidate[start:stop]), whole) for start, stop in parts)
     by_right = min(_measure_distance(_measure_channels(reference[start:stop]), whole) for start, stop in parts)
-    if off > FAR * by_right:
+    if off > MOST_OF_ERROR * by_right:
         return None
     named = ", ".join(axes)
     return Cause(

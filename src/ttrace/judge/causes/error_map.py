@@ -10,7 +10,7 @@ import torch
 
 from ttrace.errors import SketchError
 from ttrace.judge.causes.evidence import Evidence
-from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Comparison
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.reader import Trace
@@ -41,7 +41,7 @@ class ErrorMap:
     """How many there are; only the first few are mapped."""
 
 
-def error_map(comparison: Comparison, reference: Trace, candidate: Trace) -> ErrorMap | None:
+def map_error(comparison: Comparison, reference: Trace, candidate: Trace) -> ErrorMap | None:
     """None where the two sides cannot be laid over each other, or only sketches are known of them."""
     evidence = Evidence.of(comparison, reference, candidate)
     if evidence is None or evidence.reference.shape != evidence.candidate.shape or not comparison.stats.count:
@@ -58,7 +58,7 @@ def error_map(comparison: Comparison, reference: Trace, candidate: Trace) -> Err
     return ErrorMap(evidence.reference.shape, ranks, len(shown))
 
 
-def _parts(candidate: Logical) -> Iterator[tuple[str, Region, torch.Tensor]]:
+def _parts(candidate: LogicalTensor) -> Iterator[tuple[str, Region, torch.Tensor]]:
     """Every shard; of a pending sum, what its summands add up to."""
     for piece in candidate.pieces:
         if candidate.pending:
@@ -67,7 +67,7 @@ def _parts(candidate: Logical) -> Iterator[tuple[str, Region, torch.Tensor]]:
             yield from ((str(shard.coord), piece.region, shard.tensor()) for shard in piece.summands[0])
 
 
-def _full(reference: Logical) -> torch.Tensor:
+def _full(reference: LogicalTensor) -> torch.Tensor:
     """The whole reference: as it is mapped from its file, if one rank has all of it."""
     first = reference.pieces[0]
     return first.tensor() if first.region.is_whole else reference.tensor()

@@ -9,17 +9,17 @@ from functools import cached_property
 import torch
 
 from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import Logical, measured
+from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.trace.reader import Trace
 from ttrace.values.stats import Stats
 
-NEAR = 2.0
-"""An explanation leaves an error of at most so many tolerances,"""
-FAR = 0.1
-"""and at most this part of the error that it explains."""
+MOST_TOLERANCES = 2.0
+"""An explanation leaves an error of at most this many tolerances,"""
+MOST_OF_ERROR = 0.1
+"""and at most this share of the error that it explains."""
 _MOST = 1 << 24
 """Larger tensors are not put together to look for patterns in them."""
 
@@ -29,8 +29,8 @@ class Evidence:
     """A wrong comparison with both sides' shards at hand."""
 
     comparison: Comparison
-    reference: Logical
-    candidate: Logical
+    reference: LogicalTensor
+    candidate: LogicalTensor
     mesh: Mesh
     sizes: Mapping[str, int]
     factor: float
@@ -41,8 +41,8 @@ class Evidence:
     @classmethod
     def of(cls, comparison: Comparison, reference: Trace, candidate: Trace) -> Evidence | None:
         """Everything at hand about a comparison; None where one side's layout is not known."""
-        a = Logical.found(reference, comparison.id)
-        b = Logical.found(candidate, comparison.id, a.shape if a else None)
+        a = LogicalTensor.of(reference, comparison.id)
+        b = LogicalTensor.of(candidate, comparison.id, a.shape if a else None)
         if a is None or b is None:
             return None
         factor = factor_to_come(comparison.id, reference, candidate)
@@ -61,12 +61,12 @@ class Evidence:
     def stats(self) -> Stats:
         return self.comparison.stats
 
-    def error_of(self, candidate: Logical, factor: float = 1.0) -> float:
-        return measured(self.reference, candidate, factor=self.factor * factor)[0].error
+    def error_of(self, candidate: LogicalTensor, factor: float = 1.0) -> float:
+        return measure(self.reference, candidate, factor=self.factor * factor)[0].error
 
     def is_explained(self, rest: float) -> bool:
         """Whether so little is left of a conflict that the explanation holds."""
-        return rest <= min(NEAR * self.tolerance, FAR * self.comparison.replica_error)
+        return rest <= min(MOST_TOLERANCES * self.tolerance, MOST_OF_ERROR * self.comparison.replica_error)
 
     @cached_property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -78,11 +78,11 @@ class Evidence:
 
     def is_explained_error(self, rest: float) -> bool:
         """The same for an error."""
-        return rest <= min(NEAR * self.tolerance, FAR * self.stats.error)
+        return rest <= min(MOST_TOLERANCES * self.tolerance, MOST_OF_ERROR * self.stats.error)
 
-    def wrong_pieces(self) -> Logical:
+    def wrong_pieces(self) -> LogicalTensor:
         """The candidate with only those pieces that are wrong by themselves."""
-        wrong = {part.ranks for part in self.comparison.parts if part.error > self.tolerance}
+        wrong = {part.ranks for part in self.comparison.region_errors if part.error > self.tolerance}
         pieces = tuple(piece for piece in self.candidate.pieces if piece.ranks in wrong)
         return replace(self.candidate, pieces=pieces or self.candidate.pieces)
 

@@ -8,7 +8,7 @@ import torch
 
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.registry import cause
-from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis
 from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.ids import Kind, TensorId, drop_numbers
@@ -32,7 +32,7 @@ Tensors = Mapping[int | None, torch.Tensor]
 def find_wrong_lookup(e: Evidence) -> Cause | None:
     """Rows of the module's own table, but others than the reference's: ids that were rebased, masked or cut wrongly."""
     name = f"{e.comparison.id.name}.weight"
-    table = Logical.found(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
+    table = LogicalTensor.of(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
     pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and table is not None else None
     if table is None or pair is None or table.shape[1:] != tuple(pair[0].shape[-1:]):
         return None
@@ -142,7 +142,7 @@ def _ranks_of(e: Evidence, microbatches: Collection[int | None]) -> set[int]:
 def find_backward_left_out(e: Evidence) -> Cause | None:
     """What the backward of a softmax of the module's output would have made the reference's gradient of."""
     own = e.comparison.id
-    output = Logical.found(e.reference_trace, own.at(Kind.OUTPUT)) if own.kind is Kind.GRAD_OUTPUT else None
+    output = LogicalTensor.of(e.reference_trace, own.at(Kind.OUTPUT)) if own.kind is Kind.GRAD_OUTPUT else None
     pair = e.tensors if output is not None and output.shape == e.reference.shape else None
     if output is None or pair is None:
         return None
@@ -180,7 +180,7 @@ def _recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> T
     ids = [t for t in ids if finals or t.microbatch is not None]
     if len({t.microbatch for t in ids}) != len(ids):
         return {}
-    found = {t.microbatch: Logical.found(e.reference_trace, t) for t in ids}
+    found = {t.microbatch: LogicalTensor.of(e.reference_trace, t) for t in ids}
     return {mb: logical.tensor().to(torch.float64) for mb, logical in found.items() if logical is not None}
 
 

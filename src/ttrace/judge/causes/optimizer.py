@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
+from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence
 from ttrace.judge.causes.registry import cause
-from ttrace.judge.tensors.logical import Logical, Piece, measured
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Settings, Shard, Trace
@@ -83,14 +83,14 @@ def find_updated_twice(e: Evidence) -> Cause | None:
         return None
     s = e.stats
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
-    if math.isclose(s.scale, 2.0, rel_tol=0.01) and rest <= min(NEAR * e.tolerance * 2, FAR):
+    if math.isclose(s.scale, 2.0, rel_tol=0.01) and rest <= min(MOST_TOLERANCES * e.tolerance * 2, MOST_OF_ERROR):
         return Cause(
             CauseName.UPDATED_TWICE,
             f"the update is {s.scale:.4g} x the reference's, whose gradient is the same: updated twice",
             evidence=(f"without that factor the error is {rest:.1e}",),
         )
     error = _error_of_two_steps(e)
-    if error <= min(NEAR * e.tolerance, FAR * s.error):
+    if error <= min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * s.error):
         return Cause(
             CauseName.UPDATED_TWICE,
             "the update is that of two steps of the reference: updated twice",
@@ -102,11 +102,11 @@ def find_updated_twice(e: Evidence) -> Cause | None:
 def _error_of_two_steps(e: Evidence) -> float:
     """How far the candidate after this step is from the reference after the next, relative to the update."""
     after = e.comparison.id.at(Kind.PARAM_AFTER)
-    ours = Logical.found(e.reference_trace, replace(after, step=after.step + 1))
-    theirs = Logical.found(e.candidate_trace, after)
+    ours = LogicalTensor.of(e.reference_trace, replace(after, step=after.step + 1))
+    theirs = LogicalTensor.of(e.candidate_trace, after)
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return math.inf
-    return math.sqrt(measured(ours, theirs)[0].dd / e.stats.aa)
+    return math.sqrt(measure(ours, theirs)[0].dd / e.stats.aa)
 
 
 @cause(
@@ -120,7 +120,7 @@ def find_other_step_count(e: Evidence) -> Cause | None:
     if e.comparison.id.kind is not Kind.UPDATE:
         return None
     count = e.comparison.id.at(Kind.OPTIM, slot="step")
-    ours, theirs = (Logical.found(trace, count) for trace in (e.reference_trace, e.candidate_trace))
+    ours, theirs = (LogicalTensor.of(trace, count) for trace in (e.reference_trace, e.candidate_trace))
     if ours is None or theirs is None or bool((ours.tensor() == theirs.tensor()).all()):
         return None
     steps = [f"{float(found.tensor().flatten()[0]):g}" for found in (theirs, ours)]
@@ -168,5 +168,5 @@ def _ranks(shards: list[Shard]) -> str:
     return ", ".join(str(rank) for rank in sorted({shard.coord.rank for shard in shards}))
 
 
-def _alone(candidate: Logical, piece: Piece, shard: Shard) -> Logical:
+def _alone(candidate: LogicalTensor, piece: Piece, shard: Shard) -> LogicalTensor:
     return replace(candidate, pieces=(Piece(piece.region, ((shard,),)),))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
+from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence
 from ttrace.judge.causes.registry import cause
-from ttrace.judge.tensors.logical import Logical, Piece, compared
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure_pair
 from ttrace.judge.tensors.rank_names import name_ranks
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import Kind
@@ -172,7 +172,7 @@ def _axis_left_out(e: Evidence) -> str | None:
     whole = float(e.reference.tensor())
     for axis in find_conflict_axes(e):
         shares = [float(replicas[0].tensor()) for replicas in _summed_over(e, axis).pieces[0].summands]
-        if math.isclose(math.hypot(*shares), whole, rel_tol=max(NEAR * e.tolerance, 1e-12)):
+        if math.isclose(math.hypot(*shares), whole, rel_tol=max(MOST_TOLERANCES * e.tolerance, 1e-12)):
             return axis
     return None
 
@@ -228,7 +228,9 @@ def _measure_factor(e: Evidence) -> _Factor | None:
     if s.aa == 0.0 or not math.isfinite(s.scale) or e.comparison.verdict is not Verdict.FAIL:
         return None
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
-    if rest > min(NEAR * e.tolerance * max(abs(s.scale), 1.0), FAR * abs(s.scale), FAR * s.error):
+    if rest > min(
+        MOST_TOLERANCES * e.tolerance * max(abs(s.scale), 1.0), MOST_OF_ERROR * abs(s.scale), MOST_OF_ERROR * s.error
+    ):
         return None
     axes, words = _explained_here(e, s.scale)
     if s.count == 1 and not axes:
@@ -246,13 +248,13 @@ def find_wrong_ranks(e: Evidence) -> Cause | None:
     """Some shards are right and others are not."""
     if e.comparison.verdict is not Verdict.FAIL:
         return None
-    wrong = [part for part in e.comparison.parts if part.error > e.tolerance]
-    right = [part for part in e.comparison.parts if part.error <= e.tolerance]
+    wrong = [part for part in e.comparison.region_errors if part.error > e.tolerance]
+    right = [part for part in e.comparison.region_errors if part.error <= e.tolerance]
     # Just above and just below the tolerance are much the same.
-    if not wrong or not right or max(p.error for p in right) > FAR * min(p.error for p in wrong):
+    if not wrong or not right or max(p.error for p in right) > MOST_OF_ERROR * min(p.error for p in wrong):
         return None
     ranks = {rank for part in wrong for rank in part.ranks}
-    everybody = {rank for part in e.comparison.parts for rank in part.ranks}
+    everybody = {rank for part in e.comparison.region_errors for rank in part.ranks}
     return Cause(
         CauseName.SOME_RANKS,
         f"only the shards of {name_ranks(ranks, everybody, e.mesh)} are wrong",
@@ -300,7 +302,7 @@ def _differs_along(e: Evidence, axis: str) -> bool:
     for piece in e.candidate.pieces:
         for group in _groups(e, piece, axis):
             first = group[0].tensor()
-            if any(compared(first, other.tensor()).error > e.replica_tolerance for other in group[1:]):
+            if any(measure_pair(first, other.tensor()).error > e.replica_tolerance for other in group[1:]):
                 return True
     return False
 
@@ -316,7 +318,7 @@ def _groups(e: Evidence, piece: Piece, axis: str) -> Iterator[list[Shard]]:
         yield from (group for group in groups.values() if len(group) > 1)
 
 
-def _summed_over(e: Evidence, axis: str) -> Logical:
+def _summed_over(e: Evidence, axis: str) -> LogicalTensor:
     """The same shards, with the replicas along an axis read as summands."""
     pieces = []
     for piece in e.candidate.pieces:

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
+from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence
 from ttrace.judge.causes.index_names import name_holders, name_indices
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.verdict import Cause, CauseName
@@ -41,8 +41,10 @@ def find_uneven_weights(e: Evidence) -> Cause | None:
             continue  # a factor for a few numbers proves nothing
         weights = (a * b).sum(1) / a.square().sum(1).clamp_min(1e-300)
         rest = float((weights[:, None] * a - b).norm() / (weights[:, None] * a).norm().clamp_min(1e-300))
-        runs = _runs(live, weights[live], NEAR * e.tolerance)
-        is_uneven = 2 <= len(runs) <= num_live // 2 and all(abs(weight - 1) > NEAR * e.tolerance for _, weight in runs)
+        runs = _runs(live, weights[live], MOST_TOLERANCES * e.tolerance)
+        is_uneven = 2 <= len(runs) <= num_live // 2 and all(
+            abs(weight - 1) > MOST_TOLERANCES * e.tolerance for _, weight in runs
+        )
         if is_uneven and e.is_explained_error(rest):
             ending = _MEAN if _is_mean_of_means(pair[0].movedim(dim, 0), runs, e.tolerance) else ""
             return Cause(
@@ -64,8 +66,8 @@ def _is_mean_of_means(rows: torch.Tensor, runs: list[Run], tolerance: float) -> 
     tokens = rows.flatten(1, -2).any(-1).sum(1) if rows.ndim > 2 else rows.any(1).to(torch.int64)
     total = int(tokens.sum())
     shares = [int(tokens[run].sum()) * weight for run, weight in runs]
-    is_same = max(shares) - min(shares) <= NEAR * tolerance * total
-    return is_same and math.isclose(sum(shares), total, rel_tol=FAR)
+    is_same = max(shares) - min(shares) <= MOST_TOLERANCES * tolerance * total
+    return is_same and math.isclose(sum(shares), total, rel_tol=MOST_OF_ERROR)
 
 
 def _name_runs(e: Evidence, dim: int, runs: list[Run]) -> str:

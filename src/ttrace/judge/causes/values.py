@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from ttrace.judge.causes.evidence import FAR, NEAR, Evidence
+from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence
 from ttrace.judge.causes.index_names import name_indices
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import Logical, Piece, measured
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
 from ttrace.judge.tolerance.estimate import unit
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, drop_numbers, is_inside
@@ -37,11 +37,11 @@ def find_others_values(e: Evidence) -> Cause | None:
     if not any(bool(piece.tensor().any()) for piece in wrong.pieces):
         return None  # zeros are anybody's
     for other_id, words in _relatives(e):
-        other = Logical.found(e.reference_trace, other_id)
+        other = LogicalTensor.of(e.reference_trace, other_id)
         if other is None or other.shape != e.reference.shape:
             continue
-        error = measured(other, wrong, factor=e.factor)[0].error
-        if error <= min(NEAR * e.tolerance, FAR * e.stats.error):
+        error = measure(other, wrong, factor=e.factor)[0].error
+        if error <= min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * e.stats.error):
             return Cause(
                 CauseName.OTHERS_VALUES,
                 f"the candidate holds the reference's values of {words}",
@@ -82,12 +82,12 @@ def find_misdirected_message(e: Evidence) -> Cause | None:
         is_sent = other_id.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) and other_id.step == own.step
         if not is_sent or not _is_neighbour(other_id.site, own.site):
             continue
-        other = Logical.found(e.reference_trace, other_id)
+        other = LogicalTensor.of(e.reference_trace, other_id)
         if other is None or other.shape != e.reference.shape:
             continue
         factor = factor_to_come(other_id, e.reference_trace, e.candidate_trace)
-        error = measured(other, e.wrong_pieces(), factor=factor)[0].error
-        if error <= min(NEAR * e.tolerance, FAR * e.stats.error):
+        error = measure(other, e.wrong_pieces(), factor=factor)[0].error
+        if error <= min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * e.stats.error):
             return Cause(
                 CauseName.OTHERS_VALUES,
                 f"what arrived is {other_id} of the reference: a message that was meant for another layer",
@@ -146,7 +146,7 @@ def _matched(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     nearest = torch.cdist(b, a)
     own = nearest.diagonal()[:, None]
     # Where another row is no better than the own one, it stays: equal rows are no movement.
-    better = torch.where(nearest < own * FAR, nearest, math.inf)
+    better = torch.where(nearest < own * MOST_OF_ERROR, nearest, math.inf)
     best = better.min(1)
     return torch.where(best.values.isinf(), torch.arange(len(a)), best.indices)
 
@@ -159,7 +159,7 @@ def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
     size, width = len(source), e.stats.count // len(source)
     shifts = (source - torch.arange(size))[away]
     num_choices = 1 + int((shifts.diff() != 0).sum())
-    radius = min(NEAR * e.tolerance, FAR * e.stats.error)
+    radius = min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * e.stats.error)
     return num_choices * math.log(size) + len(away) * width * math.log(max(radius, 1e-300)) > math.log(1e-3)
 
 
@@ -217,10 +217,10 @@ def find_wrong_rows(e: Evidence) -> Cause | None:
             continue
         a, d = (t.movedim(dim, 0).reshape(size, -1).square().sum(1) for t in (ours, theirs - ours))
         # A row that is small beside the others has the others' rounding errors.
-        is_wrong = d > (NEAR * e.tolerance) ** 2 * a.clamp_min(float(a.mean()))
+        is_wrong = d > (MOST_TOLERANCES * e.tolerance) ** 2 * a.clamp_min(float(a.mean()))
         wrong = is_wrong.nonzero().flatten()
         rest = math.sqrt(float(d[~is_wrong].sum()) / max(float(a.sum()), 1e-300))
-        is_rest_right = rest <= min(e.tolerance, FAR * e.stats.error)
+        is_rest_right = rest <= min(e.tolerance, MOST_OF_ERROR * e.stats.error)
         if 0 < len(wrong) <= size // 3 and is_rest_right and not _is_whole_shards(e, dim, wrong):
             return Cause(
                 CauseName.SOME_ROWS,
@@ -284,12 +284,12 @@ def find_bias(e: Evidence) -> Cause | None:
 def _multiple(e: Evidence, row: torch.Tensor) -> str:
     """How many times the module's own bias the row is, if it is."""
     name = f"{e.comparison.id.name}.bias"
-    own = Logical.found(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
+    own = LogicalTensor.of(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
     if own is None or own.shape != tuple(row.shape):
         return ""
     values = own.tensor().to(torch.float64)
     count = round(float(values @ row / (values @ values).clamp_min(1e-300)))
-    if count == 0 or _relative(count * values, row) > FAR:
+    if count == 0 or _relative(count * values, row) > MOST_OF_ERROR:
         return ""
     often = "once" if count == 1 else f"{count} times"
     return f": {name}, added {often} too often" if count > 0 else f": {name}, left out"
@@ -340,7 +340,7 @@ def find_partial_sum(e: Evidence) -> Cause | None:
     for inner_id, shards in e.candidate_trace.shards.items():
         if not shards[0].record.pending or not _is_just_before(inner_id, e.comparison.id):
             continue
-        inner = Logical.found(e.candidate_trace, inner_id)
+        inner = LogicalTensor.of(e.candidate_trace, inner_id)
         if inner is None or inner.shape != e.reference.shape:
             continue
         errors = [_least(inner, replace(wrong, pieces=(piece,))) for piece in wrong.pieces]
@@ -365,14 +365,14 @@ def _is_just_before(inner: TensorId, own: TensorId) -> bool:
     return is_same_way and is_inside(inner.name, around)
 
 
-def _least(inner: Logical, part: Logical) -> float:
+def _least(inner: LogicalTensor, part: LogicalTensor) -> float:
     """The error of a part against the summand that it is most like."""
     count = min(len(piece.summands) for piece in inner.pieces)
     alone = (
         replace(inner, pending=(), pieces=tuple(Piece(p.region, (p.summands[i],)) for p in inner.pieces))
         for i in range(count)
     )
-    return min(measured(summand, part)[0].error for summand in alone)
+    return min(measure(summand, part)[0].error for summand in alone)
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ttrace.judge.comparison.decisions import decided
+from ttrace.judge.comparison.decisions import judge_decision
 from ttrace.judge.comparison.own_rows import judge_own_rows
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import Logical, compared, measured
+from ttrace.judge.tensors.logical import LogicalTensor, measure, measure_pair
 from ttrace.judge.tolerance.estimate import is_zero, replica_tolerance
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.noise_dominated import NONE_LOST
-from ttrace.judge.tolerance.scale import mis_scaled
-from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
+from ttrace.judge.tolerance.scale import judge_scale
+from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, TensorId, make_scores_slot
 from ttrace.trace.reader import Shard, Trace
@@ -30,7 +30,7 @@ class Comparer:
     """The reference, what rounding explains in it, and the candidate."""
 
     reference: Trace
-    twins: Twins
+    twins: ToleranceModel
     candidate: Trace
 
     @property
@@ -65,12 +65,12 @@ class Comparer:
         if not ours or not theirs:
             side = "candidate" if ours else "reference"
             return Comparison(tensor_id, Verdict.MISSING, Why(Reason.NO_TENSOR, side=side))
-        a = Logical.found(self.reference, tensor_id)
+        a = LogicalTensor.of(self.reference, tensor_id)
         if a is None:
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_REFERENCE_LAYOUT))
         if tensor_id not in self.twins.tolerances:
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_TWIN))
-        b = Logical.found(self.candidate, tensor_id, a.shape)
+        b = LogicalTensor.of(self.candidate, tensor_id, a.shape)
         if b is None:
             return Comparison(tensor_id, Verdict.UNJUDGED, _no_layout(theirs, a))
         misfit = self._misfit(tensor_id, a, b)
@@ -78,7 +78,7 @@ class Comparer:
             return Comparison(tensor_id, *misfit, layout=b.layout, by=b.by)
         return self._judged(tensor_id, a, b)
 
-    def _misfit(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, Why | None] | None:
+    def _misfit(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> tuple[Verdict, Why | None] | None:
         """Why the candidate's shards do not make up the reference's tensor, decided without looking at data."""
         for side, logical, trace in (("reference", a, self.reference), ("candidate", b, self.candidate)):
             flaw = _flaw(logical, _num_summands(tensor_id, logical, trace), side)
@@ -101,21 +101,21 @@ class Comparer:
             before = first.get((again.coord.rank, again.record.microbatch))
             if before is None or tolerance is None or before.record.shape != again.record.shape:
                 return Comparison(tensor_id, Verdict.MISSING, Why(Reason.NO_FIRST_FORWARD))
-            found = compared(before.read_stored(), again.read_stored())
-            parts.append(Part((again.coord.rank,), found.error))
+            found = measure_pair(before.read_stored(), again.read_stored())
+            parts.append(RegionError((again.coord.rank,), found.error))
             total = total + found
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
         return Comparison(tensor_id, verdict, None, total, tolerance, tuple(parts), by=_FIRST_FORWARD)
 
-    def _decided(self, tensor_id: TensorId, a: Logical, b: Logical) -> tuple[Verdict, Why | None]:
+    def _decided(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> tuple[Verdict, Why | None]:
         """A choice that differs: innocent where rounding may have turned the scores."""
         reasons = tensor_id.at(Kind.DECISION, slot=make_scores_slot(tensor_id.site.slot))
-        scores = Logical.found(self.reference, reasons)
+        scores = LogicalTensor.of(self.reference, reasons)
         if scores is not None and reasons not in self.twins.tolerances:
             return Verdict.UNJUDGED, Why(Reason.NO_TWIN)
         if scores is None:  # these are scores themselves
             return Verdict.FAIL, None
-        return decided(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)
+        return judge_decision(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)
 
     def _is_contribution_of_none(self, tensor_id: TensorId) -> bool:
         """Whether this is what a microbatch adds to a gradient of which the candidate only has the sum of all."""
@@ -130,7 +130,7 @@ class Comparer:
         ids = self.candidate.shards
         return frozenset(t.name for t in ids if t.kind is Kind.PARAM_GRAD and t.microbatch is not None)
 
-    def _absent(self, tensor_id: TensorId, b: Logical) -> list[int]:
+    def _absent(self, tensor_id: TensorId, b: LogicalTensor) -> list[int]:
         """Ranks that own the module and ran this microbatch, but recorded nothing here."""
         is_kept_anywhere = tensor_id.kind is Kind.OPTIM or any(p.region.flat is not None for p in b.pieces)
         if tensor_id.name in self.candidate.divided or is_kept_anywhere:
@@ -152,7 +152,7 @@ class Comparer:
                 ranks.update(shard.coord.rank for shard in shards if shard.record.source is not LayoutSource.ROUTING)
         return {key: frozenset(ranks) for key, ranks in found.items()}
 
-    def _is_of_some_microbatches(self, tensor_id: TensorId, b: Logical) -> bool:
+    def _is_of_some_microbatches(self, tensor_id: TensorId, b: LogicalTensor) -> bool:
         """Whether this is a buffer that forward passes change, on ranks that did not run all that the reference ran.
 
         With data of its own, each rank's batch norm has its own running mean, and the reference has seen all data.
@@ -164,13 +164,13 @@ class Comparer:
         ranks = {rank for piece in b.pieces for rank in piece.ranks}
         return any(not ranks <= self._ran.get((step, microbatch), frozenset()) for step, microbatch in ran)
 
-    def _judged(self, tensor_id: TensorId, a: Logical, b: Logical) -> Comparison:
+    def _judged(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> Comparison:
         tolerance, lost = self.twins.tolerances[tensor_id], NONE_LOST
         factor = factor_to_come(tensor_id, self.reference, self.candidate)
-        total, parts = measured(a, b, factor=factor)
+        total, parts = measure(a, b, factor=factor)
         if tolerance.error(total) > tolerance.value / self.twins.margin:  # to find them takes all gradients
             lost = self.twins.lost(tensor_id)
-            total, parts = measured(a, b, factor=factor, lost=lost) if lost else (total, parts)
+            total, parts = measure(a, b, factor=factor, lost=lost) if lost else (total, parts)
         replica_error, allowed = self._worst_replicas(tensor_id, b, tolerance)
         verdict, why = _verdict(tensor_id, total, (replica_error, allowed), tolerance)
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
@@ -186,34 +186,34 @@ class Comparer:
             why,
             total,
             tolerance,
-            tuple(Part(piece.ranks, tolerance.error(part)) for piece, part in parts),
+            tuple(RegionError(piece.ranks, tolerance.error(part)) for piece, part in parts),
             replica_error,
             allowed,
             b.layout,
             b.by,
             num_different=self._count_different(a, b) if verdict.is_wrong and _is_of_integers(a) else None,
         )
-        return mis_scaled(judge_own_rows(comparison, a, b, self.candidate))
+        return judge_scale(judge_own_rows(comparison, a, b, self.candidate))
 
-    def _worst_replicas(self, tensor_id: TensorId, b: Logical, tolerance: Tolerance) -> tuple[float, float]:
+    def _worst_replicas(self, tensor_id: TensorId, b: LogicalTensor, tolerance: Tolerance) -> tuple[float, float]:
         """How far apart replicas are, and how far they may be: of those that are too far apart, if any are."""
         found = []
         for x, y, is_reduced in self._replica_pairs(b):
             allowed = replica_tolerance(tensor_id, tolerance, x.record.dtype, is_reduced=is_reduced)
-            found.append((tolerance.error(compared(x.read_stored(), y.read_stored())), allowed))
+            found.append((tolerance.error(measure_pair(x.read_stored(), y.read_stored())), allowed))
         return max(found, key=lambda pair: (pair[0] > pair[1], pair[0]), default=(0.0, tolerance.value))
 
-    def _replica_pairs(self, b: Logical) -> Iterator[tuple[Shard, Shard, bool]]:
+    def _replica_pairs(self, b: LogicalTensor) -> Iterator[tuple[Shard, Shard, bool]]:
         mesh, reduced = self.candidate.mesh, self.candidate.reduced
         return (pair for piece in b.pieces for pair in piece.replica_pairs(mesh, reduced))
 
-    def _count_different(self, a: Logical, b: Logical) -> int:
+    def _count_different(self, a: LogicalTensor, b: LogicalTensor) -> int:
         """How many elements differ from the reference or, where none does, between replicas."""
         pairs = ((x.tensor(), y.tensor()) for x, y, _ in self._replica_pairs(b))
         return int((a.tensor() != b.tensor()).sum()) or sum(int((x != y).sum()) for x, y in pairs)
 
 
-def _num_summands(tensor_id: TensorId, logical: Logical, trace: Trace) -> int:
+def _num_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -> int:
     """How many summands a pending sum has: a tied weight is on some stages of a pipeline only."""
     if not tensor_id.kind.is_of_param:
         return math.prod(trace.sizes.get(axis, 1) for axis in logical.pending)
@@ -221,7 +221,7 @@ def _num_summands(tensor_id: TensorId, logical: Logical, trace: Trace) -> int:
     return len({tuple(coord.get(axis, 0) for axis in logical.pending) for coord in owners})
 
 
-def _flaw(logical: Logical, num_summands: int, side: str) -> tuple[Verdict, Why | None] | None:
+def _flaw(logical: LogicalTensor, num_summands: int, side: str) -> tuple[Verdict, Why | None] | None:
     """Why shards make up no tensor at all."""
     if len(shapes := logical.shapes()) > 1:
         return Verdict.UNJUDGED, Why(Reason.DIFFERENT_SHAPES, side, shapes=tuple(sorted(shapes)))
@@ -261,10 +261,10 @@ def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
     return total.nan_a > 0 or (math.isinf(tolerance.twin_error) and is_nonzero)
 
 
-def _is_of_integers(logical: Logical) -> bool:
+def _is_of_integers(logical: LogicalTensor) -> bool:
     return not logical.dtype.is_floating_point and not logical.num_buckets
 
 
-def _no_layout(shards: list[Shard], a: Logical) -> Why:
+def _no_layout(shards: list[Shard], a: LogicalTensor) -> Why:
     held = sorted({shard.record.shape for shard in shards})
     return Why(Reason.NO_LAYOUT, shapes=(a.shape, *held))

@@ -8,7 +8,7 @@ from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Verdict
 
 
-def decided(
+def judge_decision(
     ours: torch.Tensor, theirs: torch.Tensor, scores: torch.Tensor, tolerance: float
 ) -> tuple[Verdict, Why | None]:
     """Two choices along the last dim of the reference's scores, whose relative error may be `tolerance`.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.tensors.logical import Logical, Piece, compared, measured
-from ttrace.judge.verdict import Comparison, Part, Tolerance, Verdict
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, measure_pair
+from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Shard, Trace
@@ -20,7 +20,7 @@ from ttrace.trace.reader import Shard, Trace
 _FORWARD = (Kind.INPUT, Kind.OUTPUT, Kind.CALL)
 
 
-def judge_own_rows(comparison: Comparison, a: Logical, b: Logical, candidate: Trace) -> Comparison:
+def judge_own_rows(comparison: Comparison, a: LogicalTensor, b: LogicalTensor, candidate: Trace) -> Comparison:
     """Judge replicas that differ along the axes of the batch again, as values of each rank's own rows."""
     tolerance, axes = comparison.tolerance, candidate.batch_axes
     is_meant = comparison.verdict is Verdict.CONFLICT and comparison.id.kind in _FORWARD and b.by == INFERRED
@@ -32,19 +32,19 @@ def judge_own_rows(comparison: Comparison, a: Logical, b: Logical, candidate: Tr
         return comparison
     grouped = replace(b, pieces=tuple(piece for piece in pieces if piece is not None), pending=axes)
     for factor, word in ((1 / num_parts, "average"), (1.0, "sum")):
-        total, parts = measured(a, grouped, factor=factor)
+        total, parts = measure(a, grouped, factor=factor)
         if tolerance.error(total) <= tolerance.value:
             return replace(
                 comparison,
                 verdict=Verdict.PASS,
                 why=None,
                 stats=total,
-                parts=tuple(Part(piece.ranks, tolerance.error(part)) for piece, part in parts),
+                region_errors=tuple(RegionError(piece.ranks, tolerance.error(part)) for piece, part in parts),
                 replica_error=0.0,
                 layout=f"{word} over {', '.join(axes)}",
             )
     # Where some ranks are right, all of them should be: that is no value of own rows.
-    errors = [tolerance.error(measured(a, part)[0]) for part in _split_summands(grouped)]
+    errors = [tolerance.error(measure(a, part)[0]) for part in _split_summands(grouped)]
     is_own = all(error > tolerance.value for error in errors)
     return replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.OWN_ROWS)) if is_own else comparison
 
@@ -56,13 +56,14 @@ def _group_by_rows(piece: Piece, axes: Sequence[str], tolerance: Tolerance) -> P
         groups.setdefault(tuple(shard.coord[axis] for axis in axes), []).append(shard)
     for first, *others in groups.values():
         if any(
-            tolerance.error(compared(first.read_stored(), other.read_stored())) > tolerance.value for other in others
+            tolerance.error(measure_pair(first.read_stored(), other.read_stored())) > tolerance.value
+            for other in others
         ):
             return None
     return replace(piece, summands=tuple(tuple(group) for _, group in sorted(groups.items())))
 
 
-def _split_summands(grouped: Logical) -> list[Logical]:
+def _split_summands(grouped: LogicalTensor) -> list[LogicalTensor]:
     num_parts = len(grouped.pieces[0].summands)
     return [
         replace(grouped, pieces=tuple(Piece(piece.region, (piece.summands[i],)) for piece in grouped.pieces))

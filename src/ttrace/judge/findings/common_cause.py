@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ttrace.judge.causes.evidence import NEAR
+from ttrace.judge.causes.evidence import MOST_TOLERANCES
 from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Finding, Verdict
 from ttrace.tensors.ids import Kind, TensorId
 
@@ -53,7 +53,7 @@ def _all_wrong(first: TensorId, comparisons: Sequence[Comparison]) -> list[Compa
 def _have_one_factor(wrong: Sequence[Comparison]) -> bool:
     """Whether one number times the reference explains all of them."""
     factor = wrong[0].stats.scale
-    return all(_rest(c, factor) <= NEAR * _tolerance(c) * max(abs(factor), 1.0) for c in wrong)
+    return all(_rest(c, factor) <= MOST_TOLERANCES * _tolerance(c) * max(abs(factor), 1.0) for c in wrong)
 
 
 def _rest(comparison: Comparison, factor: float) -> float:

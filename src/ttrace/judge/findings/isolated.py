@@ -23,7 +23,7 @@ class _Pass(Enum):
     UPDATE = auto()
 
 
-def combined(ordinary: Judgement, isolated: Judgement) -> Judgement:
+def combine(ordinary: Judgement, isolated: Judgement) -> Judgement:
     """The ordinary findings, each with whether its module is wrong by itself, and those that hid behind them."""
     wrong = {comparison.id for comparison in ordinary.comparisons if comparison.verdict.is_wrong}
     told = {finding.module for finding in ordinary.findings}

@@ -41,7 +41,7 @@ _MADE_INSIDE = frozenset(
 """What modules inside a module may have spoilt."""
 
 
-def findings(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
+def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
     """One finding for every origin, first divergence first."""
     wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and c.id.kind is not Kind.CALL}
     if not wrong:

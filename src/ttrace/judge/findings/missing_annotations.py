@@ -20,7 +20,7 @@ from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
 
 
-def without_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
+def excuse_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
     """Sites that sum to the reference and are right again in the module around them are not judged."""
     wrong = {comparison.id for comparison in comparisons if comparison.verdict.is_wrong}
     right = {comparison.id for comparison in comparisons if comparison.verdict is Verdict.PASS}
@@ -56,7 +56,7 @@ def _call_of(tensor_id: TensorId) -> tuple[int, int | None, str, int]:
     return tensor_id.step, tensor_id.microbatch, tensor_id.name, tensor_id.call
 
 
-def unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) -> str | None:
+def find_unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) -> str | None:
     """What to state if everything before reduction is off by one factor, and everything after it is right."""
     wrong = [comparison for comparison in comparisons if comparison.verdict.is_wrong]
     final = [c for c in comparisons if c.id.kind is Kind.PARAM_GRAD and c.id.microbatch is None]
@@ -76,7 +76,7 @@ def unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) -> str 
     )
 
 
-def unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> str | None:
+def find_unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> str | None:
     """What to do if all final gradients differ by the factor by which one side clips them, and updates are right."""
     wrong = [c for c in comparisons if c.verdict.is_wrong and c.id.kind not in (Kind.GRAD_NORM, Kind.CLIP)]
     if not wrong or not all(c.id.kind is Kind.PARAM_GRAD and c.id.microbatch is None for c in wrong):
@@ -99,7 +99,7 @@ def unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candidate: 
     )
 
 
-def doubted(finding: Finding, comparisons: Sequence[Comparison]) -> Finding:
+def add_layout_doubt(finding: Finding, comparisons: Sequence[Comparison]) -> Finding:
     """A finding that nothing explains, with what the module's parameters were taken for: they may be cut otherwise."""
     if finding.cause.name is not CauseName.UNEXPLAINED:
         return finding

@@ -29,7 +29,7 @@ class Absence:
         return f"{describe(self.why)}: {self.num_tensors} tensors missing"
 
 
-def absences(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Absence]:
+def find_absences(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Absence]:
     """What either side lacks altogether; a single missing tensor speaks for itself."""
     ours, theirs = _names(reference), _names(candidate)
     found = []
@@ -41,12 +41,12 @@ def absences(comparisons: Sequence[Comparison], reference: Trace, candidate: Tra
     return found
 
 
-def with_reasons(comparisons: Sequence[Comparison], found: Sequence[Absence]) -> list[Comparison]:
+def add_absences(comparisons: Sequence[Comparison], found: Sequence[Absence]) -> list[Comparison]:
     """Each missing tensor with the absence that it is part of as its reason."""
     return [replace(c, why=absence.why) if (absence := _of(c, found)) else c for c in comparisons]
 
 
-def explained(findings: tuple[Finding, ...], found: Sequence[Absence]) -> tuple[Finding, ...]:
+def explain_by_absences(findings: tuple[Finding, ...], found: Sequence[Absence]) -> tuple[Finding, ...]:
     """A module that is wrong in its own code for no known reason, where modules inside it are missing."""
     return tuple(_explained(finding, found) for finding in findings)
 

@@ -11,7 +11,7 @@ from ttrace.trace.reader import Trace
 _MOST_NAMED = 3
 
 
-def random_problems(reference: Trace, candidate: Trace) -> Iterator[str]:
+def describe_random_numbers(reference: Trace, candidate: Trace) -> Iterator[str]:
     """One sentence for the modules that drew random numbers in each side, or in both alike."""
     sides = {"reference": reference.random, "candidate": candidate.random}
     drawing = [side for side, modules in sides.items() if modules]
@@ -21,7 +21,7 @@ def random_problems(reference: Trace, candidate: Trace) -> Iterator[str]:
         yield from (_problem(f"the {side}", sides[side]) for side in drawing)
 
 
-def before_random(
+def drop_random_findings(
     found: tuple[Finding, ...], comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> tuple[Finding, ...]:
     """The findings that random numbers cannot explain: those before the first tensor that they may have spoiled."""

@@ -13,7 +13,7 @@ from ttrace.trace.reader import Trace
 _MOST_NAMED = 3
 
 
-def without_power(
+def find_blind_spots(
     comparisons: Sequence[Comparison], candidate: Trace, blind: AbstractSet[TensorId] = frozenset()
 ) -> dict[str, str]:
     """The trained parameters whose update nothing protects, and whether it is their gradient's case too.
@@ -30,9 +30,9 @@ def without_power(
     return {name: words for name, kinds in protected.items() if (words := _blind_spot(kinds))}
 
 
-def power_notes(comparisons: Sequence[Comparison], candidate: Trace) -> list[str]:
+def note_blind_spots(comparisons: Sequence[Comparison], candidate: Trace) -> list[str]:
     """The same for a check's report: one note for each reason."""
-    found: Mapping[str, str] = without_power(comparisons, candidate)
+    found: Mapping[str, str] = find_blind_spots(comparisons, candidate)
     notes = []
     for words, count in Counter(found.values()).items():
         names = [name for name, reason in found.items() if reason == words]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.tensors.ids import Kind
 
-FAR = 4.0
+UNSTABLE_GROWTH = 4.0
 """How many times the square root of the layers passed is far beyond it; transformers reach 1.23."""
 FEW = 6
 """Fewer layers than this show no pattern."""
@@ -30,7 +30,7 @@ _WORDS = {
 """The kinds that are looked at."""
 
 
-def depth_notes(comparisons: Sequence[Comparison]) -> list[str]:
+def note_depth(comparisons: Sequence[Comparison]) -> list[str]:
     """What is odd along the layers of reference and candidate, in words; no failure."""
     return [note for line in _lines(comparisons) for note in (*_unstable(line), *_departing(line))]
 
@@ -80,7 +80,7 @@ def _unstable(line: _Line) -> Iterator[str]:
     first = max(errors[layers[0]], floor)
     excess = {layer: errors[layer] / (first * math.sqrt(passed)) for passed, layer in enumerate(layers, start=1)}
     worst = max(layers, key=lambda layer: excess[layer])
-    if excess[worst] > FAR:
+    if excess[worst] > UNSTABLE_GROWTH:
         yield (
             f"the reference's own error grows far beyond the square root of depth: {_WORDS[line.kind]} from "
             f"{first:.1e} at {line.span(layers[:1])} to {errors[worst]:.1e} at {line.span([worst])}, "

@@ -9,7 +9,7 @@ from ttrace.trace.reader import Trace
 _MOST = 5
 
 
-def surrounding_notes(reference: Trace, candidate: Trace) -> Iterator[str]:
+def note_environment(reference: Trace, candidate: Trace) -> Iterator[str]:
     """Other versions of what both sides loaded, and other variables."""
     ours, theirs = reference.manifest, candidate.manifest
     both = ours.versions.keys() & theirs.versions.keys()

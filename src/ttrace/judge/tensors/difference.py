@@ -11,7 +11,7 @@ import torch
 
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import Logical, Piece, measured
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
 from ttrace.layouts.source import Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region, Shape
@@ -56,33 +56,33 @@ class Difference:
     elements: tuple[Element, ...]
 
 
-def difference(reference: Trace, candidate: Trace, tensor_id: TensorId) -> Difference:
+def find_difference(reference: Trace, candidate: Trace, tensor_id: TensorId) -> Difference:
     """Compare one id shard by shard."""
     for side, trace in (("reference", reference), ("candidate", candidate)):
         if tensor_id not in trace.shards:
             raise TTraceError(
                 f"{tensor_id}: the {side} recorded no such tensor. `ttrace show {trace.folder}` lists all."
             )
-    a = Logical.found(reference, tensor_id)
-    b = Logical.found(candidate, tensor_id, a.shape if a else None)
+    a = LogicalTensor.of(reference, tensor_id)
+    b = LogicalTensor.of(candidate, tensor_id, a.shape if a else None)
     if a is None or b is None or a.shape != b.shape:
         raise TTraceError(f"{tensor_id}: the two sides cannot be laid over each other. Add a rule for this site.")
     factor = factor_to_come(tensor_id, reference, candidate)
     elements = [element for piece in b.pieces for element in _worst(a, b, piece, factor)]
     most = heapq.nlargest(NUM_ELEMENTS, elements, key=_gap)
-    total, _ = measured(a, b, factor=factor)
+    total, _ = measure(a, b, factor=factor)
     ranks = tuple(_by_rank(a, b, factor))
     return Difference(tensor_id, a.shape, b.layout, b.by, b.pending, factor, total, ranks, tuple(most))
 
 
-def _by_rank(a: Logical, b: Logical, factor: float) -> Iterator[RankDifference]:
+def _by_rank(a: LogicalTensor, b: LogicalTensor, factor: float) -> Iterator[RankDifference]:
     for piece in b.pieces:
         for shard in (shard for replicas in piece.summands for shard in replicas):
             alone = replace(b, pieces=(Piece(piece.region, ((shard,),)),), pending=())
-            yield RankDifference(str(shard.coord), str(piece.region), measured(a, alone, factor=factor)[0])
+            yield RankDifference(str(shard.coord), str(piece.region), measure(a, alone, factor=factor)[0])
 
 
-def _worst(a: Logical, b: Logical, piece: Piece, factor: float) -> Iterator[Element]:
+def _worst(a: LogicalTensor, b: LogicalTensor, piece: Piece, factor: float) -> Iterator[Element]:
     """The elements of one region that differ most: of every replica, but of summands only their sum."""
     if b.pending:
         yield from _elements(
@@ -93,7 +93,7 @@ def _worst(a: Logical, b: Logical, piece: Piece, factor: float) -> Iterator[Elem
         yield from _elements(a, piece.region, shard.tensor().to(torch.float64) * factor, str(shard.coord))
 
 
-def _elements(a: Logical, region: Region, tensor: torch.Tensor, where: str) -> Iterator[Element]:
+def _elements(a: LogicalTensor, region: Region, tensor: torch.Tensor, where: str) -> Iterator[Element]:
     for other in a.pieces:
         theirs = other.tensor()
         for part_a, part_b in other.region.overlaps(region):

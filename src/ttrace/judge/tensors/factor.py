@@ -21,7 +21,7 @@ def is_before_reduction(tensor_id: TensorId) -> bool:
     return tensor_id.kind.is_activation_grad or of_microbatch or tensor_id.kind in (Kind.LOSS, Kind.MAIN_GRAD)
 
 
-def factor_note(reference: Trace, candidate: Trace) -> list[str]:
+def note_factor(reference: Trace, candidate: Trace) -> list[str]:
     """The stated factors in words, where the two sides differ."""
     ours, theirs = reference.grad_factor, candidate.grad_factor
     if ours == theirs:

@@ -65,7 +65,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Logical:
+class LogicalTensor:
     """A logical tensor as one run holds it."""
 
     shape: Shape
@@ -75,7 +75,7 @@ class Logical:
     by: Provenance | None
 
     @classmethod
-    def found(cls, trace: Trace, tensor_id: TensorId, shape: Shape | None = None) -> Logical | None:
+    def of(cls, trace: Trace, tensor_id: TensorId, shape: Shape | None = None) -> LogicalTensor | None:
         """An id's shards in a trace; None where there are none, or no layout is stated and none can be inferred.
 
         `shape` is the reference's, against which a layout may be inferred.
@@ -135,8 +135,8 @@ class Logical:
         return full
 
 
-def measured(
-    a: Logical, b: Logical, *, factor: float = 1.0, lost: Mapping[Region, torch.Tensor] | None = None
+def measure(
+    a: LogicalTensor, b: LogicalTensor, *, factor: float = 1.0, lost: Mapping[Region, torch.Tensor] | None = None
 ) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
     """b x factor against a, in all and for each of b's pieces; both may be sharded, each in its own way.
 
@@ -156,7 +156,7 @@ def measured(
     return total, tuple(parts)
 
 
-def compared(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
+def measure_pair(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
     """y x factor against x. Infinities that both have in the same place agree: attention masks are full of them."""
     found = measure_difference(x, y, factor=factor)
     if not (found.inf_a and found.inf_b):
@@ -193,7 +193,7 @@ def _stats_of(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | N
         x, y = _summed(xs, where), _summed(ys, where)
         if left_out is not None:
             x, y = x.masked_fill(left_out[where], 0), y.masked_fill(left_out[where], 0)
-        found = compared(x, y)
+        found = measure_pair(x, y)
         if found.max_at is not None:
             at = tuple(start + i for (start, _), i in zip(cut, found.max_at, strict=True))
             found = replace(found, max_at=at)

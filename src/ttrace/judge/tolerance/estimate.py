@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.verdict import Tolerance
+from ttrace.judge.verdict import Tolerance, ToleranceRule, ToleranceTerm
 from ttrace.tensors.ids import Kind, TensorId
 
 TINY = 16
@@ -23,18 +23,18 @@ ZERO_ERROR = 0.3
 
 
 @dataclass(frozen=True)
-class Sample:
+class TwinSample:
     """What the reference and its twins say of one id."""
 
     id: TensorId
     numel: int
     dtype: torch.dtype
     twin_errors: tuple[float, ...]
-    floor: float = 0.0
-    """What this tensor must be allowed beyond u, for reasons of its own."""
+    floors: tuple[ToleranceTerm, ...] = ()
+    """What this tensor must be allowed for reasons of its own, before the margin."""
 
 
-def tolerances(samples: Iterable[Sample], *, margin: float = MARGIN) -> dict[TensorId, Tolerance]:
+def estimate_tolerances(samples: Iterable[TwinSample], *, margin: float = MARGIN) -> dict[TensorId, Tolerance]:
     """The tolerance of every id; `samples` in the reference's order of appearance."""
     samples = list(samples)
     pooled = _pooled(samples)
@@ -45,10 +45,13 @@ def tolerances(samples: Iterable[Sample], *, margin: float = MARGIN) -> dict[Ten
             continue
         weakest = max(weakest, unit(sample.dtype))
         twin_error = max(sample.twin_errors, default=0.0)
+        terms = [ToleranceTerm(ToleranceRule.TWINS, twin_error), ToleranceTerm(ToleranceRule.FLOOR, weakest)]
         if sample.numel < TINY:
+            terms.append(ToleranceTerm(ToleranceRule.POOLED, pooled[sample.id.kind]))
             twin_error = max(twin_error, pooled[sample.id.kind])
-        floor = max(weakest, sample.floor)
-        result[sample.id] = Tolerance(margin * max(twin_error, floor), twin_error, floor)
+        floor = max([weakest, *(term.value for term in sample.floors)])
+        terms = [ToleranceTerm(term.rule, margin * term.value) for term in (*terms, *sample.floors)]
+        result[sample.id] = Tolerance(margin * max(twin_error, floor), twin_error, floor, terms=tuple(terms))
     return result
 
 
@@ -78,7 +81,7 @@ def replica_tolerance(
     return 0.0 if is_reduced else tolerance.value * min(1.0, unit(dtype) / tolerance.floor)
 
 
-def _pooled(samples: list[Sample]) -> Mapping[Kind, float]:
+def _pooled(samples: list[TwinSample]) -> Mapping[Kind, float]:
     """Per kind, the largest error of the twins over its tiny tensors, zeros left out."""
     result: dict[Kind, float] = {}
     for sample in samples:

@@ -24,13 +24,13 @@ _FOLLOWS = {Kind.GRAD_NORM: 1.0, Kind.CLIP: 1.0, Kind.UPDATE: 1.0, Kind.OPTIM: 2
 """What clipping by a norm goes into, and how often: optimizers have squares of gradients."""
 
 
-def norm_error(norm: float, squares: float, numel: int) -> float:
+def measure_norm_error(norm: float, squares: float, numel: int) -> float:
     """How far, relatively, rounding may move a norm of so many numbers, whose squares add up to `squares`."""
     u = unit(torch.float32)  # 16-bit numbers are summed in it, too
     own = abs(norm / math.sqrt(squares) - 1.0) if squares > 0.0 and math.isfinite(norm + squares) else 0.0
     return max(_LEAST * math.sqrt(numel) * u, own if own <= _MOST * numel * u else 0.0)
 
 
-def norm_share(tensor_id: TensorId) -> float:
+def find_norm_share(tensor_id: TensorId) -> float:
     """How much of the norm's error a tensor has."""
     return 0.0 if tensor_id.site.slot == MAIN_PARAM else _FOLLOWS.get(tensor_id.kind, 0.0)

@@ -1,25 +1,24 @@
-"""This module measures the twins against the reference: the raw material of every tolerance."""
+"""Model of what rounding explains: the twins measured against the reference, and the tolerances that follow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ttrace.errors import SketchError
 from ttrace.judge.compatibility import check_twin
-from ttrace.judge.engine import HERE, Engine, Progress, lots
+from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.tensors.logical import Logical, measured
-from ttrace.judge.tolerance import scale
-from ttrace.judge.tolerance.estimate import Sample, tolerances, unit
-from ttrace.judge.tolerance.grad_norm import norm_error, norm_share
+from ttrace.judge.tensors.logical import LogicalTensor, measure
+from ttrace.judge.tolerance.estimate import TwinSample, estimate_tolerances, unit
+from ttrace.judge.tolerance.grad_norm import find_norm_share, measure_norm_error
 from ttrace.judge.tolerance.gradient_terms import measure_rounding_of_terms
-from ttrace.judge.tolerance.noise_dominated import Masks, is_of_update, lost_elements, swayed_norm
-from ttrace.judge.tolerance.scale import with_scale
-from ttrace.judge.tolerance.zero_gradients import with_followers, with_siblings
-from ttrace.judge.verdict import Tolerance
+from ttrace.judge.tolerance.noise_dominated import Masks, find_lost_elements, is_of_update, measure_swayed_norm
+from ttrace.judge.tolerance.scale import SCALE_MARGIN, add_scale
+from ttrace.judge.tolerance.zero_gradients import mark_followers, measure_by_siblings
+from ttrace.judge.verdict import Tolerance, ToleranceRule, ToleranceTerm
 from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.sketch import estimate_uncertainty
@@ -32,29 +31,44 @@ _BIGGEST = 6.0
 
 
 @dataclass
-class Twins:
+class ToleranceModel:
     """What rounding explains in a reference, by id."""
 
     reference: Trace
     twins: Sequence[Trace]
     margin: float = MARGIN
-    engine: InitVar[Engine] = HERE
-    progress: InitVar[Progress | None] = None
-    tolerances: dict[TensorId, Tolerance] = field(init=False)
-    stats: dict[TensorId, tuple[Stats, ...]] = field(init=False, default_factory=dict)
+    tolerances: dict[TensorId, Tolerance] = field(default_factory=dict)
+    stats: dict[TensorId, tuple[Stats, ...]] = field(default_factory=dict)
     """Each twin against the reference, by id."""
-    _noise: dict[TensorId, float] = field(init=False, default_factory=dict)
+    _noise: dict[TensorId, float] = field(default_factory=dict)
 
-    def __post_init__(self, engine: Engine, progress: Progress | None) -> None:
-        for twin in self.twins:
-            check_twin(twin, self.reference)
-        gradients = [t for t in self.reference.shards if t.kind is Kind.PARAM_GRAD]  # others need their noise
+    @classmethod
+    def measure(
+        cls,
+        reference: Trace,
+        twins: Sequence[Trace],
+        margin: float = MARGIN,
+        *,
+        engine: Engine = HERE,
+        progress: OnProgress | None = None,
+    ) -> ToleranceModel:
+        """Compare every twin with the reference, and estimate the tolerance of each tensor."""
+        for twin in twins:
+            check_twin(twin, reference)
+        model = cls(reference, twins, margin)
+        samples = model._collect(engine, progress)
+        model.tolerances = model._estimate([samples[t] for t in reference.shards if t in samples])
+        return model
+
+    def _collect(self, engine: Engine, progress: OnProgress | None) -> dict[TensorId, TwinSample]:
+        """Measure all tensors of the twins; gradients first, because the others need their noise."""
+        gradients = [t for t in self.reference.shards if t.kind is Kind.PARAM_GRAD]
         others = [t for t in self.reference.shards if t.kind is not Kind.PARAM_GRAD]
-        known: dict[TensorId, Sample] = {}
+        known: dict[TensorId, TwinSample] = {}
         sizes = {tensor_id: self.reference.num_bytes(tensor_id) for tensor_id in self.reference.shards}
         done, total = 0, sum(sizes.values())
         for ids in (gradients, others):
-            for sample, stats in engine.map(Twins._samples, self, lots(ids, sizes.__getitem__)):
+            for sample, stats in engine.map(ToleranceModel._samples, self, make_lots(ids, sizes.__getitem__)):
                 known[sample.id] = sample
                 done += sizes[sample.id]
                 if progress is not None:
@@ -62,38 +76,40 @@ class Twins:
                 self.stats[sample.id] = stats
                 if sample.id.kind is Kind.PARAM_GRAD:
                     self._noise[sample.id] = self.margin * max([*sample.twin_errors, unit(sample.dtype)])
-        samples = [known[tensor_id] for tensor_id in self.reference.shards if tensor_id in known]
-        found = tolerances(samples, margin=self.margin)
+        return known
+
+    def _estimate(self, samples: Sequence[TwinSample]) -> dict[TensorId, Tolerance]:
+        found = estimate_tolerances(samples, margin=self.margin)
 
         def rounding_of_terms(tensor_id: TensorId) -> float:
             return measure_rounding_of_terms(tensor_id, self.reference, self.stats, found)
 
-        proven = with_siblings(found, self.stats, margin=self.margin, rounding_of_terms=rounding_of_terms)
-        proven = with_followers(proven, self.stats, margin=self.margin)
-        self.tolerances = with_scale(self._with_squares(proven), self.stats, margin=self.scale_margin)
+        proven = measure_by_siblings(found, self.stats, margin=self.margin, rounding_of_terms=rounding_of_terms)
+        proven = mark_followers(proven, self.stats, margin=self.margin)
+        return add_scale(self._allow_squares(proven), self.stats, margin=self.scale_margin)
 
     @property
     def identity(self) -> str:
         """Differs as soon as what is made of it may."""
         traces = [trace.identity for trace in (self.reference, *self.twins)]
-        return f"{traces} {self.margin} {getattr(self, 'tolerances', None)}"
+        return f"{traces} {self.margin} {self.tolerances}"
 
     @property
     def scale_margin(self) -> float:
         """The margin of scales: whoever widens one margin widens both."""
-        return scale.MARGIN * self.margin / MARGIN
+        return SCALE_MARGIN * self.margin / MARGIN
 
     def lost(self, tensor_id: TensorId) -> Masks:
         """The elements to leave out of a comparison of this id; none where only sketches are known."""
         try:
-            return lost_elements(self.reference, self.twins, tensor_id, self._noise)
+            return find_lost_elements(self.reference, self.twins, tensor_id, self._noise)
         except SketchError:
             return {}
 
-    def _with_squares(self, tolerances: dict[TensorId, Tolerance]) -> dict[TensorId, Tolerance]:
-        """The same, an optimizer's state at least as wide as squares of gradients that would pass make it.
+    def _allow_squares(self, tolerances: dict[TensorId, Tolerance]) -> dict[TensorId, Tolerance]:
+        """Allow an optimizer's state at least what squares of gradients have that would pass.
 
-        Squares have few elements that count: three twins of a norm's 16 may happen to be close together.
+        Few elements of a square count: three twins of a norm's 16 may happen to be close together.
         """
         result = dict(tolerances)
         for tensor_id, tolerance in tolerances.items():
@@ -103,14 +119,15 @@ class Twins:
                 )
                 known = [tolerances[t] for t in made_of if t in tolerances and self._are_alike(t, tensor_id)]
                 least = max((2.0 * gradient.value for gradient in known if not gradient.size), default=0.0)
-                result[tensor_id] = replace(tolerance, value=max(tolerance.value, least))
+                if least > tolerance.value:
+                    result[tensor_id] = replace(tolerance, value=least).with_term(ToleranceRule.SQUARES, least)
         return result
 
     def _are_alike(self, a: TensorId, b: TensorId) -> bool:
         """Whether both have as many elements: a step's number has one."""
         return {s.count for s in self.stats[a]} == {s.count for s in self.stats[b]}
 
-    def _samples(self, ids: Sequence[TensorId]) -> list[tuple[Sample, tuple[Stats, ...]]]:
+    def _samples(self, ids: Sequence[TensorId]) -> list[tuple[TwinSample, tuple[Stats, ...]]]:
         found = []
         for tensor_id in ids:
             sample = self._sample(tensor_id)
@@ -120,67 +137,69 @@ class Twins:
                 trace.release(tensor_id)
         return found
 
-    def _sample(self, tensor_id: TensorId) -> tuple[Sample, tuple[Stats, ...]] | None:
-        logical = Logical.found(self.reference, tensor_id)
+    def _sample(self, tensor_id: TensorId) -> tuple[TwinSample, tuple[Stats, ...]] | None:
+        logical = LogicalTensor.of(self.reference, tensor_id)
         if logical is None:
             return None
         lost, found = self.lost(tensor_id), []
         for twin in self.twins:
-            other = Logical.found(twin, tensor_id, logical.shape)
+            other = LogicalTensor.of(twin, tensor_id, logical.shape)
             if other is not None and other.shape == logical.shape:
-                found.append(measured(logical, other, lost=lost)[0])
+                found.append(measure(logical, other, lost=lost)[0])
         if self.twins and not found:
             return None  # nothing says what rounding explains here
         wider = 1.0 + _NUM_SIGMAS * estimate_uncertainty(logical.num_buckets) if logical.num_buckets else 1.0
         errors = [stats.error * wider for stats in found]
         dtype = self.reference.shards[tensor_id][0].record.dtype
         follows_update = is_of_update(tensor_id) or (tensor_id.kind is Kind.PARAM and tensor_id.step > 0)
-        floor = self._update_floor(tensor_id, logical) if follows_update else 0.0
-        if share := norm_share(tensor_id):
-            floor = max(floor, share * self._norm_errors.get(tensor_id.step, 0.0))
-        return Sample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), floor), tuple(found)
+        floors = []
+        if follows_update:
+            floors.append(ToleranceTerm(ToleranceRule.UPDATE, self._update_floor(tensor_id, logical)))
+        if share := find_norm_share(tensor_id):
+            floors.append(ToleranceTerm(ToleranceRule.NORM, share * self._norm_errors.get(tensor_id.step, 0.0)))
+        return TwinSample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), tuple(floors)), tuple(found)
 
     @cached_property
     def _norm_errors(self) -> dict[int, float]:
         """By step, how far off the norm of all gradients may be, once their own stats are there."""
         found = {}
         for tensor_id in self.reference.shards:
-            norm = Logical.found(self.reference, tensor_id) if tensor_id.kind is Kind.GRAD_NORM else None
+            norm = LogicalTensor.of(self.reference, tensor_id) if tensor_id.kind is Kind.GRAD_NORM else None
             if norm is not None:
                 final = (t for t in self.stats if t.kind is Kind.PARAM_GRAD and t.microbatch is None)
                 stats = [self.stats[t][0] for t in final if t.step == tensor_id.step and self.stats[t]]
                 numel = sum(s.count for s in stats)
-                found[tensor_id.step] = norm_error(float(norm.tensor()), sum(s.aa for s in stats), numel)
+                found[tensor_id.step] = measure_norm_error(float(norm.tensor()), sum(s.aa for s in stats), numel)
         return found
 
-    def _update_floor(self, tensor_id: TensorId, logical: Logical) -> float:
+    def _update_floor(self, tensor_id: TensorId, logical: LogicalTensor) -> float:
         """What single elements may do to a step: three twins may happen to show nothing of it."""
-        norm = measured(logical, logical)[0].norm
+        norm = measure(logical, logical)[0].norm
         if logical.num_buckets:
             return self._turned(tensor_id, norm)
         if tensor_id.kind is Kind.PARAM:
             return 0.0
         noise = self._noise.get(tensor_id.at(Kind.PARAM_GRAD, slot=""), 0.0)
-        swayed = swayed_norm(self.reference, tensor_id, noise / self.margin) / norm if norm and noise else 0.0
+        swayed = measure_swayed_norm(self.reference, tensor_id, noise / self.margin) / norm if norm and noise else 0.0
         return max(swayed, self._quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0)
 
     def _turned(self, tensor_id: TensorId, norm: float) -> float:
         """What one element does whose update turns around, or is rounded the other way: sketches leave none out."""
         step = tensor_id.step - (tensor_id.kind is Kind.PARAM)
-        update = Logical.found(self.reference, replace(tensor_id.at(Kind.UPDATE, slot=""), step=step))
+        update = LogicalTensor.of(self.reference, replace(tensor_id.at(Kind.UPDATE, slot=""), step=step))
         if update is None or not norm:
             return 0.0
-        after = Logical.found(self.reference, replace(tensor_id.at(Kind.PARAM_AFTER, slot=""), step=step))
-        quantum = unit(after.dtype) * _BIGGEST * measured(after, after)[0].norm if after is not None else 0.0
-        turned = max(measured(update, update)[0].norm, quantum)
+        after = LogicalTensor.of(self.reference, replace(tensor_id.at(Kind.PARAM_AFTER, slot=""), step=step))
+        quantum = unit(after.dtype) * _BIGGEST * measure(after, after)[0].norm if after is not None else 0.0
+        turned = max(measure(update, update)[0].norm, quantum)
         return 2.0 * turned / math.sqrt(math.prod(update.shape)) / norm
 
-    def _quantum(self, tensor_id: TensorId, update: Logical) -> float:
+    def _quantum(self, tensor_id: TensorId, update: LogicalTensor) -> float:
         """What one element that is rounded the other way does to an update: the twins may happen to have none."""
-        after = Logical.found(self.reference, tensor_id.at(Kind.PARAM_AFTER))
+        after = LogicalTensor.of(self.reference, tensor_id.at(Kind.PARAM_AFTER))
         if after is None:
             return 0.0
         biggest = max((float(piece.tensor().abs().max()) for piece in after.pieces if piece.region.numel), default=0.0)
-        norm = measured(update, update)[0].norm
+        norm = measure(update, update)[0].norm
         dtype = self.reference.shards[tensor_id][0].record.dtype
         return 2 * unit(dtype) * biggest / norm if norm else 0.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Trace
@@ -26,12 +26,12 @@ Masks = Mapping[Region, torch.Tensor]
 NONE_LOST: Masks = {}
 
 
-def lost_elements(
+def find_lost_elements(
     reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
 ) -> Masks:
     """Elements of this parameter whose gradient, at any step so far, was within its noise (relative to its rms)."""
     small = list(_small_gradients(reference, twins, tensor_id, noise))
-    parameter = Logical.found(reference, tensor_id) if small else None
+    parameter = LogicalTensor.of(reference, tensor_id) if small else None
     masks: dict[Region, torch.Tensor] = {}
     for piece in parameter.pieces if parameter else ():
         mask = torch.zeros(piece.region.local_shape, dtype=torch.bool)
@@ -49,14 +49,14 @@ def is_of_update(tensor_id: TensorId) -> bool:
     return is_main or tensor_id.kind in (Kind.UPDATE, Kind.PARAM_AFTER)
 
 
-def swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> float:
+def measure_swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> float:
     """How far rounding of a gradient, of this relative error, may move the elements of its update that follow its size.
 
     Adam's updates are of one size, except where a gradient comes near Adam's own epsilon: there it goes with the
     gradient, and a single element that is barely not lost can be the whole error of an update.
     """
-    gradient = Logical.found(reference, tensor_id.at(Kind.PARAM_GRAD, slot=""))
-    update = Logical.found(reference, tensor_id.at(Kind.UPDATE, slot=""))
+    gradient = LogicalTensor.of(reference, tensor_id.at(Kind.PARAM_GRAD, slot=""))
+    update = LogicalTensor.of(reference, tensor_id.at(Kind.UPDATE, slot=""))
     if gradient is None or update is None:
         return 0.0
     total = 0.0
@@ -76,17 +76,17 @@ def _small_gradients(
     """For every region of every gradient so far: which of its elements rounding could turn around."""
     for step in range(_last_update(tensor_id) + 1):
         gradient_id = TensorId.of(step, None, tensor_id.name, Kind.PARAM_GRAD)
-        gradient = Logical.found(reference, gradient_id)
+        gradient = LogicalTensor.of(reference, gradient_id)
         if gradient is None or gradient_id not in noise:
             continue
-        others = [twin for trace in twins if (twin := Logical.found(trace, gradient_id)) is not None]
+        others = [twin for trace in twins if (twin := LogicalTensor.of(trace, gradient_id)) is not None]
         for piece in gradient.pieces:
             values = piece.tensor().to(torch.float64).abs()
             small = values <= noise[gradient_id] * values.square().mean().sqrt()
             yield piece.region, small & _is_used(piece.region, values, others)
 
 
-def _is_used(region: Region, values: torch.Tensor, twins: Sequence[Logical]) -> torch.Tensor:
+def _is_used(region: Region, values: torch.Tensor, twins: Sequence[LogicalTensor]) -> torch.Tensor:
     """Which elements the reference or any twin has a gradient for."""
     used = values != 0
     for twin in twins:

@@ -13,14 +13,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from ttrace.judge.tolerance.estimate import TINY
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.noise_dominated import is_of_update
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.values.stats import Stats
 
-FAR = 1e3
+OUTLYING = 1e3
 """How many times further off than the others a twin must be."""
-NEAR = 30.0
+KINKED = 30.0
 """How many times further off it is around there, if it crossed a kink.
 
 A float8 cast in one twin of a float32 model made one gradient 7,000 times as uncertain as the others say, those next to
@@ -30,16 +30,16 @@ _LEAST = 1e-3
 """Errors below this hide little, whatever made them."""
 
 
-def name_outlying_twins(rounding: Twins) -> Iterator[str]:
+def describe_outlying_twins(rounding: ToleranceModel) -> Iterator[str]:
     """In words, each twin that is far off in a tensor where nothing else is."""
     strayed: dict[int, dict[TensorId, float]] = {}
     for tensor_id, stats in rounding.stats.items():
         if len(stats) == len(rounding.twins) and _is_comparable(tensor_id, stats, rounding):
             twin, excess = _worst(tensor_id, stats, rounding)
-            if excess >= NEAR:
+            if excess >= KINKED:
                 strayed.setdefault(twin, {})[tensor_id] = excess
     for twin, excesses in sorted(strayed.items()):
-        far = [t for t in excesses if excesses[t] >= FAR and rounding.stats[t][twin].error >= _LEAST]
+        far = [t for t in excesses if excesses[t] >= OUTLYING and rounding.stats[t][twin].error >= _LEAST]
         around = [t for t in excesses if rounding.stats[t][twin].count >= TINY]  # small ones stray by chance
         alone = [t for t in far if not any(_is_beside(other, t) for other in around)]
         if alone:
@@ -53,7 +53,7 @@ def name_outlying_twins(rounding: Twins) -> Iterator[str]:
             )
 
 
-def _is_comparable(tensor_id: TensorId, stats: Sequence[Stats], rounding: Twins) -> bool:
+def _is_comparable(tensor_id: TensorId, stats: Sequence[Stats], rounding: ToleranceModel) -> bool:
     """Whether twins stray about as far here. A step may turn single elements around, in one twin and not in another."""
     is_stepped = tensor_id.kind is Kind.OPTIM or is_of_update(tensor_id)
     is_known = len(stats) > 2 or (len(stats) == 2 and stats[0].count >= TINY)
@@ -61,7 +61,7 @@ def _is_comparable(tensor_id: TensorId, stats: Sequence[Stats], rounding: Twins)
     return tolerance is not None and tolerance.floor > 0.0 and is_known and not is_stepped
 
 
-def _worst(tensor_id: TensorId, stats: Sequence[Stats], rounding: Twins) -> tuple[int, float]:
+def _worst(tensor_id: TensorId, stats: Sequence[Stats], rounding: ToleranceModel) -> tuple[int, float]:
     """The twin that is furthest off, and how many times as far as the others are."""
     errors = [s.error for s in stats]
     worst = max(range(len(errors)), key=errors.__getitem__)

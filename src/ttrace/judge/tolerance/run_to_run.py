@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ttrace.judge.tensors.logical import Logical, measured
-from ttrace.judge.tolerance.model import Twins
+from ttrace.judge.tensors.logical import LogicalTensor, measure
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.noise_dominated import Masks
-from ttrace.judge.verdict import Tolerance
+from ttrace.judge.verdict import Tolerance, ToleranceRule
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Trace
@@ -42,16 +42,16 @@ class Noise:
     stats: dict[TensorId, Stats]
 
     @classmethod
-    def between(cls, candidate: Trace, again: Trace, rounding: Twins) -> Noise:
+    def between(cls, candidate: Trace, again: Trace, rounding: ToleranceModel) -> Noise:
         return cls(dict(_differences(candidate, again, rounding)))
 
-    def added(self, rounding: Twins) -> Twins:
+    def widen(self, rounding: ToleranceModel) -> ToleranceModel:
         """What rounding and this noise explain together."""
         found = copy.copy(rounding)
         found.tolerances = {t: self._widened(t, tolerance, rounding) for t, tolerance in rounding.tolerances.items()}
         return found
 
-    def notes(self, rounding: Twins) -> list[str]:
+    def notes(self, rounding: ToleranceModel) -> list[str]:
         """What two runs of the candidate say of each other, in words."""
         tolerances = rounding.tolerances
         moved = [t for t, stats in self.stats.items() if tolerances[t].error(stats) > 0.0]
@@ -71,34 +71,36 @@ class Noise:
             )
         return notes
 
-    def _widened(self, tensor_id: TensorId, tolerance: Tolerance, rounding: Twins) -> Tolerance:
+    def _widened(self, tensor_id: TensorId, tolerance: Tolerance, rounding: ToleranceModel) -> Tolerance:
         stats = self.stats.get(tensor_id)
         if stats is None or not self._is_small(tensor_id, tolerance, rounding):
             return tolerance
         off = abs(stats.scale - 1.0) if stats.aa else 0.0
-        return replace(
+        noise = rounding.margin * tolerance.error(stats)
+        wider = replace(
             tolerance,
             is_repeated=tolerance.is_repeated and stats.dd == 0.0,
-            value=tolerance.value + rounding.margin * tolerance.error(stats),
+            value=tolerance.value + noise,
             scale=tolerance.scale + rounding.scale_margin * off,
         )
+        return wider.with_term(ToleranceRule.NOISE, noise) if noise else wider
 
-    def _is_small(self, tensor_id: TensorId, tolerance: Tolerance, rounding: Twins) -> bool:
+    def _is_small(self, tensor_id: TensorId, tolerance: Tolerance, rounding: ToleranceModel) -> bool:
         return tolerance.error(self.stats[tensor_id]) <= rounding.margin * tolerance.value
 
 
-def _differences(candidate: Trace, again: Trace, rounding: Twins) -> Iterator[tuple[TensorId, Stats]]:
+def _differences(candidate: Trace, again: Trace, rounding: ToleranceModel) -> Iterator[tuple[TensorId, Stats]]:
     """Of every id that both runs and the reference have."""
     for tensor_id in rounding.tolerances:
-        reference = Logical.found(rounding.reference, tensor_id)
+        reference = LogicalTensor.of(rounding.reference, tensor_id)
         shape = reference.shape if reference is not None else None
-        first, second = (Logical.found(trace, tensor_id, shape) for trace in (candidate, again))
+        first, second = (LogicalTensor.of(trace, tensor_id, shape) for trace in (candidate, again))
         if first is not None and second is not None and first.shape == second.shape:
             lost = _laid_out(rounding.lost(tensor_id), first)
-            yield tensor_id, measured(first, second, lost=lost)[0]
+            yield tensor_id, measure(first, second, lost=lost)[0]
 
 
-def _laid_out(lost: Masks, logical: Logical) -> Masks:
+def _laid_out(lost: Masks, logical: LogicalTensor) -> Masks:
     """The reference's lost elements in the candidate's regions."""
     if not lost:
         return {}

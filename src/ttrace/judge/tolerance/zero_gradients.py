@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ttrace.judge.tolerance.estimate import ZERO_ERROR, is_zero
-from ttrace.judge.verdict import Tolerance
+from ttrace.judge.verdict import Tolerance, ToleranceRule
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.stats import Stats
 
@@ -28,7 +28,7 @@ TwinStats = Mapping[TensorId, Sequence[Stats]]
 Tolerances = Mapping[TensorId, Tolerance]
 
 
-def with_siblings(
+def measure_by_siblings(
     tolerances: Tolerances, twins: TwinStats, *, margin: float, rounding_of_terms: Callable[[TensorId], float]
 ) -> dict[TensorId, Tolerance]:
     """The same tolerances, those of proven zeros in units of their siblings, where an error of that size would show.
@@ -51,14 +51,16 @@ def with_siblings(
         if value < 1.0:
             proven = replace(tolerance, is_proven_zero=True)
             if is_zero((tolerance.twin_error,)):
-                proven = replace(proven, value=value, twin_error=noise, size=sizes[tensor_id])
+                proven = replace(proven, value=value, twin_error=noise, size=sizes[tensor_id], terms=())
+                proven = proven.with_term(ToleranceRule.SIBLINGS, margin * noise)
+                proven = proven.with_term(ToleranceRule.FLOOR, margin * tolerance.floor)
             result[tensor_id] = proven
         elif _noise(twins[tensor_id]) <= margin * rounding_of_terms(tensor_id):
             result[tensor_id] = replace(tolerance, is_proven_zero=True)
     return result
 
 
-def with_followers(tolerances: Tolerances, twins: TwinStats, *, margin: float) -> dict[TensorId, Tolerance]:
+def mark_followers(tolerances: Tolerances, twins: TwinStats, *, margin: float) -> dict[TensorId, Tolerance]:
     """The same tolerances; what a step made of a gradient that is proven zero is decided by rounding, too.
 
     A step may also add rounding of its own to a gradient that is judged. A square's error is twice its gradient's, and

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from ttrace.errors import SketchError
-from ttrace.judge.causes.error_map import RankMap, error_map
+from ttrace.judge.causes.error_map import RankMap, map_error
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.reductions import find_conflict_axes
-from ttrace.judge.notes.blind_spots import without_power
+from ttrace.judge.notes.blind_spots import find_blind_spots
 from ttrace.judge.selftest import Power
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
@@ -161,7 +161,7 @@ def _build_maps(judgement: Judgement, traces: tuple[Trace, Trace]) -> list[dict[
     wrong += [comparison for comparison in judgement.comparisons if comparison.verdict.is_wrong]
     found = []
     for comparison in {c.id: c for c in wrong}.values():
-        mapped = error_map(comparison, *traces)
+        mapped = map_error(comparison, *traces)
         if mapped is not None:
             ranks = [_build_rank_map(rank) for rank in mapped.ranks]
             found.append({"id": str(comparison.id), "shape": mapped.shape, "of": mapped.num_ranks, "ranks": ranks})
@@ -239,7 +239,7 @@ def _measure_power(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace
         for kind in Kind
         if (mine := errors.get(kind))
     ]
-    blind = without_power(comparisons, traces[1]) if traces else {}
+    blind = find_blind_spots(comparisons, traces[1]) if traces else {}
     return {"kinds": rows, "blind": [list(item) for item in blind.items()][:_MOST_LISTED], "num_blind": len(blind)}
 
 

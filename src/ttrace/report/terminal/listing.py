@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttrace.errors import TTraceError
-from ttrace.judge.tensors.logical import Logical
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.report.layout_source import describe_provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.format import DTYPE_NAMES
@@ -94,8 +94,8 @@ def _infer_layout(trace: Trace, tensor_id: TensorId, reference: Trace) -> list[S
     shards = trace.shards[tensor_id]
     if trace is reference or all(shard.record.region is not None for shard in shards):
         return shards
-    whole = Logical.found(reference, tensor_id)
-    logical = Logical.found(trace, tensor_id, whole.shape) if whole is not None else None
+    whole = LogicalTensor.of(reference, tensor_id)
+    logical = LogicalTensor.of(trace, tensor_id, whole.shape) if whole is not None else None
     if logical is None:
         return shards
     known = [shard for piece in logical.pieces for replicas in piece.summands for shard in replicas]

@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from ttrace.errors import TTraceError
-from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, in_order
+from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, take_in_order
 from ttrace.tensors.ids import TensorId
 from ttrace.values.kernels.library import TORCH, choose_kernels, use_kernels
 
@@ -32,7 +32,7 @@ class Processes:
         pool = ProcessPoolExecutor(self.num_workers, server, _start_worker, (work, context, kernel_variant()))
         try:
             tasks = (pool.submit(_do_work, lot.ids) for lot in lots)
-            yield from in_order(tasks, lambda task: task.result(), AHEAD * self.num_workers)
+            yield from take_in_order(tasks, lambda task: task.result(), AHEAD * self.num_workers)
         except BrokenProcessPool:
             raise TTraceError(
                 "a worker process of the check died, perhaps for lack of memory. Use fewer with --workers, or "

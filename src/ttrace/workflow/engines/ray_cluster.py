@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from ttrace.errors import TTraceError
-from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, in_order
+from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, take_in_order
 from ttrace.tensors.ids import TensorId
 from ttrace.values.kernels.library import use_kernels
 from ttrace.workflow.engines.processes import kernel_variant
@@ -46,7 +46,7 @@ class RayTasks:
         chosen = kernel_variant()
         tasks = (run.remote(work, reference, ids, chosen) for ids in _make_batches(lots))
         try:
-            yield from in_order(tasks, ray.get, AHEAD * self.num_workers)
+            yield from take_in_order(tasks, ray.get, AHEAD * self.num_workers)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, TTraceError):
                 raise error.cause from None

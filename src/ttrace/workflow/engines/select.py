@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import metadata
 
 from ttrace.errors import TTraceError
-from ttrace.judge.engine import Engine, Threads, num_cores
+from ttrace.judge.engine import Engine, Threads, count_cores
 from ttrace.trace.format import END, MANIFEST
 from ttrace.workflow.engines.engine_name import EngineName
 from ttrace.workflow.engines.processes import Processes, kernel_variant
@@ -36,7 +36,7 @@ def open_engine(name: EngineName, num_workers: int, run: Run, strictness: Strict
             rays.close()
     else:
         kind = Processes if name == "processes" else Threads
-        yield kind(num_workers or num_cores())
+        yield kind(num_workers or count_cores())
 
 
 def _fingerprint(run: Run, strictness: Strictness) -> str:

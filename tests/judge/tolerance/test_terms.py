@@ -1,0 +1,81 @@
+"""A tolerance says which rule allowed how much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.traces import Case, drawn, nudged, verdict_of
+from ttrace.judge.margin import MARGIN
+from ttrace.judge.tolerance.estimate import TwinSample, estimate_tolerances, unit
+from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.tolerance.run_to_run import Noise
+from ttrace.judge.verdict import Tolerance, ToleranceRule, ToleranceTerm
+from ttrace.tensors.ids import TensorId
+
+ID = TensorId.parse("0/0/fc/output")
+
+
+def terms(tolerance: Tolerance | None) -> dict[ToleranceRule, float]:
+    assert tolerance is not None
+    return {term.rule: term.value for term in tolerance.terms}
+
+
+def estimate(numel: int, errors: tuple[float, ...], *floors: ToleranceTerm) -> Tolerance:
+    return estimate_tolerances([TwinSample(ID, numel, torch.float32, errors, floors)])[ID]
+
+
+@pytest.mark.parametrize(("error", "rule"), [(1e-3, ToleranceRule.TWINS), (1e-12, ToleranceRule.FLOOR)])
+def test_the_largest_term_is_the_value(error: float, rule: ToleranceRule) -> None:
+    tolerance = estimate(64, (error / 2, error))
+    assert terms(tolerance) == {
+        ToleranceRule.TWINS: MARGIN * error,
+        ToleranceRule.FLOOR: MARGIN * unit(torch.float32),
+    }
+    assert tolerance.decisive == ToleranceTerm(rule, tolerance.value)
+
+
+def test_small_tensors_are_pooled() -> None:
+    other = TensorId.parse("0/0/head/output")
+    samples = [TwinSample(ID, 4, torch.float32, (1e-5,)), TwinSample(other, 4, torch.float32, (1e-3,))]
+    found = estimate_tolerances(samples)[ID]
+    assert found.decisive == ToleranceTerm(ToleranceRule.POOLED, MARGIN * 1e-3)
+    assert terms(found)[ToleranceRule.TWINS] == MARGIN * 1e-5
+
+
+def test_a_floor_of_its_own_is_named() -> None:
+    found = estimate(64, (1e-6,), ToleranceTerm(ToleranceRule.NORM, 1e-2))
+    assert found.decisive == ToleranceTerm(ToleranceRule.NORM, MARGIN * 1e-2)
+    assert found.value == MARGIN * 1e-2
+
+
+def test_integers_have_no_terms() -> None:
+    tolerance = estimate_tolerances([TwinSample(ID, 64, torch.int64, (0.0,))])[ID]
+    assert tolerance.terms == ()
+    assert tolerance.decisive is None
+
+
+def test_a_checked_tensor_has_its_terms(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right(str(ID))
+    tolerance = verdict_of(case.judged(), str(ID)).tolerance
+    assert tolerance is not None
+    assert {ToleranceRule.TWINS, ToleranceRule.FLOOR, ToleranceRule.SCALE} <= terms(tolerance).keys()
+    assert terms(tolerance)[ToleranceRule.SCALE] == tolerance.scale
+    assert tolerance.decisive is not None
+    assert tolerance.decisive.value == tolerance.value
+
+
+def test_noise_of_the_candidate_is_added(tmp_path: Path) -> None:
+    full = drawn(8, 12)
+    case, again = Case(tmp_path / "first"), Case(tmp_path / "again")
+    case.both(str(ID), full, "a b/tp", lambda x: x)
+    again.both(str(ID), full, "a b/tp", lambda x: nudged(x, 1e-7))
+    model = ToleranceModel.measure(case.reference.close(), [case.twin.close()])
+    before = model.tolerances[ID]
+    wider = Noise.between(case.candidate.close(), again.candidate.close(), model).widen(model).tolerances[ID]
+    assert wider.value > before.value
+    assert terms(wider)[ToleranceRule.NOISE] == pytest.approx(wider.value - before.value)
+    assert wider.decisive == before.decisive
