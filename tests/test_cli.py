@@ -59,6 +59,19 @@ def test_diff_takes_an_id_without_its_step_and_names_near_ones(tmp_path: Path) -
     assert "Did you mean 0/0/fc2/output?" in str(wrong.exception)
 
 
+def test_explain_judges_the_run_and_explains_one_tensor(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2")
+    case.right("0/0/fc1/output")
+    case.both("0/0/fc2/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
+    case.judged()
+    found = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output"])
+    assert found.exit_code == 0, found.output
+    assert found.output.startswith("0/0/fc2/output is FAIL\n")
+    assert found.output.splitlines()[-1] == f"next: ttrace diff {tmp_path} 0/0/fc2/output"
+    told = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output", "--json"])
+    assert json.loads(told.output)["cause"] == "double reduction"
+
+
 def test_lint_says_when_everything_is_stated(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
     case.right("0/0/fc2/output")

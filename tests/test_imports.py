@@ -43,7 +43,7 @@ FLOORS = {
         {"comparison"},
         {"causes"},
         {"findings", "notes", "policy", "baseline"},
-        {"check", "selftest"},
+        {"check", "selftest", "explanation"},
     ),
     "capture": (
         {"plan", "environment"},

@@ -1,0 +1,41 @@
+"""The command `ttrace explain`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ttrace.cli import options
+from ttrace.judge.margin import MARGIN
+
+
+def explain(
+    folder: options.RunFolder,
+    tensor: Annotated[str, typer.Argument(metavar="ID", help="A tensor id.")],
+    margin: options.Margin = MARGIN,
+    allow: options.Allow = None,
+    json_output: options.Json = False,
+) -> None:
+    """Explain one tensor's verdict: its tolerance term by term, its layout and who decided it, what came before it."""
+    from rich.console import Console
+
+    from ttrace.cli import screen
+    from ttrace.judge.explanation import explain as explain_verdict
+    from ttrace.report.terminal import explain as report
+    from ttrace.report.terminal import listing
+    from ttrace.trace.reader import Trace
+    from ttrace.workflow.run import Run, Strictness
+
+    Run(folder).check_complete()
+    detailed = Run(folder).most_detailed
+    reference, candidate = Trace(detailed.reference), Trace(detailed.candidate)
+    tensor_id = listing.find_id((reference, candidate), tensor)
+    with screen.show_progress("check", Console(stderr=True)) as progress:
+        judgement = Run(folder).judge(Strictness.load(margin, allow), progress=progress)
+    found = explain_verdict(judgement, reference, candidate, tensor_id)
+    if json_output:
+        typer.echo(json.dumps(report.as_json(found)))
+    else:
+        report.show(screen.console(), found, str(folder))

@@ -1,0 +1,68 @@
+"""An explanation fits a screen, and says where to go on."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.support.traces import Case, drawn
+from ttrace.judge.explanation import Explanation, explain
+from ttrace.judge.verdict import ToleranceRule
+from ttrace.report.terminal import explain as report
+from ttrace.tensors.ids import TensorId
+
+
+def explained(folder: Path, name: str) -> Explanation:
+    case = Case(folder)
+    case.right("0/0/emb/output")
+    case.both("0/0/fc/output", drawn(8, 12), "a b/tp", lambda x: 2 * x)
+    case.both("0/0/./output", drawn(8, 12, seed=3), "a b/tp", lambda x: 2 * x)
+    case.trusted("0/0/gone/output", drawn(8, 12))
+    return explain(case.judged(), case.reference.close(), case.candidate.close(), TensorId.parse(name))
+
+
+def shown(found: Explanation) -> str:
+    file = StringIO()
+    report.show(Console(file=file, width=120), found, "runs/bug")
+    return file.getvalue()
+
+
+def test_an_accused_tensor(tmp_path: Path) -> None:
+    lines = shown(explained(tmp_path, "0/0/fc/output")).splitlines()
+    assert len(lines) <= 24
+    assert lines[0] == "0/0/fc/output is FAIL"
+    labels = [line[2:13].strip() for line in lines[1:-1]]
+    assert [label for label in labels if label] == ["error", "tolerance", "layout", "before it", "cause", "evidence"]
+    assert sum(line.endswith("<- decides") for line in lines) == 1
+    assert '  layout     "a b/tp", decided by: test rule' in lines
+    assert any(line.startswith("  before it  PASS") and line.endswith("0/0/emb/output") for line in lines)
+    assert lines[-1] == "next: ttrace diff runs/bug 0/0/fc/output"
+
+
+def test_a_tensor_that_follows_from_another_leads_to_it(tmp_path: Path) -> None:
+    text = shown(explained(tmp_path, "0/0/./output"))
+    assert "none of its own; the first finding is 0/0/fc/output: the candidate is 2 x the reference" in text
+    assert text.endswith("next: ttrace explain runs/bug 0/0/fc/output\n")
+
+
+def test_a_missing_tensor_says_why(tmp_path: Path) -> None:
+    text = shown(explained(tmp_path, "0/0/gone/output"))
+    assert "reason     the candidate has no such tensor" in text
+    assert "next: ttrace show runs/bug 0/0/gone/output" in text
+
+
+def test_every_rule_has_words() -> None:
+    assert set(report._RULES) == set(ToleranceRule)
+
+
+def test_it_is_valid_json(tmp_path: Path) -> None:
+    found = json.loads(json.dumps(report.as_json(explained(tmp_path, "0/0/fc/output")), allow_nan=False))
+    assert found["verdict"] == "FAIL"
+    assert found["cause"] == "double reduction"
+    assert max(term["value"] for term in found["terms"] if term["rule"] != "scale") == found["tolerance"]
+    assert found["layouts"] == [{"layout": "a b/tp", "by": "test rule", "ranks": [0, 1]}]
+    assert [before["verdict"] for before in found["before"]] == ["PASS"]
+    json.dumps(report.as_json(explained(tmp_path / "gone", "0/0/gone/output")), allow_nan=False)
