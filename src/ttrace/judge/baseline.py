@@ -1,7 +1,7 @@
-"""This module holds findings that are known: a check fails only on others.
+"""Baseline of known findings: a check fails only on other ones.
 
-A baseline is about findings, and written by `ttrace` itself, so that a project with bugs can begin to check at once. An
-allowance (policy.py) is about tensors, and written by people: it says why they may differ, and until when.
+`ttrace` writes a baseline, so that a project with bugs can start to use checks at once. People write allowances
+(policy.py): they name tensors that may differ, why, and until when.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ttrace.judge.verdict import CauseName, Exit, Finding, Judgement
 
 
 class Known(BaseModel):
-    """A finding, whenever it is met again: at any step, with any numbers."""
+    """A known finding, at any step and with any numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,11 +61,11 @@ class Baseline:
             raise TTraceError(f"{path} cannot be written: {error}.") from None
 
     def find_new(self, judgement: Judgement) -> tuple[Finding, ...]:
-        """The findings that are not known."""
+        """Find the findings that are not known."""
         return tuple(finding for finding in judgement.findings if Known.of(finding) not in self.known)
 
     def exit(self, judgement: Judgement) -> Exit:
-        """How a check ends of which the known findings do not count; what follows from them does not either."""
+        """How a check ends if known findings, and what follows from them, do not count."""
         if not judgement.findings:
             return judgement.exit
         if self.find_new(judgement):
@@ -74,7 +74,7 @@ class Baseline:
         return replace(judgement, findings=(), comparisons=right).exit
 
     def add_notes(self, judgement: Judgement) -> Judgement:
-        """The judgement, with what the baseline does to it."""
+        """Add to a judgement what the baseline knows, and what of it is gone."""
         met = {Known.of(finding) for finding in judgement.findings}
         ends = {True: ": it does not fail", False: ", and is no finding any more"}
         notes = (f"{one.site} ({one.cause.value}) is in the baseline{ends[one in met]}" for one in self.known)

@@ -1,4 +1,4 @@
-"""What the traces of a check must have in common: those of two different runs say nothing of each other."""
+"""Checks that the traces of a check belong together: those of two different runs cannot be compared."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _TTRACE = "ttrace"
 
 
 def check_role(trace: Trace, role: str) -> None:
-    """Refuse a trace in a place of a run that is another one's."""
+    """Refuse a trace that lies where a trace of another role belongs."""
     if trace.manifest.role != role:
         raise TraceError(f"{trace.folder} has the role {trace.manifest.role}, but a {role} is needed here.")
 
 
 def check_twin(twin: Trace, reference: Trace) -> None:
-    """Refuse a twin that is no run of the reference with a nudge."""
+    """Refuse a twin that is not a run of the reference with nudged inputs."""
     _check_alike(twin, reference, ("seed", "mesh", "num_microbatches", "isolated"))
     difference = find_other_version(reference.manifest.versions, twin.manifest.versions)
     if difference:
@@ -26,7 +26,7 @@ def check_twin(twin: Trace, reference: Trace) -> None:
 
 
 def check_candidate(candidate: Trace, reference: Trace) -> None:
-    """Refuse a candidate that was fed from another seed, or traced by another TTrace; other versions are a note."""
+    """Refuse a candidate with another seed or from another version of TTrace; other versions are only a note."""
     _check_alike(candidate, reference, ("seed", "isolated"))
     ours, theirs = (trace.manifest.versions.get(_TTRACE) for trace in (reference, candidate))
     if ours != theirs:

@@ -1,8 +1,8 @@
-"""This module spreads the work of a check: the same function over all ids, wherever it runs.
+"""Engines that spread the work of a check: the same function over all ids, wherever it runs.
 
-Work is given out in lots: ids that follow each other, so that what a worker reads lies together in a few chunks. The
-context, with its traces, is what a worker is sent once: traces travel as the names of their folders. Other engines than
-threads are in `workflow/engines`.
+Workers take lots: ids that follow each other, so that a worker reads a few chunks that lie together. Each worker gets
+the context once; its traces are sent as the names of their folders. `workflow/engines` has the engines other than
+threads.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ Result = TypeVar("Result")
 Task = TypeVar("Task")
 Work = Callable[[Context, Sequence[TensorId]], list[Result]]
 Weigh = Callable[[TensorId], int]
-"""How many bytes an id makes a worker read."""
+"""Returns how many bytes a worker reads for an id."""
 
 OnProgress = Callable[[int, int], None]
-"""Told how many of how many bytes are read."""
+"""Called with how many of how many bytes are read."""
 
 _LOT_BYTES, _LOT_IDS = 32 << 20, 256
 AHEAD = 4
-"""Lots per worker that are given out before their results are taken."""
+"""How many lots each worker may start before their results are taken."""
 
 
 @dataclass(frozen=True)
 class Lot:
-    """Ids that one worker takes at a time, and how many bytes they make it read."""
+    """Ids that one worker takes at a time, and how many bytes it reads for them."""
 
     ids: Sequence[TensorId]
     num_bytes: int
 
 
 class Identified(Protocol):
-    """What work is done on."""
+    """The context of the work."""
 
     @property
     def identity(self) -> str:
-        """Differs as soon as the results may."""
+        """A text that differs whenever the results may differ."""
 
 
 class Engine(Protocol):
-    """Somewhere to work."""
+    """A place where work runs."""
 
     def map(self, work: Work[Context, Result], context: Context, lots: Iterable[Lot]) -> Iterator[Result]:
-        """What `work` makes of every id, in their order."""
+        """Return the results of `work` for all ids, in the order of the ids."""
 
 
 class Threads:
-    """Threads of this process: kernels and the disk do not wait for Python."""
+    """Threads of this process: kernels and disk reads release the interpreter lock."""
 
     def __init__(self, num_workers: int = 1) -> None:
         self.num_workers = num_workers
@@ -68,7 +68,7 @@ class Threads:
             return
         pool = ThreadPoolExecutor(self.num_workers)
         try:
-            # The copied context brings along which kernels the caller chose.
+            # The copied context holds the caller's choice of kernels.
             tasks = (pool.submit(copy_context().run, work, context, lot.ids) for lot in lots)
             yield from take_in_order(tasks, lambda task: task.result(), AHEAD * self.num_workers)
         finally:
@@ -80,7 +80,7 @@ HERE = Threads()
 
 
 def count_cores() -> int:
-    """How many cores this process may use, up to eight: more wait for memory."""
+    """Count the cores that this process may use, up to eight: more would wait for memory."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
 
 
@@ -89,7 +89,7 @@ def use_all_cores() -> Threads:
 
 
 def take_in_order(tasks: Iterable[Task], result: Callable[[Task], list[Result]], num_ahead: int) -> Iterator[Result]:
-    """The results of tasks, in their order; at most `num_ahead` are begun and not yet taken."""
+    """Yield the results of tasks in order; at most `num_ahead` tasks are started and not yet taken."""
     waiting: deque[Task] = deque()
     for task in tasks:
         waiting.append(task)
@@ -100,7 +100,7 @@ def take_in_order(tasks: Iterable[Task], result: Callable[[Task], list[Result]],
 
 
 def make_lots(ids: Iterable[TensorId], weigh: Weigh) -> Iterator[Lot]:
-    """Ids in their order, so many at a time that a worker is busy for a while, but not for long."""
+    """Group ids, in order, into lots that keep a worker busy for a while, but not for long."""
     taken: list[TensorId] = []
     num_bytes = 0
     for tensor_id in ids:

@@ -1,4 +1,4 @@
-"""This module holds what a team knows and accepts: deviations that are allowed for a reason, and until a day.
+"""Policy of accepted deviations: which tensors may differ, why, and until when.
 
 [[allow]]
 site = "*.router/decision"
@@ -41,7 +41,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Policy:
-    """The allowances that hold on a day; the first that fits a tensor speaks for it."""
+    """The allowances that hold on a day; the first that matches a tensor applies to it."""
 
     allowances: tuple[Allowance, ...] = ()
     today: datetime.date = datetime.date.min
@@ -57,7 +57,7 @@ class Policy:
         return cls(file.allow, datetime.datetime.now(tz=datetime.UTC).date())
 
     def apply(self, comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
-        """The comparisons, with what is allowed excused, and what to say of the allowances."""
+        """Excuse the comparisons that are allowed; also return a note for each allowance."""
         result, used = [], Counter[Allowance]()
         for comparison in comparisons:
             allowance = self._allowance(comparison)

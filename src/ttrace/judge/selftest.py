@@ -1,7 +1,7 @@
-"""This module asks what a check would have revealed: known faults are put into a candidate's tensors, in memory.
+"""Self-test: puts known faults into a candidate's tensors, in memory, and finds out which of them the check reveals.
 
-A tensor that passes protects nothing if it would pass with a shard of it lost. Each fault goes the same way as the
-real thing, through layouts, replicas and tolerance, so what is said to be seen was seen.
+A tensor that would also pass with a lost shard protects nothing. Each fault takes the path of a real one, through
+layouts, replicas and tolerances, so the result shows what the check can see.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Altered(Shard):
 
 
 Injection = Callable[[TensorId, list[Shard], Trace], list[Shard] | None]
-"""The shards of an id with a fault in them; None where there is no such fault."""
+"""Returns the shards of an id with a fault in them; None if the tensor cannot have that fault."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """What one tensor would have revealed."""
+    """What one tensor would reveal."""
 
     comparison: Comparison
     seen: Mapping[str, bool]
-    """By fault: whether it was seen; without those that this tensor cannot have."""
+    """By fault, whether it was seen; faults that this tensor cannot have are left out."""
 
     @property
     def is_judged(self) -> bool:
@@ -52,7 +52,7 @@ class Power:
 
     @property
     def error(self) -> float | None:
-        """Any change of at least this size, relative to the tensor, is revealed; None where nothing is."""
+        """The check reveals any change of at least this size, relative to the tensor; None if it reveals nothing."""
         tolerance, stats = self.comparison.tolerance, self.comparison.stats
         if not self.is_judged or tolerance is None:
             return None
@@ -63,7 +63,7 @@ class Power:
 
     @property
     def scale(self) -> float | None:
-        """The smallest factor above 1 that is revealed: by the error, or sooner by the scale itself."""
+        """The smallest factor above 1 that the error or the scale reveals."""
         tolerance = self.comparison.tolerance
         if self.error is None or tolerance is None:
             return None
@@ -71,7 +71,7 @@ class Power:
 
     @property
     def protects(self) -> bool:
-        """Whether anything at all would be seen: a lost shard at the least."""
+        """Whether the check would see at least a lost shard."""
         if self.error is None:
             return False
         return self.seen.get(LOST_SHARD, self.error < 1.0)
@@ -86,11 +86,11 @@ class Power:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What a clean run's check is worth."""
+    """What the check of a clean run would have revealed."""
 
     powers: tuple[Power, ...]
     unprotected: Mapping[str, str]
-    """Parameters over which there is no power, and why."""
+    """Parameters whose faults no tensor would reveal, and why."""
 
     @property
     def exit(self) -> Exit:
@@ -100,7 +100,7 @@ class SelfTest:
 def run_selftest(
     rounding: ToleranceModel, candidate: Trace, judgement: Judgement, *, progress: OnProgress | None = None
 ) -> SelfTest:
-    """Put every fault into every tensor that passed, one after the other."""
+    """Put every fault into every tensor that passed, one at a time."""
     shards = dict(candidate.shards)
     altered = copy.copy(candidate)
     altered.__dict__["shards"] = shards
@@ -122,7 +122,7 @@ def run_selftest(
 
 
 def inject_faults(tensor_id: TensorId, candidate: Trace) -> Iterator[tuple[str, list[Shard]]]:
-    """Every fault that this tensor can have, with the shards that then are there."""
+    """Yield every fault that this tensor can have, with the changed shards."""
     shards = candidate.shards[tensor_id]
     for name, injection in INJECTIONS.items():
         wrong = injection(tensor_id, shards, candidate)

@@ -1,4 +1,4 @@
-"""This module holds the words in which a judgement is given."""
+"""Values of a judgement: verdicts, tolerances, comparisons, causes and findings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ttrace.values.stats import Stats
 
 
 class Verdict(StrEnum):
-    """What is said of one logical tensor."""
+    """The verdict on one logical tensor."""
 
     PASS = "PASS"
     FAIL = "FAIL"
     CONFLICT = "CONFLICT"
-    """Replicas that must agree do not."""
+    """Replicas that must agree differ."""
     GAP = "GAP"
     """Elements, or summands of a pending sum, that nobody holds."""
     MISSING = "MISSING"
@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
 
 class Exit(IntEnum):
-    """What a command's exit code says."""
+    """The meaning of a command's exit code."""
 
     PASSED = 0
     FOUND = 1
@@ -79,9 +79,9 @@ class Tolerance:
     scale: float = math.inf
     """How far <a, b> / <a, a> may be from 1; infinite where the scale is not judged."""
     size: float = 0.0
-    """Errors are relative to elements of this size, where the tensor itself is zero but for rounding; else 0."""
+    """Errors are relative to elements of this size if the tensor is zero but for rounding; 0 for other tensors."""
     is_repeated: bool = True
-    """Whether a second run of the candidate, where there was one, gave the same."""
+    """Whether a second run of the candidate, if there was one, gave the same values."""
     is_proven_zero: bool = False
     """Whether this is a gradient that is proven to be zero but for rounding, or what a step made of one."""
     terms: tuple[ToleranceTerm, ...] = ()
@@ -98,7 +98,7 @@ class Tolerance:
         return replace(self, terms=(*self.terms, ToleranceTerm(rule, value)))
 
     def error(self, stats: Stats) -> float:
-        """How far off this is, relative to the tensor or to the size it is measured by."""
+        """The error, relative to the tensor or to `size`."""
         if not self.size or not (stats.finite_a and stats.finite_b and stats.count):
             return stats.error
         return math.sqrt(stats.dd / stats.count) / self.size
@@ -147,12 +147,12 @@ class Comparison:
 
     @property
     def scale_error(self) -> float:
-        """How far the candidate as a whole is from 1 x the reference; 0 where both are zero."""
+        """How far the scale is from 1; 0 if the reference is zero."""
         return abs(self.stats.scale - 1.0) if self.stats.aa else 0.0
 
     @property
     def excess(self) -> float:
-        """How many times the tolerance the error, or that of the scale, is; the replicas' disagreement counts too."""
+        """The error in units of the tolerance: of the tensor, its scale or its replicas, the largest."""
         if self.tolerance is None:
             return math.nan
         worst = max(self.error, self.replica_error)
@@ -162,9 +162,9 @@ class Comparison:
 
     @property
     def spoils(self) -> bool:
-        """Whether this comparison keeps the whole from being judged."""
+        """Whether this comparison keeps the whole run from being judged."""
         if self.id.kind is Kind.CALL:
-            return False  # what functions inside a module give back is evidence, no part of the contract
+            return False  # what functions inside a module return is evidence, and not judged
         return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or self.reason in EXCUSED)
 
 
@@ -212,14 +212,14 @@ class CauseName(Enum):
 
 
 FACTORS = (CauseName.CONSTANT_FACTOR, CauseName.DOUBLE_REDUCTION)
-"""The causes that are one number by which everything is multiplied, whatever the values are."""
+"""The causes that multiply everything by one number."""
 VAGUE = (CauseName.UNEXPLAINED, CauseName.REPLICAS_DIFFER)
 """Causes that say less than any other would."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why it probably is wrong: a short sentence, the axis if there is one, and the numbers behind it."""
+    """The likely cause: its name, a short sentence, the axis if there is one, and the numbers that show it."""
 
     name: CauseName
     sentence: str
@@ -229,7 +229,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Finding:
-    """Where something starts to be wrong, the evidence, the likely cause."""
+    """A tensor where something starts to be wrong, with the likely cause."""
 
     comparison: Comparison
     module: str
@@ -242,17 +242,17 @@ class Finding:
     alone: bool | None = None
     """Whether the module is wrong by itself, on generated inputs; None if the isolated run did not judge its tensor."""
     covers: frozenset[TensorId] = frozenset()
-    """Further tensors that are wrong for the same cause, and have no findings of their own."""
+    """Other tensors that are wrong for the same cause and have no findings of their own."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Everything a check found."""
+    """The result of a check."""
 
     comparisons: tuple[Comparison, ...]
     findings: tuple[Finding, ...]
     problems: tuple[str, ...]
-    """What keeps the whole from being judged, beyond single tensors."""
+    """What keeps the whole run from being judged, beyond single tensors."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -261,7 +261,7 @@ class Judgement:
             return Exit.FOUND
         if self.problems or not self.count(Verdict.PASS):
             return Exit.UNJUDGED
-        # What is wrong is told by a finding; without one it is not understood, which is no success either.
+        # A finding explains what is wrong. Something wrong without a finding is not understood, so it is no success.
         open_ends = any(comparison.spoils or comparison.verdict.is_wrong for comparison in self.comparisons)
         return Exit.UNJUDGED if open_ends else Exit.PASSED
 

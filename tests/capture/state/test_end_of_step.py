@@ -183,7 +183,7 @@ def test_a_clip_by_hand_on_one_side_is_asked_for_and_not_accused(tmp_path: Path)
     ):
         found = judged(tmp_path / str(number), theirs, reference=ours)
         assert found.exit is Exit.UNJUDGED
-        assert any(f"the {who} clips by hand, where nobody sees it" in problem for problem in found.problems)
+        assert any(f"the {who} clips by hand, which TTrace does not see" in problem for problem in found.problems)
 
 
 def test_a_wrong_clip_by_hand_is_accused(tmp_path: Path) -> None:

@@ -318,4 +318,4 @@ def test_a_wrong_loss_is_told_by_its_gradient(tmp_path: Path) -> None:
     case.both("0/0/./grad_output", FULL, change=lambda _: weighted(*MEAN_OF_MEANS))
     [finding] = case.judged().findings
     assert str(finding.comparison.id) == "0/0/./loss"
-    assert finding.cause.sentence.startswith("so says its gradient: indices of dim 0 do not count alike")
+    assert finding.cause.sentence.startswith("its gradient shows: indices of dim 0 do not count alike")

@@ -20,7 +20,7 @@ from ttrace.tensors.region import Region
     unproven="no entry has a BatchNorm; tests/judge/causes/test_batch_statistics.py",
 )
 def find_own_statistics(e: Evidence) -> Cause | None:
-    """Each rank's rows have the mean and spread, channel by channel, that the reference has over all rows."""
+    """Find rows of each rank that have, per channel, the mean and spread of the reference's whole batch."""
     axes = e.candidate_trace.batch_axes
     if e.comparison.id.kind is not Kind.OUTPUT or not axes or len(e.reference.shape) < 2:
         return None

@@ -1,4 +1,4 @@
-"""This module maps where in a tensor its error lies: coarse blocks of the logical tensor, rank by rank."""
+"""Error maps: where in a tensor its error lies, in coarse blocks of the logical tensor, rank by rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ErrorMap:
 
 
 def map_error(comparison: Comparison, reference: Trace, candidate: Trace) -> ErrorMap | None:
-    """None where the two sides cannot be laid over each other, or only sketches are known of them."""
+    """Map the error of a tensor; None if the shapes differ or only sketches were recorded."""
     evidence = Evidence.of(comparison, reference, candidate)
     if evidence is None or evidence.reference.shape != evidence.candidate.shape or not comparison.stats.count:
         return None

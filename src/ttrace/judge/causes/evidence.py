@@ -1,4 +1,4 @@
-"""This module holds what is known of a wrong tensor when its cause is looked for."""
+"""Evidence: what is known about a wrong tensor when its cause is searched."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOST_TOLERANCES = 2.0
 MOST_OF_ERROR = 0.1
 """and at most this share of the error that it explains."""
 _MOST = 1 << 24
-"""Larger tensors are not put together to look for patterns in them."""
+"""Larger tensors are not assembled to look for patterns in them."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A wrong comparison with both sides' shards at hand."""
+    """A wrong comparison with the shards of both sides."""
 
     comparison: Comparison
     reference: LogicalTensor
@@ -40,7 +40,7 @@ class Evidence:
 
     @classmethod
     def of(cls, comparison: Comparison, reference: Trace, candidate: Trace) -> Evidence | None:
-        """Everything at hand about a comparison; None where one side's layout is not known."""
+        """Collect the evidence for a comparison; None if one side's layout is not known."""
         a = LogicalTensor.of(reference, comparison.id)
         b = LogicalTensor.of(candidate, comparison.id, a.shape if a else None)
         if a is None or b is None:
@@ -65,7 +65,7 @@ class Evidence:
         return measure(self.reference, candidate, factor=self.factor * factor)[0].error
 
     def is_explained(self, rest: float) -> bool:
-        """Whether so little is left of a conflict that the explanation holds."""
+        """Whether the explanation leaves little enough of the difference between replicas."""
         return rest <= min(MOST_TOLERANCES * self.tolerance, MOST_OF_ERROR * self.comparison.replica_error)
 
     @cached_property
@@ -77,7 +77,7 @@ class Evidence:
         return self.reference.tensor().to(torch.float64), self.candidate.tensor().to(torch.float64) * self.factor
 
     def is_explained_error(self, rest: float) -> bool:
-        """The same for an error."""
+        """Whether the explanation leaves little enough of the error."""
         return rest <= min(MOST_TOLERANCES * self.tolerance, MOST_OF_ERROR * self.stats.error)
 
     def wrong_pieces(self) -> LogicalTensor:

@@ -63,7 +63,7 @@ def find_zeros(e: Evidence) -> Cause | None:
     unproven="no entry has wrong integers; tests/judge/causes/test_numbers.py",
 )
 def find_offset(e: Evidence) -> Cause | None:
-    """Integers that are the reference's plus one number, on each rank its own: positions that begin elsewhere."""
+    """Find integers that are the reference's plus one number for each rank: positions with another start."""
     pair = e.tensors if not e.reference.dtype.is_floating_point and e.reference.dtype != torch.bool else None
     if pair is None:
         return None

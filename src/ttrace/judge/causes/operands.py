@@ -30,7 +30,7 @@ Tensors = Mapping[int | None, torch.Tensor]
     bug="embedding-mask-rebased",
 )
 def find_wrong_lookup(e: Evidence) -> Cause | None:
-    """Rows of the module's own table, but others than the reference's: ids that were rebased, masked or cut wrongly."""
+    """Find rows of the module's own table, but other ones than the reference's: ids were shifted or masked wrongly."""
     name = f"{e.comparison.id.name}.weight"
     table = LogicalTensor.of(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
     pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and table is not None else None
@@ -61,7 +61,7 @@ def find_wrong_lookup(e: Evidence) -> Cause | None:
     bug="tp-overlap-shared-buffer",
 )
 def find_stale_input(e: Evidence) -> Cause | None:
-    """The gradient that the weight would have with another input: what was kept for the backward was overwritten."""
+    """Find the gradient that the weight would have with another input: the saved input was overwritten."""
     own = e.comparison.id
     pair = e.tensors if own.kind in (Kind.PARAM_GRAD, Kind.MAIN_GRAD) and own.microbatch is None else None
     if pair is None or pair[0].ndim != 2:
@@ -90,7 +90,7 @@ def find_stale_input(e: Evidence) -> Cause | None:
     bug="transformers-norms-reduced-again",
 )
 def find_miscounted_microbatches(e: Evidence) -> Cause | None:
-    """The sum of what microbatches add, some of them too often or never; known where each was recorded."""
+    """Find a sum over microbatches that counts some of them too often or never; needs each of them recorded."""
     own = e.comparison.id
     pair = e.tensors if own.kind is Kind.PARAM_GRAD and own.microbatch is None else None
     shares = _recorded(e, own.name, Kind.PARAM_GRAD, finals=False) if pair is not None else {}
@@ -140,7 +140,7 @@ def _ranks_of(e: Evidence, microbatches: Collection[int | None]) -> set[int]:
     bug="loss-parallel-log-softmax",
 )
 def find_backward_left_out(e: Evidence) -> Cause | None:
-    """What the backward of a softmax of the module's output would have made the reference's gradient of."""
+    """Find the gradient before the backward of a softmax of the module's output."""
     own = e.comparison.id
     output = LogicalTensor.of(e.reference_trace, own.at(Kind.OUTPUT)) if own.kind is Kind.GRAD_OUTPUT else None
     pair = e.tensors if output is not None and output.shape == e.reference.shape else None

@@ -21,7 +21,7 @@ from ttrace.trace.reader import Settings, Shard, Trace
     fault="left out of optimizer",
 )
 def find_not_updated(e: Evidence) -> Cause | None:
-    """The parameter is as it was: everywhere, or on some ranks while others updated it rightly."""
+    """Find a parameter that did not change: everywhere, or on some ranks while others have the right update."""
     if e.comparison.id.kind is not Kind.UPDATE or e.stats.aa == 0.0:
         return None
     if e.comparison.verdict is Verdict.FAIL and e.stats.bb == 0.0:
@@ -49,7 +49,7 @@ def find_not_updated(e: Evidence) -> Cause | None:
     bug="learning-rates-collapse",
 )
 def find_other_settings(e: Evidence) -> Cause | None:
-    """The candidate's optimizer has other settings for this parameter."""
+    """Find other settings of the candidate's optimizer for this parameter."""
     if e.comparison.id.kind is not Kind.UPDATE:
         return None
     name = e.comparison.id.name
@@ -78,7 +78,7 @@ def _join_values(groups: Iterable[Settings], key: str) -> str:
     fault="in two groups",
 )
 def find_updated_twice(e: Evidence) -> Cause | None:
-    """The update is twice the reference's, or that of two of its steps."""
+    """Find an update that is twice the reference's, or that of two of its steps."""
     if e.comparison.id.kind is not Kind.UPDATE or e.comparison.verdict is not Verdict.FAIL or e.stats.aa == 0.0:
         return None
     s = e.stats
@@ -116,7 +116,7 @@ def _error_of_two_steps(e: Evidence) -> float:
     bug="optimizer-state-stepped-before",
 )
 def find_other_step_count(e: Evidence) -> Cause | None:
-    """The optimizer counts other steps than the reference's: its bias correction is that of another step."""
+    """Find another step count than the reference's: the bias correction is that of another step."""
     if e.comparison.id.kind is not Kind.UPDATE:
         return None
     count = e.comparison.id.at(Kind.OPTIM, slot="step")
@@ -136,7 +136,7 @@ def find_other_step_count(e: Evidence) -> Cause | None:
     bug="zero-tied-embeddings",
 )
 def find_tied_copies(e: Evidence) -> Cause | None:
-    """Replicas differ that are copies of one tied weight under several names."""
+    """Find copies of one tied weight, under several names, that differ."""
     name = e.comparison.id.name
     others = [alias for alias, first in e.reference_trace.aliases.items() if first == name]
     if e.comparison.verdict is not Verdict.CONFLICT or not e.comparison.id.kind.is_of_param:

@@ -27,7 +27,7 @@ _NAMED = {MICROBATCH_AXIS: "the number of microbatches"}
     fault="row without its sum",
 )
 def find_missing_all_reduce(e: Evidence) -> Cause | None:
-    """Replicas along an axis differ, and their sum is the reference."""
+    """Find replicas along an axis that differ, and whose sum is the reference."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
     for axis in find_conflict_axes(e):
@@ -52,7 +52,7 @@ def find_missing_all_reduce(e: Evidence) -> Cause | None:
     fault="not synchronised",
 )
 def find_missing_average(e: Evidence) -> Cause | None:
-    """Replicas along an axis differ, and their mean is the reference."""
+    """Find replicas along an axis that differ, and whose mean is the reference."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
     for axis in find_conflict_axes(e):
@@ -80,7 +80,7 @@ def _has_equal(e: Evidence, axis: str) -> bool:
     unproven="no entry mixes up two axes; tests/judge/causes/test_reductions.py",
 )
 def find_wrong_group(e: Evidence) -> Cause | None:
-    """Replicas along one axis differ, and their sum is the reference times the size of another."""
+    """Find replicas along one axis that differ, and whose sum is the reference times the size of another."""
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
     for axis in find_conflict_axes(e):
@@ -104,7 +104,7 @@ def find_wrong_group(e: Evidence) -> Cause | None:
     unproven="the catalogue's row-parallel layers add their bias after the sum; tests/judge/causes/test_reductions.py",
 )
 def find_missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
-    """Replicas sum to the reference, but for a row that each of them added: a bias, added before summing."""
+    """Find replicas that sum to the reference plus one row for each: a bias that was added before the sum."""
     if e.comparison.verdict is not Verdict.CONFLICT or len(e.reference.shape) < 2 or len(e.reference.pieces) != 1:
         return None
     reference = e.reference.pieces[0].tensor().to(torch.float64)
@@ -245,12 +245,12 @@ def _measure_factor(e: Evidence) -> _Factor | None:
     fault="shard without gradient",
 )
 def find_wrong_ranks(e: Evidence) -> Cause | None:
-    """Some shards are right and others are not."""
+    """Find the ranks whose shards are wrong, if others are right."""
     if e.comparison.verdict is not Verdict.FAIL:
         return None
     wrong = [part for part in e.comparison.region_errors if part.error > e.tolerance]
     right = [part for part in e.comparison.region_errors if part.error <= e.tolerance]
-    # Just above and just below the tolerance are much the same.
+    # Shards just above and just below the tolerance are nearly the same.
     if not wrong or not right or max(p.error for p in right) > MOST_OF_ERROR * min(p.error for p in wrong):
         return None
     ranks = {rank for part in wrong for rank in part.ranks}
@@ -294,7 +294,7 @@ def _wrong_replicas(e: Evidence) -> list[str]:
 
 
 def find_conflict_axes(e: Evidence) -> list[str]:
-    """Axes along which replicas that sit alike on every other axis differ."""
+    """Find the axes along which replicas differ that have the same place on every other axis."""
     return [axis for axis, size in e.mesh.sizes.items() if size > 1 and _differs_along(e, axis)]
 
 
@@ -345,7 +345,7 @@ def _explained_here(e: Evidence, scale: float) -> tuple[list[str], str]:
 
 
 def _explained(scale: float, sizes: Mapping[str, int]) -> tuple[list[str], str]:
-    """The axes whose size is this factor, or its inverse, in words: all of them, as none can be told from another."""
+    """Name all axes whose size is this factor or its inverse; nothing distinguishes them."""
     for factor, over in ((scale, ""), (1 / scale, "1/")):
         axes = [axis for axis, size in sizes.items() if size > 1 and math.isclose(factor, size, rel_tol=0.01)]
         if axes:

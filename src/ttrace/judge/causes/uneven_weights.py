@@ -26,9 +26,9 @@ Run = tuple[torch.Tensor, float]
     bug="local-map-uneven",
 )
 def find_uneven_weights(e: Evidence) -> Cause | None:
-    """Runs of indices of one dim are the reference times a number each, and none is 1: they count unevenly.
+    """Find runs of indices of one dim that are the reference times a number each, none of which is 1.
 
-    Rows that are zero on both sides, as those of masked tokens, have no weight.
+    Rows that are zero on both sides, such as masked tokens, have no weight.
     """
     pair = e.tensors
     if pair is None:

@@ -30,12 +30,12 @@ _MOST_ROWS = 4096
     fault="stale activations",
 )
 def find_others_values(e: Evidence) -> Cause | None:
-    """The values of another microbatch, step or layer."""
+    """Find the values of another microbatch, step or layer."""
     if e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
         return None
     wrong = e.wrong_pieces()
     if not any(bool(piece.tensor().any()) for piece in wrong.pieces):
-        return None  # zeros are anybody's
+        return None  # zeros would match any tensor of zeros
     for other_id, words in _relatives(e):
         other = LogicalTensor.of(e.reference_trace, other_id)
         if other is None or other.shape != e.reference.shape:
@@ -74,7 +74,7 @@ def _relatives(e: Evidence) -> Iterator[tuple[TensorId, str]]:
     bug="megatron-batched-p2p",
 )
 def find_misdirected_message(e: Evidence) -> Cause | None:
-    """What another layer gave, where an input or an incoming gradient should be: a message meant for elsewhere."""
+    """Find another layer's result in place of an input or an incoming gradient: a misdirected message."""
     own = e.comparison.id
     if own.kind not in (Kind.INPUT, Kind.GRAD_OUTPUT) or e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
         return None
@@ -114,7 +114,7 @@ def _is_neighbour(a: Site, b: Site) -> bool:
     fault="keys for values",
 )
 def find_moved_values(e: Evidence) -> Cause | None:
-    """The right values in the wrong order along one dim: shifted, swapped, or repeated; some may be lost to zeros."""
+    """Find the right values in the wrong order along one dim: shifted, swapped or repeated; some may be zeros."""
     pair = e.tensors
     if pair is None:
         return None
@@ -180,7 +180,7 @@ def _movement(e: Evidence, dim: int, source: torch.Tensor, away: torch.Tensor) -
     fault="read transposed",
 )
 def find_transposed_values(e: Evidence) -> Cause | None:
-    """The right bytes read in the wrong order: a transposed tensor taken for a contiguous one, or the other way."""
+    """Find the right bytes read in the wrong order: a transposed tensor read as a contiguous one, or vice versa."""
     pair = e.tensors
     if pair is None:
         return None
@@ -207,7 +207,7 @@ def find_transposed_values(e: Evidence) -> Cause | None:
     fault="first rows lost",
 )
 def find_wrong_rows(e: Evidence) -> Cause | None:
-    """A few indices of one dim are wrong, and all others right."""
+    """Find a few wrong indices of one dim, if all others are right."""
     pair = e.tensors
     if pair is None:
         return None
@@ -265,7 +265,7 @@ def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
     fault="bias on every rank",
 )
 def find_bias(e: Evidence) -> Cause | None:
-    """One row too much or too little, the same everywhere: a bias."""
+    """Find one row too much or too little, the same everywhere: a bias."""
     pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and len(e.reference.shape) > 1 else None
     if pair is None:
         return None
@@ -302,7 +302,7 @@ def _multiple(e: Evidence, row: torch.Tensor) -> str:
     fault="bfloat16 matmul",
 )
 def find_weaker_dtype(e: Evidence) -> Cause | None:
-    """Values that fit a weaker dtype than the reference's, off by what that dtype rounds away."""
+    """Find values that fit a weaker dtype than the reference's, with the error that this dtype makes."""
     ours = e.reference.dtype
     pair = e.tensors if e.comparison.id.kind is not Kind.UPDATE and ours.is_floating_point else None
     if pair is None:
@@ -333,7 +333,7 @@ def _fits(values: torch.Tensor, dtype: torch.dtype) -> bool:
     unproven="no entry passes a summand on; tests/judge/causes/test_values.py",
 )
 def find_partial_sum(e: Evidence) -> Cause | None:
-    """Each wrong part is one rank's summand of a pending sum: what should have been summed was passed on."""
+    """Find parts that are one rank's summand of a pending sum: it was used without being summed."""
     if e.comparison.verdict is not Verdict.FAIL or not e.stats.finite_b or e.candidate.pending:
         return None
     wrong = e.wrong_pieces()

@@ -1,4 +1,4 @@
-"""This module judges one id: do the candidate's shards make up the reference's tensor, and how far off are they."""
+"""Comparison of one id: whether the candidate's shards make up the reference's tensor, and how far they are off."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIRST_FORWARD = Provenance(LayoutSource.FIRST_FORWARD)
 
 @dataclass(frozen=True)
 class Comparer:
-    """The reference, what rounding explains in it, and the candidate."""
+    """Compares a candidate with a reference, tensor by tensor, by what rounding explains."""
 
     reference: Trace
     twins: ToleranceModel
@@ -35,11 +35,11 @@ class Comparer:
 
     @property
     def identity(self) -> str:
-        """Differs as soon as a comparison may."""
+        """A text that differs whenever a comparison may differ."""
         return f"{self.twins.identity} {self.reference.identity} {self.candidate.identity}"
 
     def comparisons(self, ids: Sequence[TensorId]) -> list[Comparison]:
-        """Each id by itself; what reading it took is given back."""
+        """Compare ids one by one, and free what reading them took."""
         found = []
         for tensor_id in ids:
             found.append(self.comparison(tensor_id))
@@ -92,7 +92,7 @@ class Comparer:
         return None
 
     def _recomputed(self, tensor_id: TensorId) -> Comparison:
-        """A recomputation against the candidate's own first forward, rank by rank."""
+        """Compare a recomputation with the candidate's own first forward, rank by rank."""
         first_id = tensor_id.first
         first = {(s.coord.rank, s.record.microbatch): s for s in self.candidate.shards.get(first_id, ())}
         tolerance = self.twins.tolerances.get(first_id)
@@ -108,7 +108,7 @@ class Comparer:
         return Comparison(tensor_id, verdict, None, total, tolerance, tuple(parts), by=_FIRST_FORWARD)
 
     def _decided(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> tuple[Verdict, Why | None]:
-        """A choice that differs: innocent where rounding may have turned the scores."""
+        """Judge a choice that differs: it is right if rounding may have changed the order of the scores."""
         reasons = tensor_id.at(Kind.DECISION, slot=make_scores_slot(tensor_id.site.slot))
         scores = LogicalTensor.of(self.reference, reasons)
         if scores is not None and reasons not in self.twins.tolerances:
@@ -118,7 +118,7 @@ class Comparer:
         return judge_decision(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)
 
     def _is_contribution_of_none(self, tensor_id: TensorId) -> bool:
-        """Whether this is what a microbatch adds to a gradient of which the candidate only has the sum of all."""
+        """Whether this is a microbatch's part of a gradient, and the candidate has only the sum over microbatches."""
         if tensor_id.kind is not Kind.PARAM_GRAD or tensor_id.microbatch is None:
             return False
         final = replace(tensor_id, microbatch=None)
@@ -134,7 +134,7 @@ class Comparer:
         """Ranks that own the module and ran this microbatch, but recorded nothing here."""
         is_kept_anywhere = tensor_id.kind is Kind.OPTIM or any(p.region.flat is not None for p in b.pieces)
         if tensor_id.name in self.candidate.divided or is_kept_anywhere:
-            return []  # only the ends of a pipeline see what enters; a sharded optimizer has its runs where it likes
+            return []  # only the ends of a pipeline see what enters; a sharded optimizer may keep its runs on any rank
         present = {rank for piece in b.pieces for rank in piece.ranks}
         expected = self.candidate.owners(tensor_id.name)
         if tensor_id.microbatch is not None:
@@ -168,7 +168,7 @@ class Comparer:
         tolerance, lost = self.twins.tolerances[tensor_id], NONE_LOST
         factor = factor_to_come(tensor_id, self.reference, self.candidate)
         total, parts = measure(a, b, factor=factor)
-        if tolerance.error(total) > tolerance.value / self.twins.margin:  # to find them takes all gradients
+        if tolerance.error(total) > tolerance.value / self.twins.margin:  # finding them reads all gradients
             lost = self.twins.lost(tensor_id)
             total, parts = measure(a, b, factor=factor, lost=lost) if lost else (total, parts)
         replica_error, allowed = self._worst_replicas(tensor_id, b, tolerance)
@@ -222,7 +222,7 @@ def _num_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -> 
 
 
 def _flaw(logical: LogicalTensor, num_summands: int, side: str) -> tuple[Verdict, Why | None] | None:
-    """Why shards make up no tensor at all."""
+    """Find out why shards make up no tensor."""
     if len(shapes := logical.shapes()) > 1:
         return Verdict.UNJUDGED, Why(Reason.DIFFERENT_SHAPES, side, shapes=tuple(sorted(shapes)))
     cover = logical.coverage()
@@ -249,7 +249,7 @@ def _verdict(
         gradient = Reason.ZERO if tolerance.is_proven_zero else Reason.UNPROVEN_ZERO
         return Verdict.UNJUDGED, Why(Reason.UNSTABLE if is_forward else gradient)
     is_off = tolerance.error(total) > tolerance.value
-    # Of replicas that are wrong alike but for a little, being wrong is the story.
+    # Replicas that are nearly the same, and all wrong, are wrong first of all.
     if replicas[0] > (max(replicas[1], tolerance.value) if is_off else replicas[1]):
         return Verdict.CONFLICT, Why(Reason.REPLICAS_DIFFER, value=replicas[0])
     return (Verdict.FAIL if is_off else Verdict.PASS), None

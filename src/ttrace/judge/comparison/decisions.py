@@ -1,4 +1,4 @@
-"""This module judges discrete decisions: a choice may differ only where rounding may have turned the scores."""
+"""Verdicts on discrete decisions: a choice may differ only where rounding may change the order of the scores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ttrace.judge.verdict import Verdict
 def judge_decision(
     ours: torch.Tensor, theirs: torch.Tensor, scores: torch.Tensor, tolerance: float
 ) -> tuple[Verdict, Why | None]:
-    """Two choices along the last dim of the reference's scores, whose relative error may be `tolerance`.
+    """Judge two choices along the last dim of the reference's scores, whose relative error may be `tolerance`.
 
-    Choices are sets: the order in which equals are named means nothing. What a differing choice gives away, measured by
-    the reference's own scores, must lie within what rounding may do to the scores on both sides of the tie.
+    Choices are sets: the order of equal scores means nothing. What a differing choice loses, measured by the
+    reference's own scores, must lie within what rounding may do to the scores on both sides of the tie.
     """
     if ours.ndim < scores.ndim:  # an argmax
         ours, theirs = ours[..., None], theirs[..., None]

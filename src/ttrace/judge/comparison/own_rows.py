@@ -1,7 +1,7 @@
-"""Judge values that each data-parallel rank computes from its own rows of the batch, as a model's mean loss is.
+"""Verdicts on values that each data-parallel rank computes from its own rows, such as a model's mean loss.
 
-Such a value has no dim that the batch could be cut along, so its shape says nothing: ranks seem to hold replicas, and
-the replicas differ. It is right where their average or their sum over the data axes is the reference's.
+Such a value has no dim that the batch is cut along, so its shape says nothing: the ranks seem to hold replicas, and the
+replicas differ. It is right if their average or their sum over the data axes is the reference's.
 """
 
 from __future__ import annotations

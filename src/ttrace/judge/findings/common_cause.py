@@ -1,4 +1,4 @@
-"""One finding for all gradients that are wrong for one cause."""
+"""Common causes: one finding for all gradients that are wrong for one cause."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _WHERE = "activation gradients are right: look at how parameter gradients are ac
 
 
 def merge_gradients(findings: Sequence[Finding], comparisons: Sequence[Comparison]) -> tuple[Finding, ...]:
-    """The findings, with one in place of those of single parameters if all gradients are wrong for the same cause.
+    """Merge the findings of single parameters if all gradients are wrong for the same cause.
 
-    Whatever does that is no module's own fault: it comes after the backward. The first of them stays, so that it is
-    found where it was; its module's source is no longer named.
+    Such a cause is not in a module: it comes after the backward. The first finding stays at its place; it no longer
+    names the module's source.
     """
     accused = [finding for finding in findings if finding.comparison.id.kind in _GRADIENTS]
     if len(accused) < 2 or len({(f.cause.name, f.cause.axis) for f in accused}) > 1:

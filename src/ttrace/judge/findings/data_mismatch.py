@@ -1,4 +1,4 @@
-"""Whether the two sides were fed the same data; where they were not, nothing that depends on it can be judged."""
+"""Data mismatches: if the two sides got different data, nothing that depends on it can be judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FED = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS)
 
 
 def find_data_mismatches(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[str]:
-    """Say in one sentence each how the data of the two sides differ; empty where they correspond."""
+    """Say how the data of the two sides differ, one sentence for each difference."""
     counts = _compare_microbatches(reference, candidate)
     if counts:
         return [counts]
@@ -27,7 +27,7 @@ def find_data_mismatches(comparisons: Sequence[Comparison], reference: Trace, ca
 
 
 def excuse_data(comparison: Comparison) -> Comparison:
-    """Accuse nothing that other data explains; what the run starts from does not depend on data."""
+    """Excuse a wrong tensor that other data explains; initial parameters and buffers do not depend on data."""
     is_start = comparison.id.kind in (Kind.PARAM, Kind.BUFFER) and comparison.id.step == 0
     if is_start or is_from_outside(comparison) or not comparison.verdict.is_wrong:
         return comparison
@@ -35,7 +35,7 @@ def excuse_data(comparison: Comparison) -> Comparison:
 
 
 def is_from_outside(comparison: Comparison) -> bool:
-    """Whether this is what a side was fed."""
+    """Whether this is data that entered from outside."""
     return _is_data(comparison.id)
 
 

@@ -1,7 +1,7 @@
-"""This module puts an ordinary and an isolated judgement together: which modules are wrong by themselves.
+"""Combination of an ordinary and an isolated judgement: which modules are wrong by themselves.
 
-In the ordinary run everything after the first wrong tensor is wrong too, so a second fault hides behind the first. In
-the isolated run each module speaks for itself, but on generated inputs. A module is accused where both agree.
+In the ordinary run everything after the first wrong tensor is wrong too, so the first fault hides a second one. The
+isolated run judges each module alone, but with generated inputs. A module is accused if both runs agree.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class _Pass(Enum):
 
 
 def combine(ordinary: Judgement, isolated: Judgement) -> Judgement:
-    """The ordinary findings, each with whether its module is wrong by itself, and those that hid behind them."""
+    """Add to the ordinary findings whether each module is wrong by itself, and the findings that they hid."""
     wrong = {comparison.id for comparison in ordinary.comparisons if comparison.verdict.is_wrong}
-    told = {finding.module for finding in ordinary.findings}
+    accused = {finding.module for finding in ordinary.findings}
     covered = {tensor_id for finding in ordinary.findings for tensor_id in finding.covers}
     known = [replace(finding, alone=_is_wrong_alone(finding, isolated)) for finding in ordinary.findings]
     hidden: dict[str, Finding] = {}
     for finding in isolated.findings:
-        if finding.module not in told and finding.comparison.id in wrong - covered:
+        if finding.module not in accused and finding.comparison.id in wrong - covered:
             hidden.setdefault(finding.module, replace(finding, alone=True))
     calls = _wrong_calls(isolated)
     found = (*_by_evidence(known), *hidden.values())

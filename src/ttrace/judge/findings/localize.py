@@ -1,13 +1,12 @@
-"""This module says where something starts to be wrong.
+"""Origins: the tensors where something starts to be wrong.
 
-Order is the reference's order of appearance, backward included. An origin is a wrong site whose module got right inputs
-(in backward: a right incoming gradient). The innermost module wins; a module that is wrong while everything inside it
-follows from wrong inputs is wrong in its own code. Every origin is a finding of its own, and the first wrong tensor is
-always in one of them.
+The order is the reference's order of appearance, backward included. An origin is a wrong site whose module got right
+inputs (in backward: a right incoming gradient). The innermost module wins. A module that is wrong, while everything
+inside it follows from wrong inputs, is wrong in its own code. Every origin is a finding of its own, and the first wrong
+tensor is always in one of them.
 
-In an isolated run what enters a module is replaced, so that a module's own tensors speak for it alone. What arrived
-there is compared all the same: if it is wrong while the modules it came from are right, the code of the module around
-them is at fault.
+An isolated run replaces what enters a module, so a module's tensors show that module alone. What arrived there is
+compared too: if it is wrong while the modules it came from are right, the code of the module around them is wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MADE_INSIDE = frozenset(
 
 
 def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
-    """One finding for every origin, first divergence first."""
+    """Find every origin, and its cause; the first divergence comes first."""
     wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and c.id.kind is not Kind.CALL}
     if not wrong:
         return ()
@@ -63,7 +62,7 @@ def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate:
 
 
 def _called(comparisons: Sequence[Comparison]) -> frozenset[str]:
-    """The modules that ran: a module whose parameters its parent uses by itself never does."""
+    """The modules that ran; a module does not run if its parent uses its parameters directly."""
     return frozenset(c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT))
 
 
@@ -81,7 +80,7 @@ def _integers(ids: Iterable[TensorId], reference: Trace) -> frozenset[TensorId]:
 def _cause(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause:
-    """What the values tell or, where they tell nothing, what became of the modules inside this one."""
+    """Find the cause in the values or, if they show nothing, in the modules inside this one."""
     found = find_cause(start, reference, candidate)
     if found.name not in VAGUE:
         return found
@@ -94,21 +93,21 @@ def _cause(
 def _gradient_of(
     loss: Comparison, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause | None:
-    """What a loss's gradient tells of it: it has many values, where the loss is one number."""
+    """Find the cause of a wrong loss in its gradient, which has many values; the loss is one number."""
     where = (loss.id.step, loss.id.microbatch, loss.id.name, Kind.GRAD_OUTPUT)
     for c in comparisons:
         if c.verdict.is_wrong and (c.id.step, c.id.microbatch, c.id.name, c.id.kind) == where:
             found = find_cause(c, reference, candidate)
-            return None if found.name in VAGUE else replace(found, sentence=f"so says its gradient: {found.sentence}")
+            return None if found.name in VAGUE else replace(found, sentence=f"its gradient shows: {found.sentence}")
     return None
 
 
 def _handed_over(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause | None:
-    """What the values tell of the first wrong tensor that enters a module inside: this module's code made it.
+    """Find the cause in the first wrong tensor that enters a module inside: this module's code made it.
 
-    Where a module inside is missing, that is the story, and who is fed what follows from it.
+    If a module inside is missing, that is the cause, and other modules' inputs follow from it.
     """
     kind = {Kind.OUTPUT: Kind.INPUT, Kind.GRAD_INPUT: Kind.GRAD_OUTPUT}.get(start.id.kind)
     absent = (c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING)
@@ -125,7 +124,7 @@ def _handed_over(
 
 
 def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:
-    """Modules inside this one that the candidate has, but that ran in the reference only."""
+    """Find modules inside this one that the candidate has, and that only the reference ran."""
     ran = {c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is not Verdict.MISSING}
     absent = [c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING]
     idle = [name for name in dict.fromkeys(absent) if name not in ran and candidate.owners(name)]
@@ -167,7 +166,7 @@ class _WrongSites:
                 self._at.setdefault((self.module_of(t), t.kind), []).append(t)
 
     def module_of(self, t: TensorId) -> str:
-        """The module an id speaks of: for parameters, buffers, and what was replaced, the innermost that ran."""
+        """The module of an id; for parameters, buffers and replaced tensors, the innermost module that ran."""
         if not t.kind.is_of_param and not t.kind.is_of_buffer and t not in self._replaced:
             return t.name
         return self._around(t.name)
@@ -185,17 +184,17 @@ class _WrongSites:
         return module or ROOT
 
     def origins(self) -> list[TensorId]:
-        """The first wrong site of every module that is wrong by itself; never none."""
+        """Find the first wrong site of every module that is wrong by itself; there is at least one."""
         starts = [t for t in self._wrong_ids if t.step == self._first_step and self._starts_at(t)]
         modules = {(self.module_of(t), _phase(t)) for t in starts}
         found: dict[tuple[str, int], TensorId] = {}
         for t in starts:
             if not self._has_inner(t, modules):
-                # Other slots, calls and microbatches of the same module are the same story.
+                # Other slots, calls and microbatches of the same module have the same cause.
                 found.setdefault((self.module_of(t), _phase(t)), self._telling(t))
         first = min((t for t in self._wrong_ids if t.step == self._first_step), key=_phase)
-        is_told = first in found.values() or any(self._explains(t, first) for t in found.values())
-        return list(found.values()) if is_told else [first, *found.values()]
+        is_covered = first in found.values() or any(self._explains(t, first) for t in found.values())
+        return list(found.values()) if is_covered else [first, *found.values()]
 
     def _telling(self, t: TensorId) -> TensorId:
         """Of a parameter after a step and its update, both wrong, the update says more.
@@ -249,7 +248,7 @@ class _WrongSites:
         return other.kind in made_from and is_then and is_inside(other.name, self.module_of(t))
 
     def _explains(self, origin: TensorId, t: TensorId) -> bool:
-        """Whether a wrong tensor inside an origin's module, going the same way, is part of the same story."""
+        """Whether a wrong tensor inside an origin's module, in the same pass, has the same cause."""
         is_same_way = origin.kind is not Kind.LOSS and _phase(origin) == _phase(t)
         return is_same_way and is_inside(self.module_of(t), self.module_of(origin))
 

@@ -1,8 +1,8 @@
-"""This module recognises what a correct candidate does but nobody stated: a pending sum, a factor, a clip.
+"""Missing annotations: what a correct candidate does, and nobody stated: a pending sum, a factor, a clip.
 
-Both look like bugs at the site itself: a partial sum looks like a missing all-reduce, and gradients before averaging
-are too large. What tells them apart is what comes out of them. Neither is passed silently: they are not judged, and the
-report says what to state.
+All of them look like bugs at the site itself: a partial sum looks like a missing all-reduce, and gradients before
+averaging are too large. The tensors that follow from them show the difference. None of them passes silently: they are
+not judged, and the report says what to state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ttrace.trace.reader import Trace
 
 
 def excuse_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
-    """Sites that sum to the reference and are right again in the module around them are not judged."""
+    """Excuse sites that sum to the reference and are right again in the module around them."""
     wrong = {comparison.id for comparison in comparisons if comparison.verdict.is_wrong}
     right = {comparison.id for comparison in comparisons if comparison.verdict is Verdict.PASS}
     alike = {comparison.id for comparison in comparisons if comparison.verdict in (Verdict.PASS, Verdict.FAIL)}
@@ -36,9 +36,9 @@ def excuse_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, ca
 
 
 def excuse_partial_calls(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
-    """Results of functions inside modules are not judged where a collective has still to sum them.
+    """Excuse results of functions inside modules that a collective has still to sum.
 
-    Such are replicas that sum to the reference, and replicas that differ although those of the module's output agree.
+    These are replicas that sum to the reference, and replicas that differ while those of the module's output agree.
     """
     agreeing = {c.id for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict in (Verdict.PASS, Verdict.FAIL)}
     result = []
@@ -57,7 +57,7 @@ def _call_of(tensor_id: TensorId) -> tuple[int, int | None, str, int]:
 
 
 def find_unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) -> str | None:
-    """What to state if everything before reduction is off by one factor, and everything after it is right."""
+    """Say what to state if everything before reduction is off by one factor, and everything after it is right."""
     wrong = [comparison for comparison in comparisons if comparison.verdict.is_wrong]
     final = [c for c in comparisons if c.id.kind is Kind.PARAM_GRAD and c.id.microbatch is None]
     if not wrong or not final or not all(is_before_reduction(c.id) for c in wrong):
@@ -77,7 +77,7 @@ def find_unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) ->
 
 
 def find_unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> str | None:
-    """What to do if all final gradients differ by the factor by which one side clips them, and updates are right."""
+    """Say what to do if all final gradients differ by one side's clip factor, and updates are right."""
     wrong = [c for c in comparisons if c.verdict.is_wrong and c.id.kind not in (Kind.GRAD_NORM, Kind.CLIP)]
     if not wrong or not all(c.id.kind is Kind.PARAM_GRAD and c.id.microbatch is None for c in wrong):
         return None
@@ -94,13 +94,13 @@ def find_unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candid
         return None
     return (
         f"final gradients differ by {clip:.4g}, the factor by which the {seen} clips them, and updates agree: the "
-        f"{hidden} clips by hand, where nobody sees it, and its gradients were read after that. Clip on both sides "
-        "with torch.nn.utils.clip_grad_norm_ or clip_grads_with_norm_, or on both by hand."
+        f"{hidden} clips by hand, which TTrace does not see, and its gradients were read after that. Clip on both "
+        "sides with torch.nn.utils.clip_grad_norm_ or clip_grads_with_norm_, or on both by hand."
     )
 
 
 def add_layout_doubt(finding: Finding, comparisons: Sequence[Comparison]) -> Finding:
-    """A finding that nothing explains, with what the module's parameters were taken for: they may be cut otherwise."""
+    """Add to an unexplained finding the inferred layouts of the module's parameters: they may be wrong."""
     if finding.cause.name is not CauseName.UNEXPLAINED:
         return finding
     cuts = {

@@ -1,4 +1,4 @@
-"""This module says which modules and parameters only one side has: in one sentence, not for each missing tensor."""
+"""Modules and parameters that only one side has: one sentence in place of one for each missing tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ttrace.trace.reader import Trace
 
 @dataclass(frozen=True)
 class Absence:
-    """Modules and parameters, the outermost of them, that one side has not."""
+    """The outermost modules and parameters that one side does not have."""
 
     side: str
     names: tuple[str, ...]
@@ -30,7 +30,7 @@ class Absence:
 
 
 def find_absences(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> list[Absence]:
-    """What either side lacks altogether; a single missing tensor speaks for itself."""
+    """Find what either side lacks as a whole; a single missing tensor has its own reason."""
     ours, theirs = _names(reference), _names(candidate)
     found = []
     for side, lacking in (("candidate", ours - theirs), ("reference", theirs - ours)):
@@ -42,12 +42,12 @@ def find_absences(comparisons: Sequence[Comparison], reference: Trace, candidate
 
 
 def add_absences(comparisons: Sequence[Comparison], found: Sequence[Absence]) -> list[Comparison]:
-    """Each missing tensor with the absence that it is part of as its reason."""
+    """Give each missing tensor the absence that it is part of as its reason."""
     return [replace(c, why=absence.why) if (absence := _of(c, found)) else c for c in comparisons]
 
 
 def explain_by_absences(findings: tuple[Finding, ...], found: Sequence[Absence]) -> tuple[Finding, ...]:
-    """A module that is wrong in its own code for no known reason, where modules inside it are missing."""
+    """Name missing modules as the cause where a module is wrong for no other known reason."""
     return tuple(_explained(finding, found) for finding in findings)
 
 

@@ -1,4 +1,4 @@
-"""This module says what random numbers spoil: what a module draws differs between layouts by right."""
+"""Random numbers: they differ between layouts even in a correct candidate, and what follows from them too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_NAMED = 3
 
 
 def describe_random_numbers(reference: Trace, candidate: Trace) -> Iterator[str]:
-    """One sentence for the modules that drew random numbers in each side, or in both alike."""
+    """Say which modules drew random numbers, for each side or for both."""
     sides = {"reference": reference.random, "candidate": candidate.random}
     drawing = [side for side, modules in sides.items() if modules]
     if len(drawing) == 2 and set(reference.random) == set(candidate.random):
@@ -24,7 +24,7 @@ def describe_random_numbers(reference: Trace, candidate: Trace) -> Iterator[str]
 def drop_random_findings(
     found: tuple[Finding, ...], comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> tuple[Finding, ...]:
-    """The findings that random numbers cannot explain: those before the first tensor that they may have spoiled."""
+    """Keep the findings that random numbers cannot explain: those before the first tensor that they may change."""
     places = {comparison.id: i for i, comparison in enumerate(comparisons)}
     spoiled = (i for i, comparison in enumerate(comparisons) if _is_spoiled(comparison, reference, candidate))
     first = next(spoiled, len(places))
@@ -47,7 +47,7 @@ def _problem(sides: str, modules: Sequence[str]) -> str:
     named = ", ".join("the model itself" if name == ROOT else name for name in modules[:_MOST_NAMED])
     more = f" and {len(modules) - _MOST_NAMED} more modules" if len(modules) > _MOST_NAMED else ""
     return (
-        f"{sides} drew random numbers in {named}{more}: what comes of them differs between layouts by right. If that "
-        "is F.dropout, or dropout_p of F.scaled_dot_product_attention, set it to 0 while tracing, or put the module "
-        "into evaluation mode."
+        f"{sides} drew random numbers in {named}{more}: what follows from them differs between layouts even if nothing "
+        "is wrong. If that is F.dropout, or dropout_p of F.scaled_dot_product_attention, set it to 0 while tracing, "
+        "or put the module into evaluation mode."
     )

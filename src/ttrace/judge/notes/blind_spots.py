@@ -1,4 +1,4 @@
-"""This module names the parameters over which a check has no power: whatever happened to them would have passed."""
+"""Blind spots: parameters for which a check would not have seen any fault."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOST_NAMED = 3
 def find_blind_spots(
     comparisons: Sequence[Comparison], candidate: Trace, blind: AbstractSet[TensorId] = frozenset()
 ) -> dict[str, str]:
-    """The trained parameters whose update nothing protects, and whether it is their gradient's case too.
+    """Find the trained parameters whose update no tensor would have shown to be wrong, and say why.
 
-    `blind` are tensors that are known to protect nothing.
+    `blind` are tensors that are known to reveal nothing.
     """
     trained = {name for rank in candidate.ranks for name, is_trained in rank.manifest.parameters.items() if is_trained}
     protected: dict[str, set[Kind]] = {}
@@ -31,7 +31,7 @@ def find_blind_spots(
 
 
 def note_blind_spots(comparisons: Sequence[Comparison], candidate: Trace) -> list[str]:
-    """The same for a check's report: one note for each reason."""
+    """Note the blind spots of a check, one note for each reason."""
     found: Mapping[str, str] = find_blind_spots(comparisons, candidate)
     notes = []
     for words, count in Counter(found.values()).items():
@@ -42,7 +42,7 @@ def note_blind_spots(comparisons: Sequence[Comparison], candidate: Trace) -> lis
 
 
 def _has_power(comparison: Comparison) -> bool:
-    """Whether losing all of a tensor would be seen; not where it is zero but for rounding."""
+    """Whether the check would see the loss of the whole tensor; not if it is zero but for rounding."""
     is_judged = comparison.verdict is Verdict.PASS or comparison.verdict.is_wrong
     tolerance = comparison.tolerance
     if tolerance is None or tolerance.size:

@@ -1,8 +1,8 @@
-"""This module looks along the layers of a model, where rounding errors follow a pattern, and notes what breaks it.
+"""Errors along the layers of a model, where rounding follows a pattern, and notes on what breaks it.
 
-Independent roundings add up like the square root of the number of layers passed. A reference whose own error grows far
-beyond that is unstable, and its tolerances are wide for it. And a candidate that is clean errs as the twins do, in the
-first layers as in the last: one that falls behind more and more has something else in it, though every tensor passes.
+Independent roundings add up like the square root of the number of layers. A reference whose own error grows far faster
+is unstable, and has wide tolerances for that reason. A clean candidate has errors like the twins', in the first layers
+as in the last: if its errors grow faster than theirs, something else is wrong, even if every tensor passes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORDS = {
 
 
 def note_depth(comparisons: Sequence[Comparison]) -> list[str]:
-    """What is odd along the layers of reference and candidate, in words; no failure."""
+    """Note what is unusual along the layers of reference and candidate; this is no failure."""
     return [note for line in _lines(comparisons) for note in (*_unstable(line), *_departing(line))]
 
 
@@ -69,7 +69,7 @@ def layer_of(name: str) -> tuple[str, int] | None:
 
 
 def _unstable(line: _Line) -> Iterator[str]:
-    """Whether the reference's own error grows far beyond the square root; parameters' gradients follow the others."""
+    """Note if the reference's own error grows far faster than the square root; gradients of parameters follow."""
     if line.kind is Kind.PARAM_GRAD:
         return
     errors = {
@@ -89,7 +89,7 @@ def _unstable(line: _Line) -> Iterator[str]:
 
 
 def _departing(line: _Line) -> Iterator[str]:
-    """Whether the candidate errs more and more beyond the twins, every tensor within its margin."""
+    """Note if the candidate's errors grow faster than the twins', with every tensor within its margin."""
     ratios = {layer: _typical(r for c in found if (r := _ratio(c)) is not None) for layer, found in line.layers.items()}
     layers = list(ratios)
     third = len(layers) // 3

@@ -1,4 +1,4 @@
-"""This module looks closely at one id: rank by rank, and at the elements that differ most."""
+"""Difference of one tensor between the two sides: rank by rank, and the elements that differ most."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_ELEMENTS = 5
 
 @dataclass(frozen=True)
 class RankDifference:
-    """One shard against the reference's same region. A summand alone is expected to differ."""
+    """One shard compared with the same region of the reference. A summand alone is expected to differ."""
 
     where: str
     region: str
@@ -42,7 +42,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Difference:
-    """All there is to say about one id."""
+    """The difference of one tensor."""
 
     id: TensorId
     shape: Shape
@@ -50,7 +50,7 @@ class Difference:
     by: Provenance | None
     pending: tuple[str, ...]
     factor: float
-    """What the candidate's reduction still applies; all numbers here are after it."""
+    """What the candidate's reduction still applies; it is included in all numbers here."""
     total: Stats
     ranks: tuple[RankDifference, ...]
     elements: tuple[Element, ...]

@@ -1,4 +1,4 @@
-"""This module sees the shards of one id as the logical tensor they are parts of, without ever merging them."""
+"""Logical tensors: the shards of one id as parts of one tensor, which are never merged."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class LogicalTensor:
 
     @classmethod
     def of(cls, trace: Trace, tensor_id: TensorId, shape: Shape | None = None) -> LogicalTensor | None:
-        """An id's shards in a trace; None where there are none, or no layout is stated and none can be inferred.
+        """Collect the shards of an id; None if there are none, or no layout is stated and none can be inferred.
 
-        `shape` is the reference's, against which a layout may be inferred.
+        A layout may be inferred from `shape`, which is the reference's.
         """
         # Without the virtual axis of microbatches: only a stated layout makes several of them one tensor.
         splits = {} if tensor_id.kind.is_of_param else trace.splits
@@ -98,7 +98,7 @@ class LogicalTensor:
         return cls(pieces[0].region.shape, pieces, first.pending, first.layout, first.by)
 
     def shapes(self) -> set[Shape]:
-        """The logical shapes that the ranks speak of: one, if they agree."""
+        """The logical shapes that the ranks state: one, if they agree."""
         return {piece.region.shape for piece in self.pieces}
 
     def coverage(self) -> Coverage:
@@ -138,9 +138,9 @@ class LogicalTensor:
 def measure(
     a: LogicalTensor, b: LogicalTensor, *, factor: float = 1.0, lost: Mapping[Region, torch.Tensor] | None = None
 ) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
-    """b x factor against a, in all and for each of b's pieces; both may be sharded, each in its own way.
+    """Compare b x factor with a, as a whole and for each of b's pieces; both may be sharded, each in its own way.
 
-    `lost` marks elements of a's regions that are left out. Where only a sketch is known, elements are not, nor pieces.
+    `lost` marks elements of a's regions that are left out. A sketch has no single elements and no pieces.
     """
     num_buckets = max(a.num_buckets, b.num_buckets)
     if num_buckets:
@@ -157,7 +157,7 @@ def measure(
 
 
 def measure_pair(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
-    """y x factor against x. Infinities that both have in the same place agree: attention masks are full of them."""
+    """Compare y x factor with x. Infinities in the same place are equal: attention masks are full of them."""
     found = measure_difference(x, y, factor=factor)
     if not (found.inf_a and found.inf_b):
         return found
@@ -182,7 +182,7 @@ def _piece_stats(
 
 
 def _stats_of(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | None) -> Stats:
-    """Two sums of tensors of one shape: where they lie, and chunk by chunk where elements do not count."""
+    """Compare two sums of tensors of one shape: in place, or chunk by chunk if some elements are left out."""
     if left_out is None:
         found = measure_sums(xs, ys)
         if not (found.inf_a and found.inf_b):
@@ -215,7 +215,7 @@ def _summed(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
 def _placed(
     shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: Splits, batch_axes: Sequence[str]
 ) -> list[Shard] | None:
-    """The shards; those that came without a layout have that of their peers, or else an inferred one."""
+    """The shards; one without a layout gets that of the other ranks, or else an inferred one."""
     stated = [shard for shard in shards if shard.record.region is not None]
     if len(stated) == len(shards):
         return stated

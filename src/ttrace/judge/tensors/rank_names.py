@@ -11,7 +11,7 @@ from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
 
 _MOST_NAMED = 4
-"""More numbers than these are not read: a longer list is told by what its members share."""
+"""Nobody reads more numbers: a longer list is described by what its members share."""
 
 
 def name_ranks(ranks: Collection[int], among: Collection[int], mesh: Mesh) -> str:
@@ -22,7 +22,7 @@ def name_ranks(ranks: Collection[int], among: Collection[int], mesh: Mesh) -> st
 
 
 def name_by_axis(ranks: Collection[int], among: Collection[int], mesh: Mesh) -> tuple[str, str | None]:
-    """The same by the axis whose place tells these ranks from the others, and that axis: "dp rank 1"."""
+    """Name ranks by the axis that distinguishes them from the others, and return that axis: "dp rank 1"."""
     for axis, size in mesh.sizes.items():
         places = {mesh.coord(rank)[axis] for rank in ranks}
         alike = {rank for rank in among if mesh.coord(rank)[axis] in places}
@@ -32,7 +32,7 @@ def name_by_axis(ranks: Collection[int], among: Collection[int], mesh: Mesh) -> 
 
 
 def enumerate_few(numbers: Sequence[int]) -> str:
-    """Numbers in words: all of them, or the first few and how many more."""
+    """List numbers in words: all of them, or the first few and how many more."""
     if len(numbers) > _MOST_NAMED:
         return f"{', '.join(map(str, numbers[:_MOST_NAMED]))} and {len(numbers) - _MOST_NAMED} more"
     *others, last = map(str, numbers)
@@ -40,7 +40,7 @@ def enumerate_few(numbers: Sequence[int]) -> str:
 
 
 def add_microbatches(finding: Finding, comparisons: Sequence[Comparison], candidate: Trace) -> Finding:
-    """The finding with the microbatches that are wrong at its site, and the ranks that ran them, if some are right."""
+    """Add which microbatches are wrong at the finding's site and which ranks ran them, if some are right."""
     own = finding.comparison.id
     if own.microbatch is None:
         return finding

@@ -1,6 +1,6 @@
-"""This module estimates the error that rounding alone explains, tensor by tensor, from the twins.
+"""Estimates of the error that rounding alone explains, tensor by tensor, from the twins.
 
-Tolerance is margin x max(error of the twins, floor). The floor is one unit in the last place, u = eps / 2, of the
+The tolerance is margin x max(error of the twins, floor). The floor is one unit in the last place, u = eps / 2, of the
 weakest dtype that the reference has used up to there. Correct tensor-parallel runs stay within 1.3 x the estimate, so a
 margin of 4 is generous. Tensors of fewer than 16 elements have too few degrees of freedom to be estimated alone: their
 twins' errors are pooled over all tensors of their kind.
@@ -19,12 +19,12 @@ from ttrace.tensors.ids import Kind, TensorId
 
 TINY = 16
 ZERO_ERROR = 0.3
-"""Twins whose own error is this large say nothing about the tensor: it is zero but for rounding."""
+"""Twins with an error this large say nothing about the tensor: it is zero but for rounding."""
 
 
 @dataclass(frozen=True)
 class TwinSample:
-    """What the reference and its twins say of one id."""
+    """What the reference and its twins show about one id."""
 
     id: TensorId
     numel: int
@@ -35,7 +35,7 @@ class TwinSample:
 
 
 def estimate_tolerances(samples: Iterable[TwinSample], *, margin: float = MARGIN) -> dict[TensorId, Tolerance]:
-    """The tolerance of every id; `samples` in the reference's order of appearance."""
+    """Estimate the tolerance of every id; `samples` are in the reference's order of appearance."""
     samples = list(samples)
     pooled = _pooled(samples)
     result, weakest = {}, 0.0
@@ -67,11 +67,11 @@ def is_zero(sample_errors: tuple[float, ...]) -> bool:
 def replica_tolerance(
     tensor_id: TensorId, tolerance: Tolerance, dtype: torch.dtype, *, is_reduced: bool = False
 ) -> float:
-    """How far replicas may differ: parameters after a step not at all, else they drift apart.
+    """How far replicas may differ: parameters after a step not at all, because they would drift apart.
 
-    Neither may final gradients that a framework has reduced along the axes that replicas differ on: they are copies of
-    one sum. Other replicas of a final gradient were computed alike; whatever was rounded on the way was rounded alike,
-    so that its own dtype counts, and not a weaker one before it.
+    Final gradients that a framework has reduced along the axis of the replicas may not differ either: they are copies
+    of one sum. Other replicas of a final gradient were computed and rounded in the same way, so their own dtype counts,
+    and not a weaker one before it.
     """
     if tensor_id.kind is Kind.PARAM_AFTER:
         return 0.0

@@ -1,8 +1,8 @@
-"""This module finds the elements of a parameter whose update is decided by rounding alone.
+"""Elements of a parameter whose update rounding alone decides.
 
 One step of Adam is about lr x sign(g): an element whose gradient is smaller than the error that its gradient may have
 can be updated either way, and both are right. Such elements are left out when parameters after a step are compared.
-A gradient that is exactly zero in the reference and all twins is no such case: that row of the embedding was not used,
+A gradient that is exactly zero in the reference and in all twins is different: that row of the embedding was not used,
 and its update is known.
 """
 
@@ -29,7 +29,7 @@ NONE_LOST: Masks = {}
 def find_lost_elements(
     reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
 ) -> Masks:
-    """Elements of this parameter whose gradient, at any step so far, was within its noise (relative to its rms)."""
+    """Find the elements whose gradient, at any step so far, was within its noise (relative to its rms)."""
     small = list(_small_gradients(reference, twins, tensor_id, noise))
     parameter = LogicalTensor.of(reference, tensor_id) if small else None
     masks: dict[Region, torch.Tensor] = {}
@@ -50,7 +50,7 @@ def is_of_update(tensor_id: TensorId) -> bool:
 
 
 def measure_swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> float:
-    """How far rounding of a gradient, of this relative error, may move the elements of its update that follow its size.
+    """Measure how far rounding of a gradient may move the elements of its update that depend on its size.
 
     Adam's updates are of one size, except where a gradient comes near Adam's own epsilon: there it goes with the
     gradient, and a single element that is barely not lost can be the whole error of an update.

@@ -1,9 +1,8 @@
 """Twins that are far from the others in a single tensor.
 
-Every twin is nudged by as much as the others, so they stray about as far. One that is orders of magnitude further off
-may have crossed a kink, as a ReLU or a cast to float8 has; then what was made from there is off, too, if by less. One
-that is off in a single tensor, with nothing around it, was damaged: the tolerance that it gives would hide any bug in
-that tensor.
+Every twin is nudged by the same amount, so the errors of all twins are similar. A twin with an error that is orders of
+magnitude larger may have crossed a kink, as a ReLU or a cast to float8 has; then the tensors that follow have larger
+errors too. A twin with such an error in one tensor alone is damaged: its tolerance would hide any bug in that tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LEAST = 1e-3
 
 
 def describe_outlying_twins(rounding: ToleranceModel) -> Iterator[str]:
-    """In words, each twin that is far off in a tensor where nothing else is."""
+    """Say which twins are far off in a tensor while nothing near it is."""
     strayed: dict[int, dict[TensorId, float]] = {}
     for tensor_id, stats in rounding.stats.items():
         if len(stats) == len(rounding.twins) and _is_comparable(tensor_id, stats, rounding):

@@ -1,8 +1,8 @@
-"""This module measures how far a candidate differs from itself, and adds that to what rounding explains.
+"""Differences between two runs of the candidate, which are added to what rounding explains.
 
-Kernels with atomics sum in another order every time. Twins are runs of their own, so the reference's noise is in their
-errors already; the candidate's shows only in a second run of it. Noise that is no larger than what rounding explains,
-times the margin, is taken for rounding too. More than that is a race, or random numbers, and excuses nothing.
+Kernels with atomics sum in another order every time. Twins are separate runs, so their errors include the reference's
+noise; only a second run of the candidate shows the candidate's. Noise that is at most the margin times what rounding
+explains is treated as rounding. Larger noise is a race, or random numbers, and excuses nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_repeated(candidate: Trace, again: Trace) -> bool:
 
 @dataclass(frozen=True)
 class Noise:
-    """Two runs of one candidate, by id: how far the second is from the first."""
+    """How far a second run of the candidate is from the first, by id."""
 
     stats: dict[TensorId, Stats]
 
@@ -46,13 +46,13 @@ class Noise:
         return cls(dict(_differences(candidate, again, rounding)))
 
     def widen(self, rounding: ToleranceModel) -> ToleranceModel:
-        """What rounding and this noise explain together."""
+        """Add this noise to the tolerances."""
         found = copy.copy(rounding)
         found.tolerances = {t: self._widened(t, tolerance, rounding) for t, tolerance in rounding.tolerances.items()}
         return found
 
     def notes(self, rounding: ToleranceModel) -> list[str]:
-        """What two runs of the candidate say of each other, in words."""
+        """Note how two runs of the candidate differ."""
         tolerances = rounding.tolerances
         moved = [t for t, stats in self.stats.items() if tolerances[t].error(stats) > 0.0]
         wild = [t for t in moved if not self._is_small(t, tolerances[t], rounding)]

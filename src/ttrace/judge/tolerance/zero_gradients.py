@@ -5,8 +5,8 @@ alone, in the reference, its twins and every right candidate, and relative to it
 next to nothing of, its siblings say: the gradients of the same kind that are nearest by name, the key's weight here. So
 errors are measured in units of those, and rounding is as large as the reference's own values or its twins' errors are.
 
-Nothing is taken for zero because one twin is far from the reference: that may be a damaged twin. A zero is small beside
-its siblings, or beside the terms it is the sum of, and the twins agree on it.
+One twin that is far from the reference does not prove a zero: it may be damaged. A zero is small compared with its
+siblings, or with the terms of its sum, and the twins agree on it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Tolerances = Mapping[TensorId, Tolerance]
 def measure_by_siblings(
     tolerances: Tolerances, twins: TwinStats, *, margin: float, rounding_of_terms: Callable[[TensorId], float]
 ) -> dict[TensorId, Tolerance]:
-    """The same tolerances, those of proven zeros in units of their siblings, where an error of that size would show.
+    """Measure gradients that are proven zero in units of their siblings, if an error of that size would show.
 
-    `rounding_of_terms` says how large rounding of what was summed makes an element of a gradient.
+    `rounding_of_terms` returns how large rounding of the summed terms makes an element of a gradient.
     """
     # A tolerance of 1 leaves all of an update to rounding, if not yet all of the gradient.
     doubtful = [t for t, tolerance in tolerances.items() if _is_gradient(t) and tolerance.twin_error * margin >= 1.0]
@@ -61,7 +61,7 @@ def measure_by_siblings(
 
 
 def mark_followers(tolerances: Tolerances, twins: TwinStats, *, margin: float) -> dict[TensorId, Tolerance]:
-    """The same tolerances; what a step made of a gradient that is proven zero is decided by rounding, too.
+    """Mark what a step made of a gradient that is proven zero: rounding decides it, too.
 
     A step may also add rounding of its own to a gradient that is judged. A square's error is twice its gradient's, and
     an update may be smaller than what the parameter's dtype can hold.
