@@ -20,8 +20,10 @@ def test_stages_in_a_pipe_are_plain_lines() -> None:
     with StageLines(Console(file=output)) as shown:
         shown.on_stage("reference")
         shown.on_stage("twin 1/3")
+        shown.on_stage("")
         shown.on_note("a note")
-    assert lines(output) == ["reference: 1 s", "a note", "twin 1/3: 1 s"]
+        shown.on_stage("candidate")
+    assert lines(output) == ["reference: 1 s", "twin 1/3: 1 s", "a note", "candidate: 1 s"]
 
 
 def test_a_stage_that_failed_is_told_as_not_finished() -> None:

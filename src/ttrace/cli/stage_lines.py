@@ -7,6 +7,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 
 class StageLines:
@@ -34,14 +35,14 @@ class StageLines:
             self.on_note("interrupted: nothing is left running, and the same command continues from here")
 
     def on_stage(self, name: str) -> None:
-        """Begin a stage, which ends the one before."""
+        """Begin a stage, which ends the one before; with an empty name, only end it."""
         self._end()
         self._stage, self._start = name, time.monotonic()
         self._live.reset(self._task, description=name)
 
     def on_note(self, line: str) -> None:
         """Show a line about the stage that runs."""
-        self._console.print(line, style="dim", highlight=False, soft_wrap=True)
+        self._console.print(Text(line, style="dim"), soft_wrap=True)  # a style for all would include the live line
 
     def _end(self, how: str = "") -> None:
         if self._stage:

@@ -48,7 +48,7 @@ class Flow:
     commands: Commands
     settings: Plan
     on_stage: OnText = lambda _: None
-    """Called with the name of each stage when it begins."""
+    """Called with the name of each stage when it begins, and with an empty one when a launch has ended."""
     on_note: OnText = lambda _: None
     """Called with each line that is worth showing."""
     launches: Launches | None = None
@@ -199,6 +199,7 @@ class Flow:
         self.on_stage(name)
         with watch_stages({each: following.plan.out for each, following in then.items()}, self.on_stage):
             stage.run(timeout=self.commands.timeout, then=tuple(then.values()), launches=self.launches)
+        self.on_stage("")
 
 
 def _is_kept(stage: Stage) -> bool:
