@@ -7,6 +7,7 @@ every spawned rank would take again.
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import queue
@@ -62,6 +63,7 @@ def _rank(
 ) -> None:
     os.environ.clear()  # the server has that of its start
     os.environ.update(environment, OMP_NUM_THREADS="1")
+    gc.freeze()  # what the server imported is here to stay: collecting need not look at it
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
     try:

@@ -5,6 +5,7 @@ Imported after `install`.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,6 +37,7 @@ SMALL_BUCKET = 4000
 @contextmanager
 def parallel(case: Case, seed: int = 1234) -> Iterator[None]:
     """Megatron's process groups and random states for a case; undone afterwards, so that the next one may follow."""
+    gc.collect()  # a model of an earlier case keeps its groups, and their threads
     groups = set(dist.distributed_c10d._world.pg_map)
     sizes = {
         "tensor_model_parallel_size": case.tp,
