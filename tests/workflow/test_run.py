@@ -66,6 +66,7 @@ def test_a_script_that_never_attaches_is_told_what_to_do(tmp_path: Path) -> None
     assert "left no trace. Does the script call ttrace.attach(model, optimizer)" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_one_traced_command_is_held_to_the_same(tmp_path: Path) -> None:
     for body, words in {
         "print('hello')": "left no trace. Does the script call ttrace.attach(model, optimizer)",
@@ -79,6 +80,7 @@ def test_one_traced_command_is_held_to_the_same(tmp_path: Path) -> None:
         assert str(tmp_path / "trace.log") in "".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_an_old_trace_does_not_stand_in_for_a_new_one(tmp_path: Path) -> None:
     out = str(tmp_path / "trace")
     assert ttrace("trace", "--out", out, "--", *script(tmp_path, TINY).split()).returncode == 0
@@ -87,6 +89,7 @@ def test_an_old_trace_does_not_stand_in_for_a_new_one(tmp_path: Path) -> None:
     assert "left no trace" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_trace_is_not_written_over_its_reference(tmp_path: Path) -> None:
     out = str(tmp_path / "trace")
     command = script(tmp_path, TINY).split()
@@ -150,6 +153,7 @@ ttrace.attach(torch.nn.Linear(4, 4))
 """
 
 
+@pytest.mark.slow
 def test_trace_then_show_and_programs_read_json(tmp_path: Path) -> None:
     command = script(tmp_path, TINY).split()
     traced = ttrace("trace", "--out", str(tmp_path / "trace"), "--json", "--", *command)
