@@ -15,7 +15,7 @@ import ttrace
 from bench._large import Large
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from zoo.harness.limits import HANG
@@ -57,7 +57,7 @@ def _candidates(large: Large, folder: Path) -> None:
 
 
 def _step(plan: Plan, model: nn.Module, vocab: int) -> None:
-    session = Session(plan, model, None, Native([model]), Rules())
+    session = TracingSession(plan, model, None, Native([model]), Rules())
     with session.step():
         ids, labels = torch.randint(vocab, (2, BATCH, LENGTH))
         model(**session.batch({"input_ids": ids, "labels": labels})).loss.backward()

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
@@ -228,7 +228,7 @@ def train(plan: Plan, model: nn.Module, change: Change | None = None, *, backwar
     `backward` multiplies what enters the model's backward.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    session = Session(plan, model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
     vocab = next(module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
     with session.step():
         for _ in range(2):

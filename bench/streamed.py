@@ -35,7 +35,7 @@ from bench._large import MODELS, Large
 from bench._memory import measured
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Exit
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind
@@ -89,7 +89,9 @@ class Trainee:
 
     def traced(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        session = Session(Plan(out=folder, stop=False, **RECORDED), self.model, None, Native([self.model]), Rules())
+        session = TracingSession(
+            Plan(out=folder, stop=False, **RECORDED), self.model, None, Native([self.model]), Rules()
+        )
         with session.step():
             self.step()
 

@@ -207,3 +207,13 @@ def test_help_needs_no_torch(words: list[str]) -> None:
     code = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = {words}; from ttrace.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """A name that several files define would mean something else in each; private ones are known in one file only."""
+    homes: dict[str, list[str]] = {}
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}

@@ -14,9 +14,9 @@ def test_the_public_names_are_these() -> None:
         "Layout",
         "LayoutError",
         "Mesh",
+        "Session",
         "TTraceError",
         "TraceError",
-        "Tracing",
         "__version__",
         "attach",
         "holds",
@@ -47,4 +47,4 @@ def test_attach_takes_these_arguments() -> None:
 
 
 def test_a_session_offers_these_methods() -> None:
-    assert [name for name in vars(ttrace.Tracing) if not name.startswith("_")] == ["step", "batch", "close"]
+    assert [name for name in vars(ttrace.Session) if not name.startswith("_")] == ["step", "batch", "close"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ttrace.attach import Tracing, attach
+from ttrace.attach import Session, attach
 from ttrace.errors import CaptureError, LayoutError, TraceError, TTraceError
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Mesh",
+    "Session",
     "TTraceError",
     "TraceError",
-    "Tracing",
     "__version__",
     "attach",
     "holds",

@@ -1,4 +1,4 @@
-"""This module is the door for training scripts: it does nothing unless the script was started by `ttrace`."""
+"""Entry point for training scripts; it does nothing unless the script was started by `ttrace`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ PLAN_VARIABLE = "TTRACE_PLAN"
 """The environment variable that switches `attach` on: the path of a plan, and the launch that it is for."""
 
 
-class Tracing(Protocol):
-    """What a training script does with a session."""
+class Session(Protocol):
+    """A traced training. A script gets one from `ttrace.attach`."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Around one optimizer update."""
+        """Enter the returned block around one optimizer update."""
 
     def batch(self, batch: _Batch) -> _Batch:
-        """The data to train on instead: this rank's part of generated data."""
+        """Return the data to train on instead: this rank's part of generated data. Call it inside of a step."""
 
     def close(self) -> None:
         """Stop tracing before the plan's last step."""
 
 
-class Off:
+class DisabledSession:
     """A session that does nothing."""
 
     def step(self) -> AbstractContextManager[None]:
@@ -55,7 +55,7 @@ def attach(
     num_microbatches: int = 1,
     grad_factor: float | None = None,
     adapter: type[Adapter] | Adapter | None = None,
-) -> Tracing:
+) -> Session:
     """Trace this model's training steps, if the script was started by `ttrace`; otherwise set no hook at all.
 
     Call it after the model is parallelised and the process group is there. Several pipeline stages on one rank, and
@@ -66,19 +66,19 @@ def attach(
     the adapter to use, a class or an instance; without it the registered adapter that recognises the model is used.
     """
     if not os.environ.get(PLAN_VARIABLE):
-        return Off()
+        return DisabledSession()
     from ttrace.adapters.registry import make_adapter
-    from ttrace.capture.consecutive import Consecutive
+    from ttrace.capture.consecutive import ConsecutiveSessions
     from ttrace.capture.plan import Plan
-    from ttrace.capture.session import Session
-    from ttrace.capture.state.snapshot import Saved
+    from ttrace.capture.session import TracingSession
+    from ttrace.capture.state.snapshot import Snapshot
     from ttrace.layouts.rules import Rules
 
     chunks = list(model) if isinstance(model, (list, tuple)) else [cast("nn.Module", model)]
     chosen = make_adapter(adapter, chunks, optimizer, mesh)
 
-    def session(plan: Plan) -> Session:
-        return Session(
+    def start(plan: Plan) -> TracingSession:
+        return TracingSession(
             plan,
             chunks,
             optimizer,
@@ -90,6 +90,6 @@ def attach(
 
     plan = Plan.find(os.environ[PLAN_VARIABLE])
     if not plan.then:
-        return session(plan)
-    saved = Saved(chunks, chosen.find_torch_optimizers(optimizer), with_parameters=plan.parameters == "own")
-    return Consecutive(plan, session, saved)
+        return start(plan)
+    saved = Snapshot(chunks, chosen.find_torch_optimizers(optimizer), with_parameters=plan.parameters == "own")
+    return ConsecutiveSessions(plan, start, saved)

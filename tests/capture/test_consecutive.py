@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttrace.attach import PLAN_VARIABLE, Tracing, attach
+from ttrace.attach import PLAN_VARIABLE, Session, attach
 from ttrace.capture import consecutive
 from ttrace.capture.plan import Plan
 from ttrace.judge.tolerance.run_to_run import is_repeated
@@ -34,7 +34,7 @@ class Counting(nn.Module):
 
 
 @contextmanager
-def training(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[Callable[[], Tracing]]:
+def training(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[Callable[[], Session]]:
     """A script with this plan, which goes on with an echo and a twin; one call is one iteration of it."""
     known = {"reference": folder / "reference", **settings}
     then = (
@@ -49,7 +49,7 @@ def training(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
     session = attach(model, optimizer)
 
-    def iteration() -> Tracing:
+    def iteration() -> Session:
         with session.step():
             optimizer.zero_grad()
             model(session.batch(torch.randn(16, 8))).square().mean().backward()

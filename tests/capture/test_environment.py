@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
@@ -20,7 +20,7 @@ def test_every_rank_says_what_it_was_loaded_from_and_by_which_version(tmp_path: 
     """Pipeline stages import what others do not; an edit of that makes the trace stale too."""
     for rank in range(2):
         model, adapter = nn.Linear(4, 4), SimulatedRank(Mesh.of(pp=2), rank)
-        session = Session(Plan(out=tmp_path, stop=False), model, None, adapter, Rules())
+        session = TracingSession(Plan(out=tmp_path, stop=False), model, None, adapter, Rules())
         with session.step():
             model(session.batch(torch.randn(2, 4))).sum().backward()
     ours = Path(__file__)

@@ -14,7 +14,7 @@ from torch import nn
 
 import ttrace
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.layouts.rules import Rules
@@ -25,7 +25,7 @@ from ttrace.trace.reader import Trace
 from zoo.harness.gpt import RULES, Gpt
 from zoo.harness.runs import SimulatedRank, train
 
-opened: list[Session] = []
+opened: list[TracingSession] = []
 
 
 @pytest.fixture(autouse=True)
@@ -35,19 +35,19 @@ def _close_sessions() -> Iterator[None]:
         opened.pop().close()
 
 
-def session(folder: Path, model: nn.Module, **settings: object) -> Session:
+def session(folder: Path, model: nn.Module, **settings: object) -> TracingSession:
     plan = Plan.model_validate({"out": folder / "reference", "stop": False, **settings})
-    opened.append(Session(plan, model, None, SimulatedRank(), Rules()))
+    opened.append(TracingSession(plan, model, None, SimulatedRank(), Rules()))
     return opened[-1]
 
 
-def candidate(folder: Path, model: nn.Module, mesh: Mesh, rank: int, rules: dict[str, str]) -> Session:
+def candidate(folder: Path, model: nn.Module, mesh: Mesh, rank: int, rules: dict[str, str]) -> TracingSession:
     plan = Plan(out=folder / "candidate", role="candidate", reference=folder / "reference", stop=False)
-    opened.append(Session(plan, model, None, SimulatedRank(mesh, rank), Rules.of(rules)))
+    opened.append(TracingSession(plan, model, None, SimulatedRank(mesh, rank), Rules.of(rules)))
     return opened[-1]
 
 
-def one_step(tracing: Session, model: nn.Module, data: torch.Tensor) -> torch.Tensor:
+def one_step(tracing: TracingSession, model: nn.Module, data: torch.Tensor) -> torch.Tensor:
     with tracing.step():
         loss: torch.Tensor = model(tracing.batch(data)).sum()
         loss.backward()
@@ -320,7 +320,7 @@ def test_a_parameter_nobody_explains_asks_for_a_rule(tmp_path: Path) -> None:
 def test_gradients_are_read_before_they_are_clipped(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracing = Session(Plan(out=tmp_path / "reference", stop=False), model, optimizer, SimulatedRank(), Rules())
+    tracing = TracingSession(Plan(out=tmp_path / "reference", stop=False), model, optimizer, SimulatedRank(), Rules())
     with tracing.step():
         model(100 * torch.ones(2, 4)).sum().backward()
         before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -336,7 +336,7 @@ def test_a_closed_session_leaves_no_hook_behind(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = Plan(out=tmp_path / "reference", stop=False)
-    Session(plan, model, optimizer, SimulatedRank(), Rules()).close()
+    TracingSession(plan, model, optimizer, SimulatedRank(), Rules()).close()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks

@@ -12,7 +12,7 @@ import torch
 
 from tests.support.traces import Case, drawn
 from ttrace.capture.plan import Plan
-from ttrace.capture.resolve.layout_resolver import Reference
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.judge.verdict import Exit
 from ttrace.tensors.ids import TensorId
@@ -177,8 +177,8 @@ def test_what_was_read_while_tracing_is_verified_too(tmp_path: Path) -> None:
     """A candidate takes shapes, values and decisions from the reference's trace."""
     run = write_run(tmp_path, wrong=False)
     tensor_id = TensorId.parse(OUTPUTS[0])
-    found = Reference(run.reference).tensor(tensor_id)
+    found = ReferenceTrace(run.reference).tensor(tensor_id)
     assert isinstance(found, torch.Tensor)
     chunk = run.reference / "rank-00000" / "chunk-0000.safetensors"
     with damaged(chunk, HEADER_BYTES + 5, 1), pytest.raises(TTraceError, match="reference/rank-00000/chunk-0000"):
-        Reference(run.reference).tensor(tensor_id)
+        ReferenceTrace(run.reference).tensor(tensor_id)

@@ -29,7 +29,7 @@ from ttrace.values.generate import Distribution
 
 
 @dataclass(frozen=True)
-class Placing:
+class LayoutResolver:
     """Placements of one logical tensor on a device mesh, seen from every rank."""
 
     shape: Shape
@@ -51,7 +51,7 @@ class Placing:
 
 
 @st.composite
-def placings(draw: st.DrawFn, shape: Shape | None = None, max_ranks: int = 64) -> Placing:
+def placings(draw: st.DrawFn, shape: Shape | None = None, max_ranks: int = 64) -> LayoutResolver:
     shape = draw(shapes()) if shape is None else shape
     mesh_shape: list[int] = []
     for _ in range(draw(st.integers(1, 3))):
@@ -63,13 +63,13 @@ def placings(draw: st.DrawFn, shape: Shape | None = None, max_ranks: int = 64) -
         st.builds(lambda dim, factor: _StridedShard(dim, split_factor=factor), dims, st.integers(1, 4)),
     )
     placements = draw(st.lists(placement, min_size=len(mesh_shape), max_size=len(mesh_shape)))
-    return Placing(shape, tuple(mesh_shape), tuple(placements))
+    return LayoutResolver(shape, tuple(mesh_shape), tuple(placements))
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=str)
 @given(placing=placings())
 @law(20)
-def test_generating_a_shard_is_slicing_the_whole(placing: Placing, distribution: Distribution) -> None:
+def test_generating_a_shard_is_slicing_the_whole(placing: LayoutResolver, distribution: Distribution) -> None:
     regions = placing.regions
     check_generating(regions, distribution, torch.float32)
     check_generating(regions, distribution, torch.bfloat16)
@@ -77,19 +77,19 @@ def test_generating_a_shard_is_slicing_the_whole(placing: Placing, distribution:
 
 @given(placing=placings())
 @law(40)
-def test_the_regions_of_placements_tile_the_tensor(placing: Placing) -> None:
+def test_the_regions_of_placements_tile_the_tensor(placing: LayoutResolver) -> None:
     assert measure_coverage(placing.regions) == TILING
 
 
 @given(placing=placings())
 @law(40)
-def test_joining_inverts_dividing(placing: Placing) -> None:
+def test_joining_inverts_dividing(placing: LayoutResolver) -> None:
     check_joining(placing.regions)
 
 
 @given(placing=placings())
 @law(40)
-def test_torch_distributes_exactly_these_regions(placing: Placing) -> None:
+def test_torch_distributes_exactly_these_regions(placing: LayoutResolver) -> None:
     full = torch.arange(math.prod(placing.shape)).view(placing.shape)
     for mesh in placing.meshes:
         local = distribute_tensor(full, mesh, placing.placements, src_data_rank=None).to_local()

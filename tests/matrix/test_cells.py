@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ttrace.attach import Off
+from ttrace.attach import DisabledSession
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Exit
 from zoo.harness.candidate import Candidate, Cell
@@ -65,7 +65,7 @@ def changed_by_recording(cell: Cell, folder: Path) -> list[str]:
         torch.manual_seed(1)
         candidate = LAYOUTS[cell.layout](shape_of(cell, SHAPE), cell)
         plan = Plan(out=folder / f"{cell.name}-neutral", num_steps=2, parameters="own", stop=False)
-        session: Any = attached(candidate, plan) if recording else Off()
+        session: Any = attached(candidate, plan) if recording else DisabledSession()
         session.batch = lambda batch: batch
         torch.manual_seed(2)
         for _ in range(2):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
@@ -81,7 +81,7 @@ def trace(plan: Plan, shape: Shape, cell: Cell, total: int) -> None:
     torch.manual_seed(0)
     model = Transformer(shape).to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    session = Session(plan, model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
     accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm)
     session.close()
 

@@ -97,18 +97,19 @@ def disagreements(case: Case) -> dict[str, list[str]]:
 
 
 def _said(adapter: Any) -> list[str]:
-    from ttrace.capture.resolve.layout_resolver import Placing, Reference
+    from ttrace.capture.resolve.layout_resolver import LayoutResolver
     from ttrace.capture.resolve.names import Names
+    from ttrace.capture.resolve.reference_trace import ReferenceTrace
     from ttrace.layouts.rules import Rules
     from ttrace.tensors.ids import TensorId
 
-    placing = Placing(adapter, Rules(), Reference(None), 1)
+    resolver = LayoutResolver(adapter, Rules(), ReferenceTrace(None), 1)
     parameters, _ = Names(adapter.chunks, adapter.name).parameters()
     found = {}
     for name, parameter in parameters.items():
-        placed = placing.placed(TensorId.of(0, None, name, Kind.PARAM), parameter)
-        assert placed is not None
-        found[name] = placed
+        placement = resolver.resolve(TensorId.of(0, None, name, Kind.PARAM), parameter)
+        assert placement is not None
+        found[name] = placement
     return list(adapter.find_disagreements(found))
 
 

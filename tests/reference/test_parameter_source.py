@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from ttrace.reference.parameter_source import Maker, Scratch
-from ttrace.reference.progress import Progress
+from ttrace.reference.progress import StreamProgress
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Normal, generate_values
 
 
 def maker(*shape: int) -> Maker:
-    return Maker(shape, torch.bfloat16, torch.device("cpu"), "weight", Normal(), Scratch(), Progress(1))
+    return Maker(shape, torch.bfloat16, torch.device("cpu"), "weight", Normal(), Scratch(), StreamProgress(1))
 
 
 def whole(*shape: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.support.streamed_runs import BATCH, BF16, FP32, LENGTH, VOCAB, assert_same_bits, hugging, traced
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError
 from ttrace.layouts.rules import Rules
 from ttrace.reference.pipelined import GPipe, pipelined
@@ -40,7 +40,7 @@ def in_stages(folder: Path) -> None:
     for number, case in enumerate(CASES):
         stage = pipelined(partial(built, *case))
         plan = Plan(out=folder / str(number), stop=False)
-        session = Session(plan, stage, None, Native([stage], mesh={"pp": NUM_STAGES}), Rules())
+        session = TracingSession(plan, stage, None, Native([stage], mesh={"pp": NUM_STAGES}), Rules())
         pipeline = GPipe(stage, token_loss, NUM_MICROBATCHES)
         with session.step():
             batches = [session.batch(data()) for _ in range(NUM_MICROBATCHES)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from ttrace.reference.progress import Progress
+from ttrace.reference.progress import StreamProgress
 
 
 def test_a_step_says_its_share_and_the_time_left() -> None:
     said: list[str] = []
-    progress = Progress(100, say=said.append, interval=0.0)
+    progress = StreamProgress(100, say=said.append, interval=0.0)
     time.sleep(0.01)
     progress.reads(60)
     progress.completes(30)
@@ -19,7 +19,7 @@ def test_a_step_says_its_share_and_the_time_left() -> None:
 
 def test_a_short_step_says_nothing() -> None:
     said: list[str] = []
-    progress = Progress(100, say=said.append)
+    progress = StreamProgress(100, say=said.append)
     for _ in range(100):
         progress.reads(1)
     assert said == []
@@ -27,7 +27,7 @@ def test_a_short_step_says_nothing() -> None:
 
 def test_each_step_begins_at_nothing() -> None:
     said: list[str] = []
-    progress = Progress(100, 2, said.append, interval=0.0)
+    progress = StreamProgress(100, 2, said.append, interval=0.0)
     for _ in range(2 * 2):
         progress.reads(100)
         progress.completes(100)

@@ -28,7 +28,7 @@ from tests.support.streamed_runs import (
 )
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError
 from ttrace.judge.check import check
 from ttrace.judge.findings.isolated import combine
@@ -196,7 +196,7 @@ def test_what_was_passed_by_is_not_judged_and_that_is_said(tmp_path: Path) -> No
 def test_an_optimizer_is_harmless_and_norms_are_not_traced(tmp_path: Path) -> None:
     model = ttrace.streamed(small)
     optimizer = torch.optim.AdamW(model.parameters())
-    session = Session(Plan(out=tmp_path, stop=False), model, optimizer, Native([model]), Rules())
+    session = TracingSession(Plan(out=tmp_path, stop=False), model, optimizer, Native([model]), Rules())
     with session.step():
         own_loss(model, {name: torch.randint(VOCAB, (1, 4)) for name in ("input_ids", "labels")}).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

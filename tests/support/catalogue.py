@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import CauseName
 from ttrace.layouts.rules import Rules
 from zoo.harness.breaking import (
@@ -130,7 +130,7 @@ def _trace_isolated(ordinary: Path, rank: int, world: int) -> None:
             torch.manual_seed(0)
             model = Gpt()
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-            session = Session(plan, model, optimizer, SimulatedRank(), Rules())
+            session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
             accumulated(session, model, optimizer, HAND, NUM_MICROBATCHES)
             session.close()
         dist.barrier()

@@ -12,7 +12,7 @@ from torch import nn
 from ttrace.adapters.adapter import Adapter
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
@@ -39,7 +39,7 @@ def traced(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trace:
     """One step; the data are generated, so that both runs have the same."""
-    session = Session(plan, model, optimizer, adapting([model]), Rules())
+    session = TracingSession(plan, model, optimizer, adapting([model]), Rules())
     with session.step():
         for _ in range(num_microbatches):
             ids, labels = torch.randint(VOCAB, (2, BATCH, LENGTH), generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from zoo.harness.transformer import Shape
 
 BATCH = 2
@@ -73,7 +73,7 @@ class Candidate:
 
     chunks: list[nn.Module]
     optimizer: torch.optim.Optimizer
-    step: Callable[[Session], None]
+    step: Callable[[TracingSession], None]
     num_data_ranks: int = 1
     mesh: Any = None
     rules: dict[str, str] | None = None
@@ -83,7 +83,7 @@ class Candidate:
 
 
 def accumulated(
-    session: Session,
+    session: TracingSession,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     shape: Shape,
@@ -126,7 +126,7 @@ def simple(
     """A candidate that is trained like the reference."""
     chosen = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def step(session: Session) -> None:
+    def step(session: TracingSession) -> None:
         accumulated(
             session,
             model,

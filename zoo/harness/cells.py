@@ -18,7 +18,7 @@ from torch import nn
 
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from zoo.harness.candidate import Candidate, Cell, accumulated
@@ -129,10 +129,12 @@ def shape_of(cell: Cell, shape: Shape) -> Shape:
     return replace(shape, recompute=cell.recompute, tied=is_tied, experts=experts)
 
 
-def attached(candidate: Candidate, plan: Plan) -> Session:
+def attached(candidate: Candidate, plan: Plan) -> TracingSession:
     adapter = Native(candidate.chunks, mesh=candidate.mesh)
     rules = Rules.of(candidate.rules)
-    return Session(plan, candidate.chunks, candidate.optimizer, adapter, rules, grad_factor=candidate.grad_factor)
+    return TracingSession(
+        plan, candidate.chunks, candidate.optimizer, adapter, rules, grad_factor=candidate.grad_factor
+    )
 
 
 def reference_of(
@@ -158,6 +160,6 @@ def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cel
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})
-    session = Session(plan, model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
     accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm, loss=cell.trusted_loss or cell.loss)
     session.close()

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _cp_options
 
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from zoo.harness.candidate import Candidate, Cell, data, updated
 from zoo.harness.dense import sharded, tensor_parallel
 from zoo.harness.ring import allow_ring_attention_on_cpu
@@ -35,7 +35,7 @@ def whole_attention(shape: Shape, cell: Cell) -> Candidate:
         block.attention.attend = attend  # type: ignore[union-attr]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def step(session: Session) -> None:
+    def step(session: TracingSession) -> None:
         with session.step():
             for _ in range(cell.num_microbatches):
                 batch = session.batch(data(local))
@@ -59,7 +59,7 @@ def ring(shape: Shape, cell: Cell) -> Candidate:
         sharded(model, mesh["cp"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def step(session: Session) -> None:
+    def step(session: TracingSession) -> None:
         with session.step(), load_balance("cp-ring-plain" not in cell.parts):
             for _ in range(cell.num_microbatches):
                 batch = session.batch(data(shape))

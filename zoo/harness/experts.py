@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import ttrace
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from zoo.harness.candidate import Candidate, Cell, data, updated
 from zoo.harness.context import average
 from zoo.harness.transformer import Experts, MixtureOfExperts, Shape, Transformer
@@ -36,7 +36,7 @@ def expert_parallel(shape: Shape, cell: Cell) -> Candidate:
     experts = [p for name, p in model.named_parameters() if ".experts." in name]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def step(session: Session) -> None:
+    def step(session: TracingSession) -> None:
         with session.step():
             for _ in range(cell.num_microbatches):
                 part = {name: leaf.chunk(ep.size())[ep.get_local_rank()] for name, leaf in data(shape).items()}

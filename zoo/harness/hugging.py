@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import ttrace
-from ttrace.attach import PLAN_VARIABLE, Off, Tracing
+from ttrace.attach import PLAN_VARIABLE, DisabledSession, Session
 from ttrace.capture.plan import Plan
 from ttrace.judge.verdict import Judgement
 from zoo.bug import Judge, Launcher, Patch
@@ -164,7 +164,7 @@ def changed_by_recording(case: Case, folder: Path) -> list[str]:
         model = distributed(case, folder)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         plan = planned(out=folder / f"{case}-neutral", parameters="own")
-        session: Any = attached(plan, model, optimizer) if recording else Off()
+        session: Any = attached(plan, model, optimizer) if recording else DisabledSession()
         session.batch = lambda batch: batch
         torch.manual_seed(dist.get_rank())
         train(session, model, optimizer, case.num_accumulated)
@@ -185,7 +185,7 @@ def distributed(case: Case, folder: Path) -> nn.Module:
     return found
 
 
-def attached(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Tracing:
+def attached(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Session:
     """What `ttrace run` does to a script, for one that is already running."""
     path = plan.out.with_suffix(f".{dist.get_rank()}.json")
     plan.save(path)
@@ -196,7 +196,7 @@ def attached(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
         del os.environ[PLAN_VARIABLE]
 
 
-def train(session: Tracing, model: nn.Module, optimizer: torch.optim.Optimizer, num_microbatches: int) -> None:
+def train(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, num_microbatches: int) -> None:
     """One step of next-token training, with the loss that the model computes itself."""
     with session.step():
         for _ in range(num_microbatches):

@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as pp
 from torch.nn.parallel import DistributedDataParallel
 
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from zoo.harness.candidate import Candidate, Cell, data
 from zoo.harness.dense import sharded, tensor_parallel
 from zoo.harness.transformer import Shape, Transformer
@@ -48,7 +48,7 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
     schedule: Any = kind(made, n_microbatches=cell.num_microbatches, loss_fn=cell.loss)
     optimizer = torch.optim.AdamW([p for m in models for p in m.parameters()], lr=1e-3)
 
-    def step(session: Session) -> None:
+    def step(session: TracingSession) -> None:
         with session.step():
             parts = [session.batch(data(shape)) for _ in range(cell.num_microbatches)]
             ids, labels = (torch.cat([part[key] for part in parts]) for key in ("ids", "labels"))

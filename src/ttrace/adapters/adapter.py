@@ -19,7 +19,7 @@ from torch import nn
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.wrappers import canonical
 from ttrace.errors import CaptureError
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.layouts.rules import Rule
 from ttrace.patches import Patches
 from ttrace.tensors.ids import ROOT, Kind, Site
@@ -46,7 +46,7 @@ class Share:
 
     microbatch: int
     rows: torch.Tensor
-    placed: Placed
+    placement: Placement
 
 
 Recall = Callable[[Site, int], "torch.Tensor | None"]
@@ -144,7 +144,7 @@ class Adapter:
 
     # Layouts
 
-    def read_placement(self, tensor: torch.Tensor) -> Placed | None:  # noqa: ARG002
+    def read_placement(self, tensor: torch.Tensor) -> Placement | None:  # noqa: ARG002
         """Read the layout that the tensor itself states, as a DTensor does; None if it states none."""
         return None
 
@@ -159,7 +159,7 @@ class Adapter:
         """
         return None
 
-    def find_disagreements(self, parameters: Mapping[str, Placed]) -> Iterable[str]:  # noqa: ARG002
+    def find_disagreements(self, parameters: Mapping[str, Placement]) -> Iterable[str]:  # noqa: ARG002
         """Say in words where the framework itself says of a parameter that it lies elsewhere."""
         return ()
 

@@ -16,17 +16,17 @@ from typing import Any
 import torch.distributed as dist
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
-from ttrace.capture.state.snapshot import Saved
+from ttrace.capture.session import TracingSession
+from ttrace.capture.state.snapshot import Snapshot
 
 LONGEST = 60.0
 """Seconds: where the first plan took longer, to start again costs little beside it, and an echo much."""
 
 
-class Consecutive:
+class ConsecutiveSessions:
     """A session for each plan, one after the other, each from the state in which the first began."""
 
-    def __init__(self, plan: Plan, start: Callable[[Plan], Session], saved: Saved) -> None:
+    def __init__(self, plan: Plan, start: Callable[[Plan], TracingSession], saved: Snapshot) -> None:
         *first, last = (plan, *plan.then)
         self._plans = [*(one.model_copy(update={"stop": False}) for one in first), last]
         self._start = start

@@ -16,17 +16,17 @@ from ttrace.adapters.adapter import Adapter, Optimizer
 from ttrace.adapters.native.context_parallel import cut_of
 from ttrace.capture import environment
 from ttrace.capture.observe.compiled import Compiled
-from ttrace.capture.observe.events import Call, SessionEvents
-from ttrace.capture.observe.function_calls import Calls
+from ttrace.capture.observe.events import ModuleCall, SessionEvents
+from ttrace.capture.observe.function_calls import FunctionCalls
 from ttrace.capture.observe.gradient_entry import GradientEntry
 from ttrace.capture.observe.hooks import Hooks
-from ttrace.capture.observe.rng_use import Draws
-from ttrace.capture.observe.step_counter import Chunk, Clock
+from ttrace.capture.observe.rng_use import RngUse
+from ttrace.capture.observe.step_counter import PipelineChunk, StepCounter
 from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.batches import Batches
 from ttrace.capture.probes.decisions import Decisions
-from ttrace.capture.probes.dispatch import Visits
+from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import Generator
 from ttrace.capture.probes.isolation import Isolate
 from ttrace.capture.probes.module_tensors import ModuleTensors
@@ -34,21 +34,22 @@ from ttrace.capture.probes.perturb import Perturb
 from ttrace.capture.probes.probe import Probe
 from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.inventory import census, switch_dropout_off
-from ttrace.capture.resolve.layout_resolver import Placing, Reference
+from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.names import Names
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.capture.state.buffers import Buffers
-from ttrace.capture.state.model_state import Holdings, State
+from ttrace.capture.state.model_state import HeldTensors, ModelState
 from ttrace.capture.state.streaming import Streaming
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.layouts.rules import Rules
 from ttrace.patches import Patches
-from ttrace.reference.skip_blocks import Passing
+from ttrace.reference.skip_blocks import SkippedBlocks
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, make_scores_slot
 from ttrace.trace.format import End, Manifest
 from ttrace.trace.writer import Writer
 
 
-class Session(SessionEvents):
+class TracingSession(SessionEvents):
     """Traces a model's training steps as a plan says. `ttrace.attach` makes one."""
 
     def __init__(
@@ -83,16 +84,16 @@ class Session(SessionEvents):
         grad_factor: float | None,
     ) -> None:
         chunks = [model] if isinstance(model, nn.Module) else list(model)
-        reference = Reference(plan.trusted)
+        reference = ReferenceTrace(plan.trusted)
         self._plan = plan
         self._adapter = adapter
-        self._clock = Clock()
+        self._clock = StepCounter()
         self._given_factor = grad_factor
         self._grad_factor = self._read_factor()
         self._divisor = 1
-        self._placing = Placing(adapter, rules, reference, num_microbatches)
+        self._resolver = LayoutResolver(adapter, rules, reference, num_microbatches)
         names = Names(chunks, adapter.name)
-        self._generator = Generator(plan, adapter, self._placing, reference, names.tables())
+        self._generator = Generator(plan, adapter, self._resolver, reference, names.tables())
         self._repeated = names.repeated()
 
         parameters, aliases = names.parameters(reference.aliases)
@@ -102,8 +103,8 @@ class Session(SessionEvents):
         self._streaming = streaming
         # A reference that is larger than memory takes long, and only what is accused is asked for in isolation.
         is_needed_whole = plan.role == "candidate" or not (plan.isolated and plan.inside and streaming.num_streamed)
-        self._passing = Passing({} if is_needed_whole else dict(names.modules()), plan.inside)
-        self._patches.on_remove(self._passing.remove)
+        self._skipped = SkippedBlocks({} if is_needed_whole else dict(names.modules()), plan.inside)
+        self._patches.on_remove(self._skipped.remove)
         # Reference and twins must be seen in full: that is where tolerances come from.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         self._patches.on_remove(self._compiled.remove)
@@ -120,7 +121,7 @@ class Session(SessionEvents):
             parameters={name: parameter.requires_grad for name, parameter in parameters.items()},
             aliases=aliases,
             opaque=self._compiled.opaque,
-            passed=self._passing.blocks,
+            passed=self._skipped.blocks,
             divided=tuple(adapter.divided),
             untraced=(*adapter.untraced, *streaming.untraced),
             reduced=tuple(sorted(adapter.reduced_axes)),
@@ -135,33 +136,33 @@ class Session(SessionEvents):
         )
         writer = Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held, claim=plan.claim)
         self._recorder = Recorder(writer, plan, adapter.to_local)
-        for problem in adapter.find_disagreements({name: one.placed for name, one in made.items()}):
+        for problem in adapter.find_disagreements({name: one.placement for name, one in made.items()}):
             self._recorder.keep(problem)
         replays = plan.decisions == "replayed" and plan.role != "reference"
-        self._decisions = Decisions(self._placing, reference) if replays else None
-        self._isolate = Isolate(plan, adapter, self._placing, reference) if plan.isolated else None
+        self._decisions = Decisions(self._resolver, reference) if replays else None
+        self._isolate = Isolate(plan, adapter, self._resolver, reference) if plan.isolated else None
         nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated) if plan.role == "twin" else None
         entry = GradientEntry() if nudge is not None else None
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
-        self._visits = Visits(
-            adapter, self._clock, self._placing, self._recorder, probes, infers=plan.record == "sketch"
+        self._visits = Dispatcher(
+            adapter, self._clock, self._resolver, self._recorder, probes, infers=plan.record == "sketch"
         )
         self._tensors = ModuleTensors(
-            adapter, self._clock, self._placing, reference, self._visits, self._recorder, self._isolate, entry
+            adapter, self._clock, self._resolver, reference, self._visits, self._recorder, self._isolate, entry
         )
-        self._batches = Batches(self._clock, self._placing, self._generator, self._visits)
+        self._batches = Batches(self._clock, self._resolver, self._generator, self._visits)
         self.is_closed = False
         self._is_in_step = False
         self._hooks = Hooks(self._compiled.watched, self)
         self._patches.on_remove(self._hooks.remove)
-        self._calls = Calls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
-        self._draws = Draws(self._compiled.watched, lambda: self._clock.is_watched)
-        self._patches.on_remove(self._draws.remove)
+        self._calls = FunctionCalls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
+        self._rng_use = RngUse(self._compiled.watched, lambda: self._clock.is_watched)
+        self._patches.on_remove(self._rng_use.remove)
         self._buffers = Buffers(names.buffers, is_reference=plan.role == "reference")
-        held = Holdings(parameters, self._buffers, made)
-        self._state = State(
+        held = HeldTensors(parameters, self._buffers, made)
+        self._state = ModelState(
             plan, adapter, optimizer, held, self._visits, self._clock, self._isolate, self._recorder.keep
         )
         self._patches.on_remove(self._state.remove)
@@ -234,32 +235,32 @@ class Session(SessionEvents):
             end = End(
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,
-                splits={axis: str(split) for axis, split in self._placing.splits.items()},
-                batch_axes=self._placing.batch_axes,
+                splits={axis: str(split) for axis, split in self._resolver.splits.items()},
+                batch_axes=self._resolver.batch_axes,
                 settings=self._state.settings.groups,
                 settings_of=dict(self._state.settings.by_parameter),
                 forward_buffers=self._buffers.changed,
-                random=tuple(self._draws.modules),
-                notes=(*self._placing.unused_rules(), *self._state.notes, *isolated),
+                random=tuple(self._rng_use.modules),
+                notes=(*self._resolver.unused_rules(), *self._state.notes, *isolated),
                 sources=environment.sources(),
             )
             self._recorder.close(end)
 
     # Events of modules
 
-    def on_call(self, name: str, *, again: bool) -> Call | None:
+    def on_call(self, name: str, *, again: bool) -> ModuleCall | None:
         """A module is about to run, or to be recomputed."""
         clock = self._clock
         if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
             return None
         if again and self._streaming.recomputes:
             return None
-        if not self._adapter.is_watched(name, isolated=self._plan.isolated) or self._passing.is_passed(name):
+        if not self._adapter.is_watched(name, isolated=self._plan.isolated) or self._skipped.is_passed(name):
             return None
         number = 0 if again else clock.forward(name, is_repeated=name in self._repeated)
-        return Call(name, clock.step, clock.microbatch, number, again)
+        return ModuleCall(name, clock.step, clock.microbatch, number, again)
 
-    def on_tensor(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    def on_tensor(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor of a call is there."""
         with self._calls.paused() if self._calls else nullcontext():
             return self._tensors.visit(call, kind, slot, tensor)
@@ -272,7 +273,7 @@ class Session(SessionEvents):
 
     def on_chunk(self, microbatch: int, *, is_first: bool, is_last: bool) -> AbstractContextManager[None]:
         """A pipeline stage works on one microbatch."""
-        return self._clock.in_chunk(Chunk(microbatch, is_first, is_last))
+        return self._clock.in_chunk(PipelineChunk(microbatch, is_first, is_last))
 
     def on_loss(self, loss: torch.Tensor) -> None:
         """Backward starts from here."""
@@ -339,15 +340,15 @@ class Session(SessionEvents):
         self._visits.visit(choice, chosen, call.microbatch)
         if self._decisions is None or type(chosen) is not torch.Tensor:
             return None
-        return self._decisions.replayed(choice, chosen, self._visits.placed(choice, chosen, call.microbatch))
+        return self._decisions.replayed(choice, chosen, self._visits.resolve(choice, chosen, call.microbatch))
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """context_parallel deals out a sequence."""
         try:
-            self._placing.state(cut_of(mesh, size, held))
+            self._resolver.state(cut_of(mesh, size, held))
         except TTraceError as error:
             self._recorder.keep(str(error))
 
-    def _see_call(self, call: Call, slot: str, tensor: torch.Tensor) -> None:
+    def _see_call(self, call: ModuleCall, slot: str, tensor: torch.Tensor) -> None:
         site = Site(call.name, Kind.CALL, slot)
         self._visits.visit(self._tensors.make_id(call, site), tensor, call.microbatch)

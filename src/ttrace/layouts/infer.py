@@ -17,14 +17,14 @@ from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import Coord
 from ttrace.tensors.region import Region, Shape
 
-Held = Sequence[tuple[Coord, Shape]]
+HeldShapes = Sequence[tuple[Coord, Shape]]
 """The local shape that each rank was seen to hold."""
 Splits = Mapping[str, Split]
 """The axes of which a framework stated how they cut."""
 _NONE: Splits = {}
 
 
-def inferred(shape: Shape, held: Held, sizes: Mapping[str, int], splits: Splits = _NONE) -> Layout | None:
+def infer_layout(shape: Shape, held: HeldShapes, sizes: Mapping[str, int], splits: Splits = _NONE) -> Layout | None:
     """The one layout without pending sums that gives every rank the shape it holds, or None.
 
     Layouts that give every rank the same region are one: axes of several factorisations may lie alike. And where one
@@ -69,7 +69,7 @@ def _distinct(layouts: list[Layout], shape: Shape, coords: list[Coord], sizes: M
     return chosen[0] if len(chosen) == 1 else None
 
 
-def _dim_choices(dim: int, shape: Shape, held: Held, axes: list[str]) -> list[tuple[str, ...]]:
+def _dim_choices(dim: int, shape: Shape, held: HeldShapes, axes: list[str]) -> list[tuple[str, ...]]:
     """How this dim may be cut: not at all, by one axis, or by two nested ones."""
     if all(local[dim] == shape[dim] for _, local in held):
         return [()]

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from ttrace.reference.progress import Progress
+from ttrace.reference.progress import StreamProgress
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region, Shape
@@ -59,7 +59,7 @@ class Maker:
     name: str | TensorId
     distribution: Distribution
     scratch: Scratch
-    progress: Progress
+    progress: StreamProgress
     seed: int = 0
     num_owners: int = 1
     """How many modules hold the parameter: more than one if it is tied."""

@@ -14,7 +14,7 @@ _BACKWARD = 2
 """The work of a backward pass in units of the forward pass."""
 
 
-class Progress:
+class StreamProgress:
     """Counts the elements of parameters that forward has read and of gradients that are complete."""
 
     def __init__(

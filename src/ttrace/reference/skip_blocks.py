@@ -19,7 +19,7 @@ from ttrace.patches import Patches
 from ttrace.tensors.ids import is_inside
 
 
-class Passing:
+class SkippedBlocks:
     """Blocks that give back what they are given, until `remove`."""
 
     def __init__(self, modules: Mapping[str, nn.Module], wanted: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from ttrace.reference import blocks
 from ttrace.reference.init_values import Spreads, check_patterns, spread
 from ttrace.reference.meta_init import check_buffers, parameters_on_meta
 from ttrace.reference.parameter_source import Maker, Scratch
-from ttrace.reference.progress import Progress
+from ttrace.reference.progress import StreamProgress
 from ttrace.reference.streamed_tensor import Streamed
 
 By = Literal["operators", "blocks"]
@@ -81,7 +81,7 @@ def _makers(
     names = {parameter: name for name, parameter in model.named_parameters() if parameter in owners}
     check_patterns(spreads, list(names.values()))
     scratch = Scratch()
-    progress = Progress(sum(parameter.numel() for parameter in owners), num_microbatches)
+    progress = StreamProgress(sum(parameter.numel() for parameter in owners), num_microbatches)
     return {
         parameter: Maker(
             shape=tuple(parameter.shape),

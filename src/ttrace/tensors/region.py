@@ -92,7 +92,7 @@ class Region:
         assert self.shape == outer.local_shape
         return Region(outer.shape, tuple(rg.select(a, b) for a, b in zip(outer.dims, self.dims, strict=True)))
 
-    def overlaps(self, other: Region) -> Sequence[tuple[Part, Part]]:
+    def overlaps(self, other: Region) -> Sequence[tuple[BoxPart, BoxPart]]:
         """Return the elements that both hold, as pairs of equally shaped parts of the two local tensors."""
         return _overlaps(self, other)
 
@@ -132,7 +132,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Part:
+class BoxPart:
     """A part of a local tensor: a cut of one of its boxes."""
 
     box: Box
@@ -170,8 +170,8 @@ class Box:
 
 
 @lru_cache(maxsize=64)  # most tensors of a model are cut in a few ways
-def _overlaps(one: Region, other: Region) -> Sequence[tuple[Part, Part]]:
-    overlaps: list[tuple[Part, Part]] = []
+def _overlaps(one: Region, other: Region) -> Sequence[tuple[BoxPart, BoxPart]]:
+    overlaps: list[tuple[BoxPart, BoxPart]] = []
     for a, b in itertools.product(one.boxes(), other.boxes()):
         if max((len(ranges) for box in (a, b) for ranges in box.dims), default=0) > _MANY_RUNS:
             overlaps += _gather_parts(a, b)
@@ -182,28 +182,28 @@ def _overlaps(one: Region, other: Region) -> Sequence[tuple[Part, Part]]:
     return tuple(overlaps)
 
 
-def _pair_parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[tuple[Part, Part]]:
+def _pair_parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Iterator[tuple[BoxPart, BoxPart]]:
     if math.prod(len(dim) for dim in runs) > _MANY_RUNS:
         yield from _gather_parts(a, b)
         return
     for combination in itertools.product(*runs):
         yield (
-            Part(a, tuple(slice(at, at + n) for at, _, n in combination)),
-            Part(b, tuple(slice(at, at + n) for _, at, n in combination)),
+            BoxPart(a, tuple(slice(at, at + n) for at, _, n in combination)),
+            BoxPart(b, tuple(slice(at, at + n) for _, at, n in combination)),
         )
 
 
-def _gather_parts(a: Box, b: Box) -> Iterator[tuple[Part, Part]]:
+def _gather_parts(a: Box, b: Box) -> Iterator[tuple[BoxPart, BoxPart]]:
     """Pair all common elements at once, by index: dispatched tokens have as many runs as tokens."""
     shared = [rg.intersect_positions(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
     if all(at.numel() for at, _ in shared):
         yield _make_gathered(a, [at for at, _ in shared]), _make_gathered(b, [bt for _, bt in shared])
 
 
-def _make_gathered(box: Box, positions: list[torch.Tensor]) -> Part:
+def _make_gathered(box: Box, positions: list[torch.Tensor]) -> BoxPart:
     num_dims = len(positions)
     grid = (index.view(*(-1 if d == dim else 1 for d in range(num_dims))) for dim, index in enumerate(positions))
-    return Part(box, tuple(grid))
+    return BoxPart(box, tuple(grid))
 
 
 def _format_ranges(ranges: Ranges) -> str:

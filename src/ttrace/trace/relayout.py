@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from ttrace.errors import LayoutError
-from ttrace.layouts.ruled import placed_by
+from ttrace.layouts.rule_placement import apply_rule
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
@@ -51,13 +51,15 @@ class RelayoutTrace(Trace):
         if MICROBATCH_AXIS in rule.layout.axes and shard.id.microbatch is not None:
             raise _make_refusal(shard.id, rule, "its microbatches were recorded as tensors of their own")
         where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
-        placed = placed_by(rule, shard.id.site, record.shape, self._shape(shard.id), sizes=self.sizes, where=where)
-        if placed.region != record.region:
+        placement = apply_rule(rule, shard.id.site, record.shape, self._shape(shard.id), sizes=self.sizes, where=where)
+        if placement.region != record.region:
             if record.sketch is not None:
                 raise _make_refusal(shard.id, rule, "it was recorded as a sketch, which is of the layout that it had")
             if record.values is not None:
                 raise _make_refusal(shard.id, rule, "its values were generated for the layout that it had")
-        decided = replace(record, region=placed.region, pending=placed.pending, layout=placed.layout, by=placed.by)
+        decided = replace(
+            record, region=placement.region, pending=placement.pending, layout=placement.layout, by=placement.by
+        )
         return replace(shard, record=decided)
 
     def _shape(self, tensor_id: TensorId) -> Shape | None:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, Shard
 
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
@@ -35,7 +35,7 @@ def train(plan: Plan, model: nn.Module, num_microbatches: int, *, divisor: float
     """Each rank has microbatches of its own; `divisor` is what the script itself divides its losses by."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     adapter = Native([model]) if plan.role == "candidate" else SimulatedRank()
-    session = Session(plan, model, optimizer, adapter, Rules())
+    session = TracingSession(plan, model, optimizer, adapter, Rules())
     with session.step():
         for _ in range(num_microbatches):
             x, y = session.batch((torch.randn(4, 8), torch.randn(4, 8)))

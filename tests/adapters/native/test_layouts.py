@@ -64,10 +64,10 @@ def test_a_dtensor_is_placed_by_its_own_word() -> None:
     tensor = DTensor.from_local(
         local, mesh, [Partial(), Shard(1)], run_check=False, shape=torch.Size((4, 6)), stride=(6, 1)
     )
-    placed = adapter.read_placement(tensor)
-    assert placed.region == Region((4, 6), (((0, 4),), ((3, 6),)))
-    assert placed.pending == ("dp",)
-    assert (placed.layout, placed.source) == ("d0 d1/tp +dp", LayoutSource.DTENSOR)
+    placement = adapter.read_placement(tensor)
+    assert placement.region == Region((4, 6), (((0, 4),), ((3, 6),)))
+    assert placement.pending == ("dp",)
+    assert (placement.layout, placement.source) == ("d0 d1/tp +dp", LayoutSource.DTENSOR)
     assert adapter.local_values(tensor).data_ptr() == local.data_ptr()
 
 

@@ -6,7 +6,7 @@ import torch
 
 from bench._models import CUTS, Model, bed
 from bench.calibration import Tally
-from ttrace.capture.observe.events import Call
+from ttrace.capture.observe.events import ModuleCall
 from ttrace.capture.observe.gradient_entry import GradientEntry
 from ttrace.judge.check import judge_candidate
 from ttrace.tensors.ids import Kind, TensorId
@@ -14,8 +14,8 @@ from ttrace.tensors.ids import Kind, TensorId
 LOSS, LOSSES, LOGITS, HIDDEN = torch.zeros(()), torch.zeros(2, 16), torch.zeros(2, 16, 64), torch.zeros(2, 16, 8)
 
 
-def call(name: str, microbatch: int = 0) -> Call:
-    return Call(name, 0, microbatch, 0)
+def call(name: str, microbatch: int = 0) -> ModuleCall:
+    return ModuleCall(name, 0, microbatch, 0)
 
 
 def test_gradients_enter_at_the_logits_once() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ttrace.capture.observe.events import Call, SessionEvents
+from ttrace.capture.observe.events import ModuleCall, SessionEvents
 from ttrace.capture.observe.hooks import Hooks
 from ttrace.capture.resolve.names import Names
 from ttrace.tensors.ids import ROOT, Kind
@@ -26,14 +26,14 @@ class Seen(SessionEvents):
         self.order: list[tuple[str, Kind]] = []
         self._numbers: dict[str, int] = {}
 
-    def on_call(self, name: str, *, again: bool) -> Call | None:
+    def on_call(self, name: str, *, again: bool) -> ModuleCall | None:
         if again:
             return None
         number = self._numbers.get(name, 0)
         self._numbers[name] = number + 1
-        return Call(name, 0, 0, number)
+        return ModuleCall(name, 0, 0, number)
 
-    def on_tensor(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    def on_tensor(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         self.tensors[call.name, call.number, kind, slot] = tensor.detach().clone()
         self.order.append((call.name, kind))
         return None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ttrace.capture.observe.rng_use import Draws
+from ttrace.capture.observe.rng_use import RngUse
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import Names
 from ttrace.judge.verdict import Exit, Judgement
@@ -113,7 +113,7 @@ def test_what_is_wrong_before_the_draw_is_still_found(tmp_path: Path) -> None:
 
 
 def drawing(model: nn.Module, *, backward: bool = True) -> list[str]:
-    draws = Draws(Names([model]).modules(), lambda: True)
+    draws = RngUse(Names([model]).modules(), lambda: True)
     loss = model(torch.randint(VOCAB, (2, LENGTH))).sum()
     if backward:
         loss.backward()
@@ -191,7 +191,7 @@ def test_looking_draws_nothing() -> None:
     for watched in (False, True):
         torch.manual_seed(3)
         model = with_functional_dropout()
-        draws = Draws(Names([model]).modules(), lambda: True) if watched else None
+        draws = RngUse(Names([model]).modules(), lambda: True) if watched else None
         loss = model(torch.randint(VOCAB, (2, LENGTH))).square().mean()
         loss.backward()
         ends.append([loss.detach(), torch.get_rng_state(), *(p.grad for p in model.parameters())])

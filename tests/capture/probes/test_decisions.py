@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Judgement, Verdict
@@ -55,7 +55,7 @@ def traced(out: Path, *, nudge: float = 0.0, **settings: Any) -> Trace:
     model = Moe()
     model.router.nudge = nudge
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    session = Session(Plan(out=out, stop=False, **settings), model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(Plan(out=out, stop=False, **settings), model, optimizer, SimulatedRank(), Rules())
     with session.step():
         model(session.batch(torch.randn(TOKENS, HIDDEN))).square().mean().backward()
         optimizer.step()
@@ -129,7 +129,7 @@ class Chooser(nn.Module):
 
 def decisions(out: Path, choose: Callable[[torch.Tensor], object]) -> list[str]:
     model = Chooser(choose)
-    session = Session(Plan(out=out, stop=False), model, None, SimulatedRank(), Rules())
+    session = TracingSession(Plan(out=out, stop=False), model, None, SimulatedRank(), Rules())
     with session.step():
         model(torch.randn(4, 4))
     session.close()

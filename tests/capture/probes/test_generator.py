@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttrace.capture.probes.perturb import batch_distribution
+from ttrace.capture.probes.distributions import measure_batch
 from ttrace.capture.resolve.names import Names
 from ttrace.values.generate import Distribution, Integers, Rows
 
@@ -22,7 +22,7 @@ from ttrace.values.generate import Distribution, Integers, Rows
     ],
 )
 def test_integers_that_reach_into_a_table_are_its_rows(data: list[list[int]], expected: Distribution) -> None:
-    assert batch_distribution(torch.tensor(data), {64, 2}) == expected
+    assert measure_batch(torch.tensor(data), {64, 2}) == expected
 
 
 def test_tables_are_found_by_what_embeddings_call_their_length() -> None:

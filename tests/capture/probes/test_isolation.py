@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
@@ -50,7 +50,7 @@ def traced(
     model.first.weight.register_hook(lambda gradient: gradient * wrong_grad)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = Plan.model_validate({"out": out, "stop": False, **settings})
-    session = Session(plan, model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
     with session.step():
         x = session.batch(torch.randn(16, 8))
         F.mse_loss(model(x), torch.ones(16, 8)).backward()

@@ -9,7 +9,7 @@ from tests.support.device_meshes import device_mesh
 from ttrace.adapters.native import layouts
 from ttrace.capture.probes.perturb import Perturb
 from ttrace.capture.probes.probe import Visit
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Region
@@ -19,15 +19,15 @@ ENTRY = TensorId.parse("0/0/./input")
 FULL = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).add(3.0)
 
 
-def nudged(tensor: torch.Tensor, placed: Placed | None, rank: int = 0) -> torch.Tensor:
+def nudged(tensor: torch.Tensor, placement: Placement | None, rank: int = 0) -> torch.Tensor:
     probe = Perturb(1, 0, SimulatedRank(Mesh.of(dp=2), rank))
-    found = probe.visit(Visit(ENTRY, tensor, placed, entry=True))
+    found = probe.visit(Visit(ENTRY, tensor, placement, entry=True))
     assert found is not None
     return found
 
 
 def test_shards_are_nudged_where_they_lie() -> None:
-    whole = nudged(FULL, Placed(Region.whole((6, 4)))) - FULL
+    whole = nudged(FULL, Placement(Region.whole((6, 4)))) - FULL
     for rank, rows in enumerate((slice(0, 3), slice(3, 6))):
         mesh = device_mesh((2,), rank, ("dp",))
         tensor = DTensor.from_local(FULL[rows].clone(), mesh, [Shard(0)], run_check=False)
@@ -55,6 +55,6 @@ def test_replicas_are_nudged_alike_and_summands_too() -> None:
 
 def test_padding_is_left_alone() -> None:
     padded = torch.cat([FULL, torch.zeros(2, 4)])
-    found = nudged(padded, Placed(Region.whole((6, 4))))
+    found = nudged(padded, Placement(Region.whole((6, 4))))
     assert not found[:6].equal(FULL)
     assert found[6:].equal(torch.zeros(2, 4))

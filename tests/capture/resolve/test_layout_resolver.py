@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tests.support.traces import TraceBuilder
-from ttrace.capture.resolve.layout_resolver import Placing, Reference
+from ttrace.capture.resolve.layout_resolver import LayoutResolver
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import LayoutError
 from ttrace.layouts.infer import find_pending_axes
 from ttrace.layouts.layout import Cut, Layout
@@ -24,14 +25,14 @@ from zoo.harness.runs import SimulatedRank
 OUTPUT, LOSS = TensorId.parse("0/0/inner/output"), TensorId.parse("0/0/./loss")
 
 
-def placing(folder: Path, rules: dict[str, str] | None = None) -> Placing:
+def resolver(folder: Path, rules: dict[str, str] | None = None) -> LayoutResolver:
     """Rank 3 of cp=2 tp=2, with a reference whose output has 8 tokens of 4 numbers."""
     reference = TraceBuilder(folder / "reference", role="reference")
     reference.spread(str(OUTPUT), torch.zeros(2, 8, 4))
     reference.spread(str(LOSS), torch.zeros(()))
     reference.close()
     adapter = SimulatedRank(Mesh.of(cp=2, tp=2), 3)
-    return Placing(adapter, Rules.of(rules), Reference(folder / "reference"), 1)
+    return LayoutResolver(adapter, Rules.of(rules), ReferenceTrace(folder / "reference"), 1)
 
 
 def along_tp(local: torch.Tensor, placement: Placement) -> DTensor:
@@ -40,44 +41,44 @@ def along_tp(local: torch.Tensor, placement: Placement) -> DTensor:
 
 
 def test_a_dtensor_is_placed_among_the_axes_beyond_its_own_mesh(tmp_path: Path) -> None:
-    found = placing(tmp_path)
+    found = resolver(tmp_path)
     found.state(Cut("cp", Split("zigzag")))
-    placed = found.placed(OUTPUT, along_tp(torch.zeros(2, 4, 2), Shard(2)))
-    assert placed is not None
-    assert placed.region.shape == (2, 8, 4)
-    assert placed.region.dims == (((0, 2),), ((2, 6),), ((2, 4),))
-    assert placed.layout == "d0 d1/cp:zigzag d2/tp"
-    assert placed.source is LayoutSource.DTENSOR_AND_SHAPES
+    placement = found.resolve(OUTPUT, along_tp(torch.zeros(2, 4, 2), Shard(2)))
+    assert placement is not None
+    assert placement.region.shape == (2, 8, 4)
+    assert placement.region.dims == (((0, 2),), ((2, 6),), ((2, 4),))
+    assert placement.layout == "d0 d1/cp:zigzag d2/tp"
+    assert placement.source is LayoutSource.DTENSOR_AND_SHAPES
 
 
 def test_a_dtensor_of_the_references_shape_is_left_alone(tmp_path: Path) -> None:
-    placed = placing(tmp_path).placed(OUTPUT, along_tp(torch.zeros(2, 8, 2), Shard(2)))
-    assert placed is not None
-    assert (placed.source, placed.layout) == (LayoutSource.DTENSOR, "d0 d1 d2/tp")
+    placement = resolver(tmp_path).resolve(OUTPUT, along_tp(torch.zeros(2, 8, 2), Shard(2)))
+    assert placement is not None
+    assert (placement.source, placement.layout) == (LayoutSource.DTENSOR, "d0 d1 d2/tp")
 
 
 @pytest.mark.parametrize("is_dtensor", [False, True])
 def test_where_context_parallel_cuts_the_loss_is_a_summand(tmp_path: Path, is_dtensor: bool) -> None:
-    found = placing(tmp_path)
+    found = resolver(tmp_path)
     loss = along_tp(torch.zeros(()), Replicate()) if is_dtensor else torch.zeros(())
-    before = found.placed(LOSS, loss)
+    before = found.resolve(LOSS, loss)
     assert before is None or before.pending == ()
     found.state(Cut("cp", Split()))
-    placed = found.placed(LOSS, loss)
-    assert placed is not None
-    assert placed.pending == ("cp",)
+    placement = found.resolve(LOSS, loss)
+    assert placement is not None
+    assert placement.pending == ("cp",)
 
 
 def test_a_rule_knows_better_of_the_loss(tmp_path: Path) -> None:
-    found = placing(tmp_path, {"./loss": ""})
+    found = resolver(tmp_path, {"./loss": ""})
     found.state(Cut("cp", Split()))
-    placed = found.placed(LOSS, torch.zeros(()))
-    assert placed is not None
-    assert placed.pending == ()
+    placement = found.resolve(LOSS, torch.zeros(()))
+    assert placement is not None
+    assert placement.pending == ()
 
 
 def test_an_axis_cuts_in_one_order_and_lies_on_the_mesh(tmp_path: Path) -> None:
-    found = placing(tmp_path)
+    found = resolver(tmp_path)
     found.state(Cut("cp", Split("zigzag")))
     found.state(Cut("cp", Split("zigzag")))
     with pytest.raises(LayoutError, match="axis cp cuts some sequences zigzag, others block"):
@@ -89,25 +90,25 @@ def test_an_axis_cuts_in_one_order_and_lies_on_the_mesh(tmp_path: Path) -> None:
 BATCH = TensorId.parse("0/0/./batch.0")
 
 
-def placing_of_batch(folder: Path, mesh: Mesh, rank: int, rules: dict[str, str] | None = None) -> Placing:
+def placing_of_batch(folder: Path, mesh: Mesh, rank: int, rules: dict[str, str] | None = None) -> LayoutResolver:
     """A rank whose reference ran one batch of 8 rows."""
     reference = TraceBuilder(folder / "reference", role="reference")
     reference.spread(str(BATCH), torch.zeros(8, 3))
     reference.spread(str(OUTPUT), torch.zeros(8, 5))
     reference.close()
-    return Placing(SimulatedRank(mesh, rank), Rules.of(rules), Reference(folder / "reference"), 1)
+    return LayoutResolver(SimulatedRank(mesh, rank), Rules.of(rules), ReferenceTrace(folder / "reference"), 1)
 
 
 def test_rows_that_add_up_to_the_references_are_a_batch_cut_over_the_data_axis(tmp_path: Path) -> None:
     found = placing_of_batch(tmp_path, Mesh.of(dp=2), 1)
-    assert found.placed(OUTPUT, torch.zeros(4, 5)) is not None, "whole, as long as nothing is known of a batch"
+    assert found.resolve(OUTPUT, torch.zeros(4, 5)) is not None, "whole, as long as nothing is known of a batch"
     found.observe_batch(BATCH, (4, 3))
     assert found.batch_axes == ("dp",)
     assert found.count_microbatch(0) == 0
-    rows = found.placed_or_inferred(BATCH, torch.zeros(4, 3))
+    rows = found.resolve_or_infer(BATCH, torch.zeros(4, 3))
     assert (rows.layout, rows.region.dims[0]) == ("d0/dp d1", ((4, 8),))
-    assert found.placed(OUTPUT, torch.zeros(4, 5)) is None, "left to the judge, who sees all ranks"
-    loss = found.placed(LOSS, torch.zeros(()))
+    assert found.resolve(OUTPUT, torch.zeros(4, 5)) is None, "left to the judge, who sees all ranks"
+    loss = found.resolve(LOSS, torch.zeros(()))
     assert loss is not None
     assert loss.pending == ("dp",)
 
@@ -126,7 +127,7 @@ def test_a_data_axis_cuts_rows_sooner_than_another_of_its_size(tmp_path: Path, m
     found = placing_of_batch(tmp_path, mesh, 2)
     found.observe_batch(BATCH, (4, 3))
     assert found.batch_axes == ("dp",)
-    assert found.placed_or_inferred(BATCH, torch.zeros(4, 3)).layout == "d0/dp d1"
+    assert found.resolve_or_infer(BATCH, torch.zeros(4, 3)).layout == "d0/dp d1"
 
 
 def test_uneven_rows_are_cut_as_chunks_are(tmp_path: Path) -> None:
@@ -152,24 +153,24 @@ def test_a_rule_for_the_batch_says_how_its_rows_are_cut(tmp_path: Path) -> None:
     found = placing_of_batch(tmp_path, Mesh.of(dp=2), 1, {"./batch.*": "b/dp:striped ..."})
     found.observe_batch(BATCH, (4, 3))
     assert (found.batch_axes, found.splits["dp"]) == (("dp",), Split("striped"))
-    assert found.placed(OUTPUT, torch.zeros(4, 5)) is None
+    assert found.resolve(OUTPUT, torch.zeros(4, 5)) is None
 
 
 def test_rows_that_do_not_add_up_name_the_two_ways_out(tmp_path: Path) -> None:
     found = placing_of_batch(tmp_path, Mesh.of(ranks=2), 1)
     found.observe_batch(BATCH, (3, 3))
     with pytest.raises(LayoutError, match=r"has shape \(3, 3\).*ranks=2.*equal part.*as microbatches"):
-        found.placed_or_inferred(BATCH, torch.zeros(3, 3))
+        found.resolve_or_infer(BATCH, torch.zeros(3, 3))
 
 
-def trusted(folder: Path, layout: str, *, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Reference:
+def trusted(folder: Path, layout: str, *, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> ReferenceTrace:
     """A reference of four ranks, each with rank + 1 everywhere."""
     builder = TraceBuilder(folder, "dp=2 tp=2", role="reference")
     for rank in ranks:
         local = torch.full((2, 2 if "/tp" in layout else 4), rank + 1.0)
         builder.record(rank, str(OUTPUT), local, layout, shape=(2, 4))
     builder.close()
-    return Reference(folder)
+    return ReferenceTrace(folder)
 
 
 def test_what_is_replayed_is_the_sum_of_all_summands(tmp_path: Path) -> None:

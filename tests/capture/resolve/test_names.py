@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import Names
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError
 from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
@@ -83,7 +83,9 @@ def test_any_name_of_a_module_is_traced(tmp_path: Path) -> None:
     model = nn.Sequential()
     for name in ("a/b", "a b", "x@1", "50%"):
         model.add_module(name, nn.Linear(2, 2))
-    session = Session(Plan(out=tmp_path, stop=False), model, None, Native([model]), Rules.of({"a%2Fb/output": "t h"}))
+    session = TracingSession(
+        Plan(out=tmp_path, stop=False), model, None, Native([model]), Rules.of({"a%2Fb/output": "t h"})
+    )
     with session.step():
         batch = session.batch({"in put": torch.randn(3, 2), "in/put": torch.randn(3, 2)})
         model(batch["in put"] + batch["in/put"]).sum().backward()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.layouts.rules import Rules
@@ -49,7 +49,7 @@ class Normalised(nn.Module):
 def traced(out: Path, model: Normalised, after: Callable[[Normalised], None] = lambda _: None, **plan: object) -> Trace:
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    session = Session(
+    session = TracingSession(
         Plan.model_validate({"out": out, "stop": False, **plan}), model, optimizer, SimulatedRank(), Rules()
     )
     for _ in range(session._plan.num_steps):

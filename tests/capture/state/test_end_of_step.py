@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm  # by name, as 
 
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import CauseName, Exit, Judgement, Verdict
 from ttrace.layouts.rules import Rules
@@ -34,7 +34,7 @@ def traced(plan: Plan, update: Update, making: Callable[[nn.Module], Any]) -> Tr
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
     optimizer = making(model)
-    session = Session(plan, model, optimizer, Native([model]), Rules())
+    session = TracingSession(plan, model, optimizer, Native([model]), Rules())
     with session.step():
         x, y = session.batch((torch.randn(16, 4), torch.randn(16, 4)))
         nn.functional.mse_loss(model(x), y).backward()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ttrace.capture.plan import Plan
-from ttrace.capture.session import Session
+from ttrace.capture.session import TracingSession
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Judgement
@@ -37,9 +37,9 @@ def shares(folder: Path) -> dict[str, torch.Tensor]:
     return {str(t): found[0].tensor() for t, found in shards.items() if t.kind is Kind.PARAM_GRAD}
 
 
-def traced(folder: Path, model: nn.Module, **settings: Any) -> Session:
+def traced(folder: Path, model: nn.Module, **settings: Any) -> TracingSession:
     plan = Plan(out=folder / "reference", stop=False, **settings)
-    return Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), SimulatedRank(), Rules())
+    return TracingSession(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), SimulatedRank(), Rules())
 
 
 def test_the_final_gradient_is_the_sum_of_what_microbatches_add(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ttrace.capture.state.optimizer_settings import Settings, read_settings
+from ttrace.capture.state.optimizer_settings import OptimizerSettings, read_settings
 from zoo.harness.runs import SimulatedRank
 
 
-def settings_of(optimizer: Any, model: nn.Module) -> Settings:
+def settings_of(optimizer: Any, model: nn.Module) -> OptimizerSettings:
     names = {parameter: name for name, parameter in model.named_parameters()}
     return read_settings((names[p], group) for p, group in SimulatedRank().find_groups(optimizer, names))
 
@@ -45,4 +45,4 @@ def test_an_optimizer_of_another_make_says_what_it_has() -> None:
     model = nn.Linear(2, 2, bias=False)
     own = SimpleNamespace(param_groups=[{"params": [model.weight], "lr": "cosine", "betas": [0.9, None]}])
     found = settings_of([own, SimpleNamespace(), SimpleNamespace(param_groups=["odd"])], model)
-    assert found == Settings(({"lr": "cosine", "betas": "(0.9, None)"},), {"weight": 0})
+    assert found == OptimizerSettings(({"lr": "cosine", "betas": "(0.9, None)"},), {"weight": 0})

@@ -112,7 +112,7 @@ def trace_candidates(
 def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
     # These import megatron, which only the ranks have.
     from ttrace.adapters.megatron.adapter import Megatron
-    from ttrace.capture.session import Session
+    from ttrace.capture.session import TracingSession
     from ttrace.layouts.rules import Rules
     from zoo.harness.megatron.layers import MIXER_RULES
     from zoo.harness.megatron.models import Training, parallel
@@ -122,7 +122,7 @@ def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
         training = Training(case)
         adapter = Megatron(training.chunks, training.optimizer)
         stepped = None if isinstance(training.optimizer, NoOptimizer) else training.optimizer
-        session = Session(plan, training.chunks, stepped, adapter, Rules.of(MIXER_RULES if case.custom else {}))
+        session = TracingSession(plan, training.chunks, stepped, adapter, Rules.of(MIXER_RULES if case.custom else {}))
         with (fault(training) if fault else None) or nullcontext():
             for step in range(plan.num_steps):
                 with session.step():

@@ -15,12 +15,12 @@ from ttrace.adapters.adapter import Adapter, Handle, Optimizer, OwnedSlice, Reca
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.megatron import auxiliary_losses, checkpoints, layouts, ranks, schedule
 from ttrace.adapters.megatron import optimizer as megatron_optimizer
-from ttrace.adapters.megatron.experts import Dispatch, Place
+from ttrace.adapters.megatron.experts import ExpertPlace, TokenDispatch
 from ttrace.adapters.megatron.layouts import Module
-from ttrace.adapters.megatron.names import TIED, Naming
+from ttrace.adapters.megatron.names import TIED, ChunkNames
 from ttrace.errors import CaptureError
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.layouts.rules import Rule
 from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.ids import ROOT, Kind, Site
@@ -49,7 +49,7 @@ class Megatron(Adapter):
         self.mesh = ranks.mesh(has_experts=bool(getattr(self._config, "num_moe_experts", None)))
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.coord = self.mesh.coord(self.rank)
-        self._naming = {chunk: Naming(chunk, self.coord.get("ep", 0)) for chunk in chunks}
+        self._naming = {chunk: ChunkNames(chunk, self.coord.get("ep", 0)) for chunk in chunks}
         self._modules = {name: at for chunk in chunks for name, at in self._find_modules(chunk)}
         self._rules: dict[tuple[Site, int], Rule | None] = {}
         self._events: FrameworkEvents | None = None
@@ -110,7 +110,7 @@ class Megatron(Adapter):
     def is_watched(self, name: str, *, isolated: bool) -> bool:
         at = self._modules[name]
         # Which tokens lie in which rows is known of single experts, not of what holds them all.
-        is_known = Place.of(name) is not None and not isolated
+        is_known = ExpertPlace.of(name) is not None and not isolated
         return not layouts.is_transparent(at) and (is_known or not at.is_in_expert)
 
     def attach(self, events: FrameworkEvents) -> None:
@@ -132,14 +132,16 @@ class Megatron(Adapter):
         return self._rules[key]
 
     def split_rows(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:
-        place = Place.of(site.name)
+        place = ExpertPlace.of(site.name)
         if place is None or self.mesh.num_ranks == 1:
             return None
         return list(self._dispatch.split_rows(self._modules[site.name], place, site.kind, tensor, number, recall))
 
-    def find_disagreements(self, parameters: Mapping[str, Placed]) -> Iterator[str]:
+    def find_disagreements(self, parameters: Mapping[str, Placement]) -> Iterator[str]:
         # Who gives a rule for a layer of their own may not have written its part of the checkpoint.
-        ours = {name: placed.region for name, placed in parameters.items() if placed.source is LayoutSource.ADAPTER}
+        ours = {
+            name: placement.region for name, placement in parameters.items() if placement.source is LayoutSource.ADAPTER
+        }
         for chunk in self.chunks:
             model = _unwrap(chunk)
             depth = next(path for path, module in chunk.named_modules() if module is model)
@@ -272,9 +274,9 @@ class Megatron(Adapter):
             return {}
 
     @cached_property
-    def _dispatch(self) -> Dispatch:
+    def _dispatch(self) -> TokenDispatch:
         gathers = getattr(self._config, "moe_token_dispatcher_type", "") == "allgather"
-        return Dispatch(self.mesh, self.coord, gathers=gathers, sequence_parallel=self._is_sequence_parallel)
+        return TokenDispatch(self.mesh, self.coord, gathers=gathers, sequence_parallel=self._is_sequence_parallel)
 
     @cached_property
     def _shapes(self) -> dict[nn.Parameter, tuple[int, ...]]:
@@ -308,7 +310,7 @@ def _groups_experts(at: Module) -> bool:
 
 def _is_grouped(name: str) -> bool:
     """Whether a parameter may hold several experts."""
-    return ".experts." in name and Place.of(name) is None
+    return ".experts." in name and ExpertPlace.of(name) is None
 
 
 def _unwrap(chunk: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ from ttrace.adapters.adapter import Recall, Share
 from ttrace.adapters.megatron.layouts import Module, is_glu
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ids import Kind, Site
@@ -26,14 +26,14 @@ _LOCAL = ".experts.local_experts."
 
 
 @dataclass(frozen=True)
-class Place:
+class ExpertPlace:
     """A module of an expert: the layer of experts that it belongs to, and the expert's number in it."""
 
     layer: str
     expert: int
 
     @classmethod
-    def of(cls, name: str) -> Place | None:
+    def of(cls, name: str) -> ExpertPlace | None:
         layer, found, rest = name.partition(_LOCAL)
         return cls(layer, int(rest.partition(".")[0])) if found else None
 
@@ -43,7 +43,7 @@ class Place:
         return Site(f"{self.layer}.router", Kind.OUTPUT, "1")
 
 
-class Dispatch:
+class TokenDispatch:
     """Which rows of an expert's input are which tokens."""
 
     def __init__(self, mesh: Mesh, coord: Coord, *, gathers: bool, sequence_parallel: bool) -> None:
@@ -54,7 +54,7 @@ class Dispatch:
         self._sources = sorted(self._find_sources(), key=lambda at: (at["ep"], at[self._tp])[:: 1 if gathers else -1])
 
     def split_rows(
-        self, at: Module, place: Place, kind: Kind, tensor: torch.Tensor, number: int, recall: Recall
+        self, at: Module, place: ExpertPlace, kind: Kind, tensor: torch.Tensor, number: int, recall: Recall
     ) -> Iterator[Share]:
         """Split a tensor into the rows of each microbatch: `number` is how many this rank has run before."""
         rows: dict[int, list[torch.Tensor]] = {}
@@ -85,13 +85,13 @@ class Dispatch:
             if all(other.get(axis) == self._coord.get(axis) for axis in ("pp", "edp")):
                 yield other
 
-    def _chosen(self, place: Place, microbatch: int, recall: Recall) -> torch.Tensor:
+    def _chosen(self, place: ExpertPlace, microbatch: int, recall: Recall) -> torch.Tensor:
         routing = recall(place.routing, microbatch)
         if routing is None:
             raise LayoutError(f"the reference has no {place.routing} of microbatch {microbatch}: trace routers too.")
         return routing[:, place.expert].bool() if routing.dtype == torch.bool else (routing == place.expert).any(1)
 
-    def _region(self, at: Module, kind: Kind, tensor: torch.Tensor, positions: torch.Tensor, size: int) -> Placed:
+    def _region(self, at: Module, kind: Kind, tensor: torch.Tensor, positions: torch.Tensor, size: int) -> Placement:
         cut, is_partial = _columns(at, kind.primal)
         # A sum that is still to come is whole in the gradient, and what is whole has a gradient still to be summed.
         is_pending = is_partial if kind.primal is kind else (not is_partial and "/" not in cut) or tensor.ndim == 1
@@ -101,7 +101,7 @@ class Dispatch:
         region = Region((size, *shape), (rg.from_indices(positions), *dims))
         pending = (self._tp,) if is_pending else ()
         text = " ".join(["rows", str(columns), *(f"+{axis}" for axis in pending)])
-        return Placed(region, pending, text, Provenance(LayoutSource.ROUTING))
+        return Placement(region, pending, text, Provenance(LayoutSource.ROUTING))
 
 
 def _columns(at: Module, kind: Kind) -> tuple[str, bool]:

@@ -17,7 +17,7 @@ _GROUPED = re.compile(r"(?P<module>.*\.experts\.linear_fc[12]\.(?:weight|bias))(
 """Weights of experts that one grouped module holds, each under a number of its own."""
 
 
-class Naming:
+class ChunkNames:
     """The canonical names of one chunk."""
 
     def __init__(self, chunk: nn.Module, expert_rank: int) -> None:

@@ -24,7 +24,7 @@ _MODEL, _NUM_MICROBATCHES = 2, 3
 
 
 @dataclass
-class _Stage:
+class _ScheduledChunk:
     """A chunk as the schedule knows it."""
 
     events: FrameworkEvents
@@ -38,7 +38,7 @@ class _Stage:
         return number
 
 
-_stages: WeakKeyDictionary[nn.Module, _Stage] = WeakKeyDictionary()
+_stages: WeakKeyDictionary[nn.Module, _ScheduledChunk] = WeakKeyDictionary()
 _made_by: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """By output of a forward, the stage and the microbatch that made it."""
 
@@ -47,7 +47,7 @@ def watch_chunk(chunk: nn.Module, events: FrameworkEvents, patches: Patches, *, 
     """Report what the schedule does with this chunk, until the patches are removed."""
     _shared.acquire()
     patches.on_remove(_shared.release)
-    _stages[chunk] = _Stage(events, is_first, is_last)
+    _stages[chunk] = _ScheduledChunk(events, is_first, is_last)
     patches.on_remove(functools.partial(_stages.pop, chunk, None))
 
 

@@ -22,7 +22,7 @@ from ttrace.adapters.adapter import Adapter, Optimizer, check_mesh, find_rank_an
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.native import layouts
 from ttrace.errors import CaptureError, LayoutError
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.reference.shared_modules import divided_in
 from ttrace.tensors.ids import ROOT, Site, encode_name
 from ttrace.tensors.mesh import Mesh
@@ -115,7 +115,7 @@ class Native(Adapter):
             for chunk in self.chunks:
                 watch_stage(chunk, events, self.patches)
 
-    def read_placement(self, tensor: torch.Tensor) -> Placed | None:
+    def read_placement(self, tensor: torch.Tensor) -> Placement | None:
         return layouts.read_placement(tensor) if isinstance(tensor, DTensor) else None
 
     def to_full(self, tensor: torch.Tensor) -> torch.Tensor:

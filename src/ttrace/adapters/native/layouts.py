@@ -6,10 +6,11 @@ from functools import lru_cache
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Placement as DTensorPlacement
 
 from ttrace.errors import LayoutError
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.mesh import Mesh
@@ -18,16 +19,16 @@ from ttrace.tensors.region import Region, Shape
 from ttrace.torch_compat import make_strided_shard, mask_partial, read_strided_shard
 
 
-def read_placement(tensor: DTensor) -> Placed:
+def read_placement(tensor: DTensor) -> Placement:
     """Read where this rank's part of a DTensor lies."""
     mesh, placements = tensor.device_mesh, tuple(tensor.placements)
     region = placements_region(tuple(tensor.shape), mesh, placements)
     text = layout_text(len(tensor.shape), mesh, placements)
     by = Provenance(LayoutSource.DTENSOR)
-    return Placed(region, pending_axes(mesh, placements), text, by, frozenset(axis_names(mesh)))
+    return Placement(region, pending_axes(mesh, placements), text, by, frozenset(axis_names(mesh)))
 
 
-def placements_region(shape: Shape, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Region:
+def placements_region(shape: Shape, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> Region:
     """What this rank holds of a tensor of this shape."""
     here = tuple(mesh.get_coordinate() or ())
     return Region(shape, tuple(_dim_ranges(size, dim, mesh, placements, here) for dim, size in enumerate(shape)))
@@ -54,7 +55,7 @@ def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
     return made
 
 
-def pending_axes(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> tuple[str, ...]:
+def pending_axes(mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> tuple[str, ...]:
     """The axes over which a DTensor is still to be summed."""
     pending = []
     for axis, placement in zip(axis_names(mesh), placements, strict=True):
@@ -82,7 +83,7 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
     return Mesh((tuple(zip(axis_names(device_mesh), ranks.shape, strict=True)),))
 
 
-def layout_text(num_dims: int, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> str:
+def layout_text(num_dims: int, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> str:
     """The placements in our notation, for people; strided shards are marked, not spelled out."""
     words = [f"d{dim}" for dim in range(num_dims)]
     pending = []
@@ -101,7 +102,7 @@ def _dim_ranges(
     size: int,
     dim: int,
     mesh: DeviceMesh,
-    placements: tuple[Placement, ...],
+    placements: tuple[DTensorPlacement, ...],
     here: tuple[int, ...],  # noqa: ARG001
 ) -> Ranges:
     """Distribute the indices of one dim as torch would distribute the tensor, and see which ones arrive here.
@@ -117,11 +118,11 @@ def _dim_ranges(
     return rg.from_indices(local)
 
 
-def _along(placement: Placement, dim: int) -> Placement:
+def _along(placement: DTensorPlacement, dim: int) -> DTensorPlacement:
     """The placement as a one-dimensional tensor of this dim's indices would have it."""
     strided = read_strided_shard(placement)
     if strided is not None:
-        along: Placement = make_strided_shard(0, strided[1]) if strided[0] == dim else Replicate()
+        along: DTensorPlacement = make_strided_shard(0, strided[1]) if strided[0] == dim else Replicate()
         return along
     if isinstance(placement, Shard):
         return Shard(0) if placement.dim == dim else Replicate()

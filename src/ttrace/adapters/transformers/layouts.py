@@ -68,7 +68,7 @@ _CHOSEN_EXPERTS = {("ep_router", Kind.OUTPUT, _INDICES), ("moe_tp_experts", Kind
 
 
 @dataclass(frozen=True)
-class Model:
+class PlannedModel:
     """A transformers model somewhere in what was attached, with the plans that were applied to it."""
 
     names: Mapping[str, str]
@@ -78,7 +78,7 @@ class Model:
     """By module, with its canonical name."""
 
     @classmethod
-    def at(cls, path: str, chunk: nn.Module, module: nn.Module) -> Model:
+    def at(cls, path: str, chunk: nn.Module, module: nn.Module) -> PlannedModel:
         tp_plan, ep_plan = _applied_plans(module)
         names = {name: canonical(".".join(filter(None, (path, name))), chunk) for name, _ in module.named_modules()}
         owned = re.compile(rf"(?:{'|'.join(map(re.escape, ep_plan)) or '(?!)'})(?:\..+)?")
@@ -101,10 +101,10 @@ class Model:
             yield self.names[name], module
 
 
-class Models:
+class PlannedModels:
     """All transformers models in what was attached, and what they state. Names are canonical."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
+    def __init__(self, models: Sequence[PlannedModel]) -> None:
         self._models = models
         self._styles = {name: style for model in models for name, style in model.styles.items()}
         self._modules = {name: module for model in models for name, module in model.modules()}
@@ -164,16 +164,16 @@ class Models:
         return tensor
 
 
-def find_models(chunks: Sequence[nn.Module]) -> Models:
+def find_models(chunks: Sequence[nn.Module]) -> PlannedModels:
     """Find the outermost transformers models in these modules; what comes back is false if there is none."""
-    models: list[Model] = []
+    models: list[PlannedModel] = []
     for chunk in chunks:
         outermost: list[str] = []
         for path, module in chunk.named_modules():
             if _is_model(module) and not any(_is_inside(path, outer) for outer in outermost):
                 outermost.append(path)
-                models.append(Model.at(path, chunk, module))
-    return Models(models)
+                models.append(PlannedModel.at(path, chunk, module))
+    return PlannedModels(models)
 
 
 def _is_model(module: nn.Module) -> bool:

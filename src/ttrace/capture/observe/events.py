@@ -14,7 +14,7 @@ from ttrace.tensors.ids import ROOT, Kind
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """One call of one module: when it happens, and what it was given."""
 
     name: str
@@ -50,12 +50,12 @@ class SessionEvents(FrameworkEvents):
 
     # Hooks on modules
 
-    def on_call(self, name: str, *, again: bool) -> Call | None:
+    def on_call(self, name: str, *, again: bool) -> ModuleCall | None:
         """A module is about to run, or to be recomputed; None if this call is not to be watched."""
         del name, again
         return None
 
-    def on_tensor(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    def on_tensor(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A call has a tensor; a returned tensor replaces it."""
         del call, kind, slot, tensor
         return None

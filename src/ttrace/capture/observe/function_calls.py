@@ -15,17 +15,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ttrace import torch_compat
-from ttrace.capture.observe.events import Call
+from ttrace.capture.observe.events import ModuleCall
 
-See = Callable[[Call, str, torch.Tensor], None]
+See = Callable[[ModuleCall, str, torch.Tensor], None]
 _SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "backward", "requires_grad_"})
 """Functions that compute nothing."""
 
 
-class Calls(TorchFunctionMode):
+class FunctionCalls(TorchFunctionMode):
     """While it is entered, shows what functions return that modules of these names call."""
 
-    def __init__(self, modules: Sequence[str], innermost: Callable[[], Call | None], see: See) -> None:
+    def __init__(self, modules: Sequence[str], innermost: Callable[[], ModuleCall | None], see: See) -> None:
         super().__init__()
         self._modules = frozenset(modules)
         self._innermost = innermost

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ttrace.capture.observe.events import Call
+from ttrace.capture.observe.events import ModuleCall
 from ttrace.tensors.ids import Kind
 
 _MANY = 16
@@ -20,11 +20,11 @@ _MANY = 16
 
 
 @dataclass
-class _Pass:
+class _BackwardPass:
     """One microbatch's backward pass, as far as it has come."""
 
     seen: set[torch.Size] = field(default_factory=set)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     """The calls at whose outputs gradients entered."""
     is_inside: bool = False
     """Whether one of them is through."""
@@ -34,13 +34,13 @@ class GradientEntry:
     """Follows the gradients of a twin."""
 
     def __init__(self) -> None:
-        self._passes: dict[tuple[int, int], _Pass] = {}
+        self._passes: dict[tuple[int, int], _BackwardPass] = {}
 
-    def is_at(self, call: Call, kind: Kind, gradient: torch.Tensor) -> bool:
+    def is_at(self, call: ModuleCall, kind: Kind, gradient: torch.Tensor) -> bool:
         """Whether gradients enter the model here; what a module's and its last child's output share counts once."""
         if not kind.is_activation_grad or gradient.layout is not torch.strided or gradient.numel() < _MANY:
             return False
-        now = self._passes.setdefault((call.step, call.microbatch), _Pass())
+        now = self._passes.setdefault((call.step, call.microbatch), _BackwardPass())
         if now.is_inside:
             return False
         if kind is Kind.GRAD_INPUT:

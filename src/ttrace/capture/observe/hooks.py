@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from ttrace import torch_compat
-from ttrace.capture.observe.events import Call, SessionEvents
+from ttrace.capture.observe.events import ModuleCall, SessionEvents
 from ttrace.tensors.ids import ROOT, Kind, encode_name
 
 Sources = tuple[tuple[Node | None, int], ...]
@@ -31,7 +31,7 @@ class Hooks:
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], events: SessionEvents) -> None:
         self._events = events
-        self._calls: list[tuple[nn.Module, Call | None]] = []
+        self._calls: list[tuple[nn.Module, ModuleCall | None]] = []
         self._handles: list[RemovableHandle] = []
         for name, module in modules:
             # Inputs last and outputs first: in between, parallelised modules still hold DTensors.
@@ -73,14 +73,14 @@ class Hooks:
         call.inputs = {}  # hooks keep the call until backward; it must not keep activations
         return replaced
 
-    def _entered(self, name: str) -> Call | None:
+    def _entered(self, name: str) -> ModuleCall | None:
         again = is_recompute()
         # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
         if not (torch.is_grad_enabled() or again or any(call is not None for _, call in self._calls)):
             return None
         return self._events.on_call(name, again=again)
 
-    def _left(self, module: nn.Module) -> Call | None:
+    def _left(self, module: nn.Module) -> ModuleCall | None:
         """The call that ends now. Calls inside it that an exception ended never came here: recomputation does that."""
         while self._calls:
             entered, call = self._calls.pop()
@@ -88,11 +88,11 @@ class Hooks:
                 return call
         return None
 
-    def innermost(self) -> Call | None:
+    def innermost(self) -> ModuleCall | None:
         """The call that runs now, if it is watched."""
         return self._calls[-1][1] if self._calls else None
 
-    def _visited(self, call: Call, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    def _visited(self, call: ModuleCall, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
         """Show every tensor in a structured value; the tensors now in use by slot, and the value if any changed."""
         seen: dict[str, torch.Tensor] = {}
         replaced: dict[int, torch.Tensor] = {}
@@ -105,7 +105,7 @@ class Hooks:
                 seen[slot] = leaf if other is None else other
         return seen, _with_leaves(value, replaced) if replaced else None
 
-    def _gradient(self, call: Call, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _gradient(self, call: ModuleCall, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
         return self._events.on_tensor(call, kind, slot, gradient)
 
 
@@ -141,7 +141,7 @@ def slot_of(path: tuple[Any, ...]) -> str:
 
 
 def _watch_input_gradients(
-    call: Call, outputs: list[torch.Tensor], deliver: Callable[[str, torch.Tensor], object]
+    call: ModuleCall, outputs: list[torch.Tensor], deliver: Callable[[str, torch.Tensor], object]
 ) -> None:
     """Deliver this call's own gradient of each input: not what other consumers of the same tensor add to it."""
     edges = {slot: get_gradient_edge(tensor) for slot, tensor in call.inputs.items()}
@@ -156,7 +156,7 @@ def _watch_input_gradients(
             _sum_at(found, partial(deliver, slot))
 
 
-def _nodes_of_call(call: Call, outputs: list[torch.Tensor], stops: set[Node]) -> Iterator[tuple[Node, Sources]]:
+def _nodes_of_call(call: ModuleCall, outputs: list[torch.Tensor], stops: set[Node]) -> Iterator[tuple[Node, Sources]]:
     """The autograd nodes that this call made with what they send gradients to, found backwards from its outputs."""
     start = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
     seen: set[Node] = set()

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ttrace.capture.observe.hooks import is_recompute
 from ttrace.tensors.ids import ROOT
 
-State = tuple[torch.Tensor, ...]
+RngState = tuple[torch.Tensor, ...]
 
 
 @dataclass
@@ -27,7 +27,7 @@ class _Frame:
 
     name: str
     module: nn.Module
-    states: list[State] = field(default_factory=list)
+    states: list[RngState] = field(default_factory=list)
 
     def drew_itself(self) -> bool:
         """Whether the state changed in this call's own code, and not only in calls inside it.
@@ -40,7 +40,7 @@ class _Frame:
         return any(not _same(before, after) for before, after in own)
 
 
-class Draws:
+class RngUse:
     """Watches these modules while `is_watched` says so, until `remove`; `modules` are the innermost that drew."""
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], is_watched: Callable[[], bool]) -> None:
@@ -89,7 +89,7 @@ class Draws:
             if frame.drew_itself():
                 self.modules[frame.name] = None
 
-    def _state(self) -> State:
+    def _state(self) -> RngState:
         return tuple(read() for read in self._readers)
 
 
@@ -100,5 +100,5 @@ def _readers() -> tuple[Callable[[], torch.Tensor], ...]:
     return (torch.get_rng_state,)
 
 
-def _same(a: State, b: State) -> bool:
+def _same(a: RngState, b: RngState) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

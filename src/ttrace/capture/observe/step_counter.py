@@ -11,7 +11,7 @@ from ttrace.tensors.ids import ROOT
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PipelineChunk:
     """One microbatch in one stage of a pipeline."""
 
     microbatch: int
@@ -19,7 +19,7 @@ class Chunk:
     is_last: bool
 
 
-class Clock:
+class StepCounter:
     """Counts steps and microbatches. Without a pipeline, each forward of the model begins a microbatch."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Clock:
         self.num_batches = 0
         self.is_running = False
         self.has_final_gradients = False
-        self.chunk: Chunk | None = None
+        self.chunk: PipelineChunk | None = None
         self.is_pipelined = False
         self._microbatch = -1
         self._calls: Counter[tuple[int, str]] = Counter()
@@ -56,7 +56,7 @@ class Clock:
         self.step += 1
 
     @contextmanager
-    def in_chunk(self, chunk: Chunk) -> Iterator[None]:
+    def in_chunk(self, chunk: PipelineChunk) -> Iterator[None]:
         """Around what a pipeline schedule does for one microbatch."""
         outer, self.chunk = self.chunk, chunk
         try:

@@ -8,19 +8,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ttrace.capture.observe.hooks import slot_of
-from ttrace.capture.observe.step_counter import Clock
-from ttrace.capture.probes.dispatch import Visits
+from ttrace.capture.observe.step_counter import StepCounter
+from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import Generator
-from ttrace.capture.resolve.layout_resolver import Placing
+from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 
 
 class Batches:
     """Replaces the tensors of each batch by this rank's part of generated data, and shows them to the probes."""
 
-    def __init__(self, clock: Clock, placing: Placing, generator: Generator, visits: Visits) -> None:
+    def __init__(self, clock: StepCounter, resolver: LayoutResolver, generator: Generator, visits: Dispatcher) -> None:
         self._clock = clock
-        self._placing = placing
+        self._resolver = resolver
         self._generator = generator
         self._visits = visits
 
@@ -32,12 +32,12 @@ class Batches:
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
                 site = Site(ROOT, Kind.BATCH, slot_of(path))
-                self._placing.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
+                self._resolver.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
         leaves = []
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
                 tensor_id = self._visits.id_of(Site(ROOT, Kind.BATCH, slot_of(path)), number)
                 leaf, made = self._generator.batch_leaf(tensor_id, leaf, number)
-                self._visits.visit(tensor_id, leaf, number, values=made.distribution, fallback=made.placed)
+                self._visits.visit(tensor_id, leaf, number, values=made.distribution, fallback=made.placement)
             leaves.append(leaf)
         return pytree.tree_unflatten(leaves, structure)

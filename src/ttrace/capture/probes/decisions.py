@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from ttrace.capture.resolve.layout_resolver import Placing, Reference
-from ttrace.layouts.placed import Placed
+from ttrace.capture.resolve.layout_resolver import LayoutResolver
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
+from ttrace.layouts.placement import Placement
 from ttrace.tensors.ids import TensorId
 
 _AGREEMENT = 0.5
@@ -19,16 +20,16 @@ _AGREEMENT = 0.5
 class Decisions:
     """The reference's choices, for this rank's rows."""
 
-    def __init__(self, placing: Placing, reference: Reference) -> None:
-        self._placing = placing
+    def __init__(self, resolver: LayoutResolver, reference: ReferenceTrace) -> None:
+        self._resolver = resolver
         self._reference = reference
 
-    def replayed(self, tensor_id: TensorId, own: torch.Tensor, placed: Placed | None) -> torch.Tensor | None:
+    def replayed(self, tensor_id: TensorId, own: torch.Tensor, placement: Placement | None) -> torch.Tensor | None:
         """What the reference chose here; None if that is not known, or not about these rows."""
         full = self._reference.tensor(tensor_id)
-        placed = placed or self._placing.inferred(tensor_id, own)
-        if full is None or placed is None or placed.region.local_shape != tuple(own.shape):
+        placement = placement or self._resolver.infer(tensor_id, own)
+        if full is None or placement is None or placement.region.local_shape != tuple(own.shape):
             return None
-        known = placed.region.take(full).to(own.device, own.dtype)
+        known = placement.region.take(full).to(own.device, own.dtype)
         same = (known.sort(-1).values == own.sort(-1).values).all(-1) if own.ndim else known == own
         return known if float(same.float().mean()) >= _AGREEMENT else None

@@ -5,25 +5,25 @@ from __future__ import annotations
 import torch
 
 from ttrace.adapters.adapter import Adapter
-from ttrace.capture.observe.step_counter import Clock
+from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.probes.probe import Probe, Visit, passed_down
 from ttrace.capture.probes.recorder import Recorder
-from ttrace.capture.resolve.layout_resolver import Placing
+from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.errors import TTraceError
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.tensors.holds import HeldIndices
 from ttrace.tensors.ids import Site, TensorId
 from ttrace.values.generate import Distribution
 
 
-class Visits:
+class Dispatcher:
     """All tensors of the traced steps come through here."""
 
     def __init__(
         self,
         adapter: Adapter,
-        clock: Clock,
-        placing: Placing,
+        clock: StepCounter,
+        resolver: LayoutResolver,
         recorder: Recorder,
         probes: tuple[Probe, ...],
         *,
@@ -32,7 +32,7 @@ class Visits:
         """`infers`: whether layouts are inferred here and now, as a sketch needs them, rather than by the judge."""
         self._adapter = adapter
         self._clock = clock
-        self._placing = placing
+        self._resolver = resolver
         self._recorder = recorder
         self._probes = probes
         self._infers = infers
@@ -45,8 +45,8 @@ class Visits:
         *,
         entry: bool = False,
         values: Distribution | None = None,
-        stated: Placed | None = None,
-        fallback: Placed | None = None,
+        stated: Placement | None = None,
+        fallback: Placement | None = None,
         held: HeldIndices | None = None,
         is_made: bool = False,
     ) -> torch.Tensor | None:
@@ -58,27 +58,27 @@ class Visits:
                 tensor_id, real, microbatch, values=values, stated=stated, fallback=fallback, held=held, is_made=is_made
             )
             return None if other is None else torch.view_as_complex(other.contiguous())
-        placed = stated or self.placed(tensor_id, tensor, microbatch, held, fallback)
-        if placed is None and self._infers:
-            placed = self._placing.inferred(tensor_id, tensor)
-        return passed_down(self._probes, Visit(tensor_id, tensor, placed, microbatch, entry, values, is_made))
+        placement = stated or self.resolve(tensor_id, tensor, microbatch, held, fallback)
+        if placement is None and self._infers:
+            placement = self._resolver.infer(tensor_id, tensor)
+        return passed_down(self._probes, Visit(tensor_id, tensor, placement, microbatch, entry, values, is_made))
 
-    def placed(
+    def resolve(
         self,
         tensor_id: TensorId,
         tensor: torch.Tensor,
         microbatch: int = 0,
         held: HeldIndices | None = None,
-        fallback: Placed | None = None,
-    ) -> Placed | None:
+        fallback: Placement | None = None,
+    ) -> Placement | None:
         """Where a tensor lies, if somebody says; a rule that does not fit is kept for the end of the trace."""
         try:
-            return self._placing.placed(tensor_id, tensor, microbatch, held) or fallback
+            return self._resolver.resolve(tensor_id, tensor, microbatch, held) or fallback
         except TTraceError as error:
             self._recorder.keep(str(error))
             return None
 
     def id_of(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
         """The id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
-        microbatch = None if self._placing.runs_together(site) else self._placing.count_microbatch(number)
+        microbatch = None if self._resolver.runs_together(site) else self._resolver.count_microbatch(number)
         return TensorId(self._clock.step if step is None else step, microbatch, site, call)

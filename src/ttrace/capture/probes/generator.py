@@ -10,20 +10,21 @@ from torch import nn
 
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.plan import Plan
-from ttrace.capture.probes.perturb import batch_distribution, parameter_distribution
-from ttrace.capture.resolve.layout_resolver import Placing, Reference
+from ttrace.capture.probes.distributions import measure_batch, measure_parameter
+from ttrace.capture.resolve.layout_resolver import LayoutResolver
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.reference.parameter_source import Maker, maker_of
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution, Normal, generate_values
 
 
 @dataclass(frozen=True)
-class Made:
+class GeneratedTensor:
     """Where a generated tensor lies and what it was drawn from; None if its own values were kept."""
 
-    placed: Placed
+    placement: Placement
     distribution: Distribution | None
 
 
@@ -31,32 +32,34 @@ class Generator:
     """Makes this rank's regions. The reference decides distributions; twins and candidates read them from its trace."""
 
     def __init__(
-        self, plan: Plan, adapter: Adapter, placing: Placing, reference: Reference, tables: Collection[int]
+        self, plan: Plan, adapter: Adapter, resolver: LayoutResolver, reference: ReferenceTrace, tables: Collection[int]
     ) -> None:
         """`tables`: the lengths of the model's embeddings."""
         self._tables = tables
         self._plan = plan
         self._adapter = adapter
-        self._placing = placing
+        self._resolver = resolver
         self._reference = reference
 
-    def fill_parameter(self, name: str, parameter: nn.Parameter) -> Made:
+    def fill_parameter(self, name: str, parameter: nn.Parameter) -> GeneratedTensor:
         """Replace a parameter's values, unless the plan keeps them."""
         tensor_id, own = TensorId.of(0, None, name, Kind.PARAM), self._adapter.read_values(parameter)
-        placed = self._placing.placed_or_inferred(tensor_id, own)
+        placement = self._resolver.resolve_or_infer(tensor_id, own)
         maker = maker_of(parameter)
         if maker is not None:
-            return self._streamed_parameter(tensor_id, maker, own, placed)
-        made = Made(placed, self._parameter_distribution(tensor_id, own))
+            return self._streamed_parameter(tensor_id, maker, own, placement)
+        made = GeneratedTensor(placement, self._parameter_distribution(tensor_id, own))
         if made.distribution is not None:
             with torch.no_grad():
                 local = self._adapter.to_local(own)
                 local.zero_()  # what the region does not hold is padding
-                held = local[tuple(slice(size) for size in placed.region.local_shape)]
+                held = local[tuple(slice(size) for size in placement.region.local_shape)]
                 held.copy_(self._values(tensor_id, made, local))
         return made
 
-    def _streamed_parameter(self, tensor_id: TensorId, maker: Maker, own: torch.Tensor, placed: Placed) -> Made:
+    def _streamed_parameter(
+        self, tensor_id: TensorId, maker: Maker, own: torch.Tensor, placement: Placement
+    ) -> GeneratedTensor:
         """Say what to make a parameter from whenever it is read."""
         if self._plan.parameters == "own":
             raise CaptureError(f"{tensor_id.name} is streamed and has no values of its own: it must be generated.")
@@ -65,25 +68,27 @@ class Generator:
         if self._plan.reference is not None:
             maker.distribution = self._reference.distribution(tensor_id) or maker.distribution
         maker.name, maker.seed, maker.shape = tensor_id, self._plan.seed, tuple(own.shape)
-        return Made(placed, maker.distribution)
+        return GeneratedTensor(placement, maker.distribution)
 
-    def batch_leaf(self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int) -> tuple[torch.Tensor, Made]:
+    def batch_leaf(
+        self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int
+    ) -> tuple[torch.Tensor, GeneratedTensor]:
         """Generated data in place of one tensor of a batch.
 
         Data that random numbers would destroy stays what it is in the reference, and is replayed from there by others.
         """
-        placed = self._placing.placed_or_inferred(tensor_id, leaf, microbatch)
-        made = Made(placed, self._batch_distribution(tensor_id, leaf))
+        placement = self._resolver.resolve_or_infer(tensor_id, leaf, microbatch)
+        made = GeneratedTensor(placement, self._batch_distribution(tensor_id, leaf))
         if made.distribution is not None:
             return self._values(tensor_id, made, leaf), made
         full = self._reference.tensor(tensor_id)
-        return (leaf if full is None else placed.region.take(full).to(leaf.device, leaf.dtype)), made
+        return (leaf if full is None else placement.region.take(full).to(leaf.device, leaf.dtype)), made
 
-    def _values(self, tensor_id: TensorId, made: Made, like: torch.Tensor) -> torch.Tensor:
+    def _values(self, tensor_id: TensorId, made: GeneratedTensor, like: torch.Tensor) -> torch.Tensor:
         assert made.distribution is not None
         return generate_values(
             tensor_id,
-            made.placed.region,
+            made.placement.region,
             dtype=like.dtype,
             distribution=made.distribution,
             seed=self._plan.seed,
@@ -95,7 +100,7 @@ class Generator:
             return None
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
-        own = parameter_distribution(self._adapter.to_local(parameter))
+        own = measure_parameter(self._adapter.to_local(parameter))
         # A shard must not decide the spread of the whole: on many ranks only the kind of initialisation is taken.
         return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
 
@@ -103,4 +108,4 @@ class Generator:
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
         # Of several ranks only some have the embedding, and all must make the same data.
-        return batch_distribution(leaf, self._tables if self._adapter.mesh.num_ranks == 1 else ())
+        return measure_batch(leaf, self._tables if self._adapter.mesh.num_ranks == 1 else ())

@@ -17,8 +17,9 @@ from ttrace.adapters.adapter import Adapter
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.perturb import replaced
 from ttrace.capture.probes.probe import Visit
-from ttrace.capture.resolve.layout_resolver import Placing, Reference
-from ttrace.layouts.placed import Placed
+from ttrace.capture.resolve.layout_resolver import LayoutResolver
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
+from ttrace.layouts.placement import Placement
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution, Normal, Signed, generate_values
 
@@ -26,10 +27,10 @@ from ttrace.values.generate import Distribution, Normal, Signed, generate_values
 class Isolate:
     """Replaces what enters modules. The isolated reference decides what by; its twins and candidates follow."""
 
-    def __init__(self, plan: Plan, adapter: Adapter, placing: Placing, reference: Reference) -> None:
+    def __init__(self, plan: Plan, adapter: Adapter, resolver: LayoutResolver, reference: ReferenceTrace) -> None:
         self._plan = plan
         self._adapter = adapter
-        self._placing = placing
+        self._resolver = resolver
         self._reference = reference
         self._left_alone: dict[str, None] = {}
 
@@ -56,11 +57,11 @@ class Isolate:
         return None
 
     def replace_gradient(
-        self, tensor_id: TensorId, gradient: torch.Tensor, placed: Placed, source: Distribution
+        self, tensor_id: TensorId, gradient: torch.Tensor, placement: Placement, source: Distribution
     ) -> None:
         """Put generated values into a final gradient."""
         with torch.no_grad():
-            self._adapter.to_local(gradient).copy_(self._values(tensor_id, gradient, placed, source))
+            self._adapter.to_local(gradient).copy_(self._values(tensor_id, gradient, placement, source))
 
     def notes(self) -> list[str]:
         """Which sites could not be isolated."""
@@ -71,11 +72,11 @@ class Isolate:
 
     def _generated(self, visit: Visit) -> torch.Tensor | None:
         assert visit.values is not None
-        placed = visit.placed or self._placing.inferred(visit.id.first, visit.tensor)
-        if placed is None:
+        placement = visit.placement or self._resolver.infer(visit.id.first, visit.tensor)
+        if placement is None:
             self._left_alone[str(visit.id.site)] = None
             return None
-        local = self._values(visit.id.first, visit.tensor, placed, visit.values)
+        local = self._values(visit.id.first, visit.tensor, placement, visit.values)
         if visit.id.kind is Kind.GRAD_OUTPUT:
             local = local / self._plan.grad_factor
         return replaced(visit.tensor, self._adapter.with_local(visit.tensor, local))
@@ -83,23 +84,25 @@ class Isolate:
     def _replayed(self, visit: Visit) -> torch.Tensor | None:
         if visit.id.kind is Kind.GRAD_OUTPUT:
             return None  # zero in the reference
-        placed = visit.placed or self._placing.inferred(visit.id.first, visit.tensor)
-        full = self._reference.tensor(visit.id.first) if placed is not None and not placed.pending else None
-        if placed is None or full is None or placed.region.local_shape != tuple(visit.tensor.shape):
+        placement = visit.placement or self._resolver.infer(visit.id.first, visit.tensor)
+        full = self._reference.tensor(visit.id.first) if placement is not None and not placement.pending else None
+        if placement is None or full is None or placement.region.local_shape != tuple(visit.tensor.shape):
             return None
         # In memory as the tensor itself is: a part of the whole could not be viewed in another shape. And with its
         # graph: a module that hands its input on unchanged has no gradient of its own there.
-        return replaced(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placed.region.take(full)))
+        return replaced(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placement.region.take(full)))
 
-    def _values(self, tensor_id: TensorId, like: torch.Tensor, placed: Placed, source: Distribution) -> torch.Tensor:
+    def _values(
+        self, tensor_id: TensorId, like: torch.Tensor, placement: Placement, source: Distribution
+    ) -> torch.Tensor:
         """This rank's local values; of a pending sum the first rank has all, and what is no part of it is zero."""
         local = torch.zeros_like(self._adapter.to_local(like.detach()))
-        if any(self._adapter.coord[axis] for axis in placed.pending):
+        if any(self._adapter.coord[axis] for axis in placement.pending):
             return local
-        held = local[tuple(slice(size) for size in placed.region.local_shape)]
+        held = local[tuple(slice(size) for size in placement.region.local_shape)]
         made = generate_values(
             tensor_id,
-            placed.region,
+            placement.region,
             dtype=like.dtype,
             distribution=source,
             seed=self._plan.seed,

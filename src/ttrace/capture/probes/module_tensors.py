@@ -7,14 +7,15 @@ from functools import lru_cache, partial
 import torch
 
 from ttrace.adapters.adapter import Adapter
-from ttrace.capture.observe.events import Call
+from ttrace.capture.observe.events import ModuleCall
 from ttrace.capture.observe.gradient_entry import GradientEntry
-from ttrace.capture.observe.step_counter import Clock
-from ttrace.capture.probes.dispatch import Visits
+from ttrace.capture.observe.step_counter import StepCounter
+from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.isolation import Isolate
 from ttrace.capture.probes.probe import Visit
 from ttrace.capture.probes.recorder import Recorder
-from ttrace.capture.resolve.layout_resolver import Placing, Reference
+from ttrace.capture.resolve.layout_resolver import LayoutResolver
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import TTraceError
 from ttrace.tensors.holds import find_held
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
@@ -29,17 +30,17 @@ class ModuleTensors:
     def __init__(
         self,
         adapter: Adapter,
-        clock: Clock,
-        placing: Placing,
-        reference: Reference,
-        visits: Visits,
+        clock: StepCounter,
+        resolver: LayoutResolver,
+        reference: ReferenceTrace,
+        visits: Dispatcher,
         recorder: Recorder,
         isolate: Isolate | None,
         gradient_entry: GradientEntry | None,
     ) -> None:
         self._adapter = adapter
         self._clock = clock
-        self._placing = placing
+        self._resolver = resolver
         self._visits = visits
         self._recorder = recorder
         self._isolate = isolate
@@ -51,7 +52,7 @@ class ModuleTensors:
 
         self._recall = recall
 
-    def visit(self, call: Call, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    def visit(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """Show a tensor of a call; what to use in its place, if anything."""
         if call.name in self._adapter.divided and not self._is_models_own(kind):
             return None
@@ -59,7 +60,7 @@ class ModuleTensors:
         if self._record_shares(call, site, tensor):
             return None
         if kind is Kind.INPUT and call.name == ROOT:
-            self._placing.observe_batch(TensorId(call.step, call.microbatch, site), tuple(tensor.shape))
+            self._resolver.observe_batch(TensorId(call.step, call.microbatch, site), tuple(tensor.shape))
         tensor_id = self.make_id(call, site)
         is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
         if is_input:
@@ -69,7 +70,7 @@ class ModuleTensors:
         entry = call.is_entry(kind) or self._is_gradient_entry(call, kind, tensor)
         return self._visits.visit(tensor_id, tensor, call.microbatch, entry=entry, values=values, held=held)
 
-    def make_id(self, call: Call, site: Site) -> TensorId:
+    def make_id(self, call: ModuleCall, site: Site) -> TensorId:
         """Make the id of a site in a call."""
         return self._visits.id_of(site, call.microbatch, step=call.step, call=call.number)
 
@@ -80,12 +81,12 @@ class ModuleTensors:
             return True
         return chunk.is_first if kind.primal is Kind.INPUT else chunk.is_last
 
-    def _is_gradient_entry(self, call: Call, kind: Kind, tensor: torch.Tensor) -> bool:
+    def _is_gradient_entry(self, call: ModuleCall, kind: Kind, tensor: torch.Tensor) -> bool:
         """Whether gradients enter the model here, in a pipeline its last stage."""
         entry, chunk = self._gradient_entry, self._clock.chunk
         return entry is not None and (chunk is None or chunk.is_last) and entry.is_at(call, kind, tensor)
 
-    def _record_shares(self, call: Call, site: Site, tensor: torch.Tensor) -> bool:
+    def _record_shares(self, call: ModuleCall, site: Site, tensor: torch.Tensor) -> bool:
         """Record a tensor that has rows of several microbatches for each of them; whether it is such a one."""
         try:
             shares = self._adapter.split_rows(site, tensor, call.microbatch, partial(self._recall, call.step))
@@ -95,5 +96,5 @@ class ModuleTensors:
         for share in shares or ():
             tensor_id = TensorId(call.step, share.microbatch, site, call.number)
             rows = tensor.detach()[share.rows.to(tensor.device)]
-            self._recorder.visit(Visit(tensor_id, rows, share.placed, call.microbatch))
+            self._recorder.visit(Visit(tensor_id, rows, share.placement, call.microbatch))
         return shares is not None

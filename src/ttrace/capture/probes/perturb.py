@@ -1,8 +1,8 @@
-"""This module holds the probes and functions that replace tensors: generated values, and the twin's nudge."""
+"""Probe that nudges a twin's inputs, and the function by which probes replace tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,12 +10,10 @@ import torch
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.probes.probe import Visit
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows, generate_values
+from ttrace.values.generate import Normal, generate_values
 
 NUDGE = 2.0
 """A twin's nudge in units of u = eps / 2, relative to the tensor's norm."""
-_FLAT_STD = 0.02
-"""The spread given to parameters that start constant: zero biases and unit norm weights hide bugs."""
 
 
 class Replaced(torch.autograd.Function):
@@ -61,7 +59,7 @@ class Perturb:
 
     def _nudged(self, visit: Visit, local: torch.Tensor) -> torch.Tensor:
         """This rank's values, each moved as all ranks that have it move it; padding stays."""
-        region = visit.placed.region if visit.placed else Region.whole(tuple(local.shape))
+        region = visit.placement.region if visit.placement else Region.whole(tuple(local.shape))
         direction = torch.zeros_like(local, dtype=torch.float32)
         held = direction[tuple(slice(size) for size in region.local_shape)]
         made = generate_values(
@@ -78,39 +76,3 @@ class Perturb:
         length = NUDGE * unit * exact.norm() / direction.to(torch.float64).norm().clamp_min(1e-300)
         nudged: torch.Tensor = (exact + direction * length).to(local.dtype)
         return nudged
-
-
-def parameter_distribution(parameter: torch.Tensor) -> Normal:
-    """The mean and spread of a parameter as it was initialised."""
-    data = parameter.detach().to(torch.float64)
-    mean = float(data.mean()) if data.numel() else 0.0
-    std = float(data.std(correction=0)) if data.numel() > 1 else 0.0
-    return Normal(mean, std if std > 1e-6 * abs(mean) else _FLAT_STD)
-
-
-def batch_distribution(data: torch.Tensor, tables: Collection[int] = ()) -> Distribution | None:
-    """What a batch's tensor looks like; None for data with a structure that random numbers would destroy.
-
-    `tables` are the lengths of the model's embeddings. Integers that reach into the second half of one are taken for
-    rows of it, or for labels that are such, and may then be any row of it.
-    """
-    if data.numel() == 0:
-        return None
-    if data.is_floating_point():
-        return parameter_distribution(data)
-    if data.dtype == torch.bool:
-        return Mask(float(data.to(torch.float64).mean()))
-    low, high = int(data.min()), int(data.max())
-    rising = data.ndim > 0 and data.shape[-1] > 1 and bool((data.diff(dim=-1) >= 0).all())
-    if rising:  # positions, offsets, a constant
-        return None
-    num_rows = min((length for length in tables if high < length <= 2 * high), default=None)
-    if low >= 0:
-        return Integers(low, high + 1) if num_rows is None else Rows(num_rows)
-    kept = data >= 0
-    if not bool(kept.any()) or bool((data[~kept] != low).any()):
-        return None
-    share = float(kept.to(torch.float64).mean())
-    if num_rows is not None:
-        return Rows(num_rows, keep=share, hole=low)
-    return Integers(int(data[kept].min()), high + 1, keep=share, hole=low)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution
 
@@ -18,7 +18,7 @@ class Visit:
 
     id: TensorId
     tensor: torch.Tensor
-    placed: Placed | None
+    placement: Placement | None
     microbatch: int = 0
     entry: bool = False
     """Whether floating-point numbers enter the model here: its input, an embedding's output, its logits' gradient."""

@@ -56,19 +56,19 @@ class Recorder:
 
     def _record(self, visit: Visit) -> None:
         local = self._local(visit.tensor.detach(), visit.id.site)
-        placed = visit.placed
-        if placed is not None and tuple(local.shape) != placed.region.local_shape:
-            # Only padding may be left over here: placed.region was made for this shape.
-            local = local[tuple(slice(size) for size in placed.region.local_shape)]
+        placement = visit.placement
+        if placement is not None and tuple(local.shape) != placement.region.local_shape:
+            # Only padding may be left over here: placement.region was made for this shape.
+            local = local[tuple(slice(size) for size in placement.region.local_shape)]
         stored, kept = self._stored(visit, local)
         record = Record(
             id=visit.id,
             shape=tuple(local.shape),
             dtype=local.dtype,
-            region=placed.region if placed else None,
-            pending=placed.pending if placed else (),
-            layout=placed.layout if placed else "",
-            by=placed.by if placed else None,
+            region=placement.region if placement else None,
+            pending=placement.pending if placement else (),
+            layout=placement.layout if placement else "",
+            by=placement.by if placement else None,
             microbatch=visit.microbatch,
             values=visit.values,
             sketch=kept,
@@ -86,15 +86,15 @@ class Recorder:
 
     def _stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, SketchInfo | None]:
         """What is written of a tensor: itself, or its sketch where the plan wants one, and that is less."""
-        plan, placed = self._plan, visit.placed
+        plan, placement = self._plan, visit.placement
         if visit.is_made:
             return local, None
         is_less = local.numel() * local.dtype.itemsize > plan.num_buckets * torch.float64.itemsize
-        if placed is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
+        if placement is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
             return local, None
         if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
             return local, None  # isolation replays it
-        made = compute_sketch(visit.id.name, local, placed.region, plan.num_buckets)
+        made = compute_sketch(visit.id.name, local, placement.region, plan.num_buckets)
         if plan.role != "reference":
             return made, SketchInfo(plan.num_buckets)
         # For isolation, which generates values like these.

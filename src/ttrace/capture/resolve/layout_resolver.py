@@ -1,121 +1,33 @@
-"""This module decides where a live tensor lies: by its own word, by a rule, or not at all."""
+"""Resolver of layouts: where a live tensor lies, by its own statement, by a rule, or not at all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 
 from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import LayoutError
-from ttrace.layouts.infer import find_pending_axes, inferred
+from ttrace.layouts.infer import find_pending_axes, infer_layout
 from ttrace.layouts.layout import Cut, Layout
-from ttrace.layouts.placed import Placed
-from ttrace.layouts.ruled import placed_by
+from ttrace.layouts.placement import Placement
+from ttrace.layouts.rule_placement import apply_rule
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
 from ttrace.layouts.splits import BLOCK, Split
-from ttrace.tensors.coverage import measure_coverage
 from ttrace.tensors.holds import HeldIndices, find_held
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
-from ttrace.trace.format import Record
-from ttrace.trace.reader import Shard, Trace
-from ttrace.trace.storage.store import Place
-from ttrace.values.generate import Distribution
 
 
-class Reference:
-    """What the reference's trace says of each id: its shape and what it was made from."""
-
-    def __init__(self, folder: Place | None) -> None:
-        self._folder = folder
-
-    def record(self, tensor_id: TensorId) -> Record | None:
-        return self._records.get(tensor_id)
-
-    def distribution(self, tensor_id: TensorId) -> Distribution | None:
-        record = self.record(tensor_id)
-        return record.values if record else None
-
-    def shape(self, tensor_id: TensorId) -> Shape | None:
-        record = self.record(tensor_id)
-        return record.region.shape if record and record.region else None
-
-    def tensor(self, tensor_id: TensorId) -> torch.Tensor | None:
-        """The whole tensor as the reference had it, for what must be replayed; None if its parts do not make it up."""
-        pieces = self._pieces(tensor_id)
-        if not pieces or measure_coverage(pieces).num_gap:
-            return None
-        first = next(iter(pieces.values()))[0].record
-        assert first.region is not None
-        full = torch.empty(first.region.shape, dtype=first.dtype)
-        for region, summands in pieces.items():
-            region.put(_add_up([shard.tensor() for shard in summands]), full)
-        return full
-
-    def moments(self, tensor_id: TensorId) -> tuple[float, float] | None:
-        """The mean and the root mean square of what the reference had; None for what is zero or not finite."""
-        pieces = self._pieces(tensor_id)
-        if not pieces:
-            return None
-        if any(shard.record.sketch is None for summands in pieces.values() for shard in summands):
-            full = self.tensor(tensor_id)
-            if full is None:
-                return None
-            data = full.to(torch.float64)
-            mean, square = float(data.mean()), float(data.square().mean())
-        else:
-            count = sum(region.numel for region in pieces)
-            mean = sum(region.numel * _sum_of_means(summands) for region, summands in pieces.items()) / count
-            sketches = (_add_up([shard.read_stored() for shard in summands]) for summands in pieces.values())
-            square = float(sum(sketch.square().sum() for sketch in sketches)) / count
-        return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
-
-    def _pieces(self, tensor_id: TensorId) -> dict[Region, list[Shard]]:
-        """By region, what must be added up to give it: of replicas the first one."""
-        found: dict[Region, dict[tuple[int, ...], Shard]] = {}
-        for shard in self._trace.shards.get(tensor_id, []) if self._trace else []:
-            record = shard.record
-            if record.region is not None:
-                where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
-                found.setdefault(record.region, {}).setdefault(tuple(where[axis] for axis in record.pending), shard)
-        return {region: list(summands.values()) for region, summands in found.items()}
-
-    @cached_property
-    def aliases(self) -> dict[str, str]:
-        """The reference's other names of tied weights."""
-        return self._trace.aliases if self._trace else {}
-
-    @cached_property
-    def _trace(self) -> Trace | None:
-        return Trace(self._folder) if self._folder else None
-
-    @cached_property
-    def _records(self) -> dict[TensorId, Record]:
-        shards = self._trace.shards if self._trace else {}
-        return {tensor_id: found[0].record for tensor_id, found in shards.items()}
-
-
-def _add_up(summands: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum, in the precision of its summands."""
-    if len(summands) == 1:
-        return summands[0]
-    return torch.stack([summand.to(torch.float64) for summand in summands]).sum(0).to(summands[0].dtype)
-
-
-def _sum_of_means(summands: Iterable[Shard]) -> float:
-    return sum(shard.record.sketch.mean for shard in summands if shard.record.sketch is not None)
-
-
-class Placing:
+class LayoutResolver:
     """Resolves layouts to regions for one rank."""
 
-    def __init__(self, adapter: Adapter, rules: Rules, reference: Reference, num_microbatches: int) -> None:
+    def __init__(self, adapter: Adapter, rules: Rules, reference: ReferenceTrace, num_microbatches: int) -> None:
         rules.check(adapter.mesh)
         self._adapter = adapter
         self._rules = rules
@@ -126,7 +38,7 @@ class Placing:
         self.batch_axes: tuple[str, ...] = ()
         """The data axes along which each rank has some rows of the reference's batch; empty where each rank runs
         microbatches of its own."""
-        self._whole: dict[Shape, Placed] = {}
+        self._whole: dict[Shape, Placement] = {}
 
     def state(self, cut: Cut) -> None:
         """A framework says that an axis cuts activations, and how."""
@@ -162,10 +74,10 @@ class Placing:
         if shape is None or shape == local or self._reference.shape(own) == local:
             return []
         held = [(self._adapter.coord, local)]
-        if self._has_own_microbatches(tensor_id, axes) and inferred(shape, held, self._cutting_sizes, self.splits):
+        if self._has_own_microbatches(tensor_id, axes) and infer_layout(shape, held, self._cutting_sizes, self.splits):
             return []  # another axis explains it, and there is a microbatch for each of these ranks
         sizes = {**self._cutting_sizes, **{axis: self._sizes[axis] for axis in axes}}
-        layout = inferred(shape, held, sizes, {**self.splits, **dict.fromkeys(axes, BLOCK)})
+        layout = infer_layout(shape, held, sizes, {**self.splits, **dict.fromkeys(axes, BLOCK)})
         return [Cut(axis, BLOCK) for axis in axes] if layout is not None and layout.axes >= set(axes) else []
 
     def _has_own_microbatches(self, tensor_id: TensorId, axes: tuple[str, ...]) -> bool:
@@ -199,32 +111,32 @@ class Placing:
         """Whether the batch shows that this axis cuts tensors, or any rule names it."""
         return axis in self.batch_axes or any(axis in rule.layout.axes for rule in self._rules.rules)
 
-    def placed(
+    def resolve(
         self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: HeldIndices | None = None
-    ) -> Placed | None:
+    ) -> Placement | None:
         """Where a tensor lies; None if nobody says. `held` is what its call's input said that it holds."""
         stated = self._adapter.read_placement(tensor)
         if stated is not None:
-            return self._among_all(tensor_id, stated)
+            return self._extend(tensor_id, stated)
         local = tuple(tensor.shape)
         own = find_held(tensor)
         if own is not None:
-            return Placed(own.region(local), by=Provenance(LayoutSource.HOLDS))
+            return Placement(own.region(local), by=Provenance(LayoutSource.HOLDS))
         rule = self._rules.decide(tensor_id.site) or self._adapter.find_rule(tensor_id.site, tensor.ndim)
         if rule is not None:
-            return self._by_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
+            return self._apply_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
         if held is not None and held.fits(local):
-            return Placed(held.region(local), by=Provenance(LayoutSource.HOLDS_OF_INPUT))
+            return Placement(held.region(local), by=Provenance(LayoutSource.HOLDS_OF_INPUT))
         if tensor_id.kind is Kind.LOSS and self.splits:
             is_of_rows = set(self.splits) <= set(self.batch_axes)
             source = LayoutSource.DATA_PARALLEL if is_of_rows else LayoutSource.CONTEXT_PARALLEL
-            return Placed(Region.whole(local), tuple(self.splits), by=Provenance(source))
-        return self._placed_whole(local) if self._why_whole else None
+            return Placement(Region.whole(local), tuple(self.splits), by=Provenance(source))
+        return self._place_whole(local) if self._why_whole else None
 
-    def placed_or_inferred(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placed:
+    def resolve_or_infer(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placement:
         """The same for tensors that must be made here: their layout may be inferred, but not be missing."""
-        placed = self.placed(tensor_id, tensor, microbatch) or self.inferred(tensor_id, tensor)
-        if placed is None:
+        placement = self.resolve(tensor_id, tensor, microbatch) or self.infer(tensor_id, tensor)
+        if placement is None:
             local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
             assert shape is not None, "what the reference does not know is whole"
             if tensor_id.kind is Kind.BATCH and self._data_axes:
@@ -234,20 +146,20 @@ class Placing:
                 f"mesh {str(self._adapter.mesh)!r} explains that. Add a rule, for instance "
                 f'{{"{tensor_id.name}": "{_suggestion(local, shape)}"}}.'
             )
-        return placed
+        return placement
 
-    def inferred(self, tensor_id: TensorId, tensor: torch.Tensor) -> Placed | None:
+    def infer(self, tensor_id: TensorId, tensor: torch.Tensor) -> Placement | None:
         """The layout that explains what this rank holds; None if there is none, or more than one."""
         local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
         if shape is None:
-            return Placed(Region.whole(local), by=Provenance(LayoutSource.UNKNOWN_TO_REFERENCE))
+            return Placement(Region.whole(local), by=Provenance(LayoutSource.UNKNOWN_TO_REFERENCE))
         splits = {} if tensor_id.kind.is_of_param else self.splits
         sizes = self._sizes if tensor_id.kind.is_of_param else self._cutting_sizes
-        layout = inferred(shape, [(self._adapter.coord, local)], sizes, splits)
+        layout = infer_layout(shape, [(self._adapter.coord, local)], sizes, splits)
         if layout is None:
             return None
         region = layout.region(shape, sizes, self._adapter.coord)
-        return Placed(region, find_pending_axes(tensor_id.kind, layout, self.batch_axes), str(layout), INFERRED)
+        return Placement(region, find_pending_axes(tensor_id.kind, layout, self.batch_axes), str(layout), INFERRED)
 
     def _explain_batch(self, tensor_id: TensorId, local: Shape, shape: Shape) -> str:
         axes = " x ".join(f"{axis}={self._sizes[axis]}" for axis in self._data_axes)
@@ -265,7 +177,7 @@ class Placing:
         own = {axis for axis in self._adapter.distributing_axes if not self.cuts(axis)}
         return {axis: size for axis, size in self._sizes.items() if axis not in own}
 
-    def _among_all(self, tensor_id: TensorId, stated: Placed) -> Placed:
+    def _extend(self, tensor_id: TensorId, stated: Placement) -> Placement:
         """Where a tensor lies if axes that its own word cannot speak of cut it too, as cp does outside of tp."""
         mesh, shape = self._adapter.mesh, self._reference.shape(tensor_id)
         if stated.axes is None or stated.axes >= mesh.sizes.keys() or shape is None:
@@ -277,12 +189,12 @@ class Placing:
         inner = stated.region
         if shape == inner.shape or tensor_id.kind.is_of_param:
             return stated
-        layout = inferred(shape, [(self._adapter.coord, inner.shape)], others, self.splits)
+        layout = infer_layout(shape, [(self._adapter.coord, inner.shape)], others, self.splits)
         if layout is None:
             return stated
         text = _joined(layout, stated.layout)
         region = inner.within(layout.region(shape, others, self._adapter.coord))
-        return Placed(region, stated.pending, text, Provenance(LayoutSource.DTENSOR_AND_SHAPES))
+        return Placement(region, stated.pending, text, Provenance(LayoutSource.DTENSOR_AND_SHAPES))
 
     @cached_property
     def _why_whole(self) -> Provenance | None:
@@ -293,14 +205,16 @@ class Placing:
             return None
         return Provenance(LayoutSource.UNCUT_MESH if cutting else LayoutSource.SINGLE_RANK)
 
-    def _placed_whole(self, shape: Shape) -> Placed:
+    def _place_whole(self, shape: Shape) -> Placement:
         if shape not in self._whole:  # a step has many tensors of a few shapes
-            self._whole[shape] = Placed(Region.whole(shape), by=self._why_whole)
+            self._whole[shape] = Placement(Region.whole(shape), by=self._why_whole)
         return self._whole[shape]
 
-    def _by_rule(self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int) -> Placed:
+    def _apply_rule(
+        self, tensor_id: TensorId, rule: Rule, local: Shape, shape: Shape | None, microbatch: int
+    ) -> Placement:
         where = {**self._adapter.coord, MICROBATCH_AXIS: microbatch}
-        return placed_by(rule, tensor_id.site, local, shape, sizes=self._sizes, where=where)
+        return apply_rule(rule, tensor_id.site, local, shape, sizes=self._sizes, where=where)
 
 
 def _joined(outer: Layout, inner: str) -> str:

@@ -15,7 +15,7 @@ from ttrace.adapters.wrappers import canonical
 from ttrace.errors import CaptureError
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
-Naming = Callable[[nn.Module, str], str]
+NamePath = Callable[[nn.Module, str], str]
 """The canonical name of what lies at a path of a chunk."""
 
 
@@ -29,7 +29,7 @@ class Names:
     """What these chunks hold, by canonical name."""
 
     chunks: Sequence[nn.Module]
-    naming: Naming = by_path
+    naming: NamePath = by_path
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Every module; a wrapper and what it wraps share a name, and the inner one has it.

@@ -17,7 +17,7 @@ Deliver = Callable[[str, int, torch.Tensor], None]
 """Told a parameter's name, the microbatch, and all that it added."""
 
 
-class Contributions:
+class MicrobatchGradients:
     """Adds up a parameter's gradient within a microbatch, until `remove`: several backward passes may make it."""
 
     def __init__(

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from ttrace.adapters.adapter import Adapter, Optimizer, OwnedSlice
-from ttrace.capture.observe.step_counter import Clock
+from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.plan import Plan
-from ttrace.capture.probes.dispatch import Visits
-from ttrace.capture.probes.generator import Made
+from ttrace.capture.probes.dispatch import Dispatcher
+from ttrace.capture.probes.generator import GeneratedTensor
 from ttrace.capture.probes.isolation import Isolate
 from ttrace.capture.state.buffers import Buffers
-from ttrace.capture.state.microbatch_gradients import Contributions
-from ttrace.capture.state.optimizer_settings import Settings, read_settings
-from ttrace.capture.state.streamed_gradients import Arrivals
-from ttrace.layouts.placed import Placed
+from ttrace.capture.state.microbatch_gradients import MicrobatchGradients
+from ttrace.capture.state.optimizer_settings import OptimizerSettings, read_settings
+from ttrace.capture.state.streamed_gradients import StreamedGradients
+from ttrace.layouts.placement import Placement
 from ttrace.reference.parameter_source import maker_of
 from ttrace.tensors.ids import Kind, Site, TensorId, encode_name
 from ttrace.tensors.region import Region
@@ -29,15 +29,15 @@ ZERO = Normal(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Holdings:
+class HeldTensors:
     """What this rank holds, by name, and where each parameter lies and what it was made from."""
 
     parameters: Mapping[str, nn.Parameter]
     buffers: Buffers
-    made: Mapping[str, Made]
+    made: Mapping[str, GeneratedTensor]
 
 
-class State:
+class ModelState:
     """Shows parameters and buffers before a step, gradients as soon as they are final, and what the step left."""
 
     def __init__(
@@ -45,9 +45,9 @@ class State:
         plan: Plan,
         adapter: Adapter,
         optimizer: Optimizer | None,
-        held: Holdings,
-        visits: Visits,
-        clock: Clock,
+        held: HeldTensors,
+        visits: Dispatcher,
+        clock: StepCounter,
         isolate: Isolate | None,
         keep: Callable[[str], None],
     ) -> None:
@@ -59,28 +59,28 @@ class State:
         self._isolate = isolate
         self.notes: list[str] = []
         """What was not seen."""
-        self.settings = Settings()
+        self.settings = OptimizerSettings()
         """The optimizer's settings when it stepped, as far as they decide updates."""
         self._has_stepped = False
         added_to = held.parameters if plan.microbatch_grads else {}
-        self._contributions = Contributions(added_to, self._microbatch, self._see_contribution)
-        self._arrivals = Arrivals(held.parameters, self._see_arrival, keep)
+        self._microbatch_gradients = MicrobatchGradients(added_to, self._microbatch, self._see_contribution)
+        self._streamed_gradients = StreamedGradients(held.parameters, self._see_arrival, keep)
 
     def remove(self) -> None:
         """Take all hooks away."""
-        self._contributions.remove()
-        self._arrivals.remove()
+        self._microbatch_gradients.remove()
+        self._streamed_gradients.remove()
 
     def see_start(self) -> None:
         """A step begins."""
         self._has_stepped = False
-        self._arrivals.begin()
+        self._streamed_gradients.begin()
         for name, parameter in self._held.parameters.items():
             made = self._held.made[name]
             tensor_id = self._id(name, Kind.PARAM)
             values = self._adapter.read_values(parameter)
             is_made = maker_of(parameter) is not None
-            self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placed, is_made=is_made)
+            self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placement, is_made=is_made)
         self._held.buffers.on_start()
         self._see_buffers(Kind.BUFFER)
 
@@ -97,9 +97,9 @@ class State:
         if not self._clock.is_running or self._clock.has_final_gradients:
             return
         self._clock.has_final_gradients = True
-        self._contributions.flush()
-        self._arrivals.flush()
-        self.notes = self._contributions.notes()
+        self._microbatch_gradients.flush()
+        self._streamed_gradients.flush()
+        self.notes = self._microbatch_gradients.notes()
         for name, parameter in self._held.parameters.items():
             owned = self._adapter.read_gradient(parameter)
             if owned is not None:
@@ -129,7 +129,7 @@ class State:
                 if owned.run is not None or owned.tensor.shape == self._adapter.read_values(parameter).shape:
                     self._visit(tensor_id, owned)
                 else:  # a step counter for instance is not cut like the parameter
-                    whole = Placed(Region.whole(tuple(owned.tensor.shape)))
+                    whole = Placement(Region.whole(tuple(owned.tensor.shape)))
                     self._visits.visit(tensor_id, owned.tensor, stated=whole)
 
     def _see_buffers(self, kind: Kind) -> None:
@@ -140,41 +140,41 @@ class State:
         source = self._isolate.distribution(tensor_id) if self._isolate else None
         self._visit(tensor_id, owned, source)
         if self._isolate is not None and source is not None:
-            like = self._held.made[tensor_id.name].placed
-            placed = self._run_of(tensor_id, owned) or self._visits.placed(tensor_id, owned.tensor, fallback=like)
-            if placed is not None:
-                self._isolate.replace_gradient(tensor_id, owned.tensor, placed, source)
+            like = self._held.made[tensor_id.name].placement
+            placement = self._run_of(tensor_id, owned) or self._visits.resolve(tensor_id, owned.tensor, fallback=like)
+            if placement is not None:
+                self._isolate.replace_gradient(tensor_id, owned.tensor, placement, source)
 
     def _microbatch(self) -> int | None:
         return self._clock.microbatch if self._clock.is_watched else None
 
     def _see_contribution(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
         tensor_id = self._visits.id_of(Site(name, Kind.PARAM_GRAD), microbatch)
-        self._visits.visit(tensor_id, gradient, microbatch, fallback=self._held.made[name].placed)
+        self._visits.visit(tensor_id, gradient, microbatch, fallback=self._held.made[name].placement)
 
     def _see_arrival(self, name: str, gradient: torch.Tensor | None, region: Region | None) -> None:
         """A streamed parameter's gradient is complete: all of it, or a region; what nothing reached is zero."""
         if not self._clock.is_running:
             return
-        tensor_id, placed = self._id(name, Kind.PARAM_GRAD), self._held.made[name].placed
+        tensor_id, placement = self._id(name, Kind.PARAM_GRAD), self._held.made[name].placement
         if region is not None:
-            placed = replace(placed, region=region)
+            placement = replace(placement, region=region)
         if gradient is not None:
-            self._visits.visit(tensor_id, gradient, stated=placed)
+            self._visits.visit(tensor_id, gradient, stated=placement)
         else:
-            zeros = torch.zeros((), dtype=self._held.parameters[name].dtype).expand(placed.region.local_shape)
-            self._visits.visit(tensor_id, zeros, stated=placed, values=ZERO, is_made=True)
+            zeros = torch.zeros((), dtype=self._held.parameters[name].dtype).expand(placement.region.local_shape)
+            self._visits.visit(tensor_id, zeros, stated=placement, values=ZERO, is_made=True)
 
     def _visit(self, tensor_id: TensorId, owned: OwnedSlice, values: Distribution | None = None) -> None:
         """What is shaped like a parameter, or a run of it."""
-        stated, like = self._run_of(tensor_id, owned), self._held.made[tensor_id.name].placed
+        stated, like = self._run_of(tensor_id, owned), self._held.made[tensor_id.name].placement
         self._visits.visit(tensor_id, owned.tensor, values=values, stated=stated, fallback=like)
 
-    def _run_of(self, tensor_id: TensorId, owned: OwnedSlice) -> Placed | None:
+    def _run_of(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement | None:
         """Where a run of a parameter's part lies; None for what is not a run."""
         if owned.run is None:
             return None
-        like = self._held.made[tensor_id.name].placed
+        like = self._held.made[tensor_id.name].placement
         return replace(like, region=replace(like.region, flat=(owned.run,)))
 
     def _id(self, name: str, kind: Kind, slot: str = "") -> TensorId:

@@ -23,7 +23,7 @@ _DECIDING = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class OptimizerSettings:
     """The distinct settings of an optimizer's groups, and which of them each parameter has."""
 
     groups: tuple[dict[str, str], ...] = ()
@@ -31,7 +31,7 @@ class Settings:
     """By name, an index into `groups`. A parameter that no group has is not in here."""
 
 
-def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> Settings:
+def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> OptimizerSettings:
     """The settings of every parameter, given by name with its group. Groups that are set alike are one."""
     spelled: dict[int, tuple[tuple[str, str], ...]] = {}  # of each group once: many parameters have one
     numbers: dict[tuple[tuple[str, str], ...], int] = {}
@@ -40,7 +40,7 @@ def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> Settin
         if id(group) not in spelled:
             spelled[id(group)] = tuple((key, _spell(group[key])) for key in _DECIDING if group.get(key) is not None)
         by_parameter[name] = numbers.setdefault(spelled[id(group)], len(numbers))
-    return Settings(tuple(map(dict, numbers)), by_parameter)
+    return OptimizerSettings(tuple(map(dict, numbers)), by_parameter)
 
 
 def _spell(value: object) -> str:

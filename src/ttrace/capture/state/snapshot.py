@@ -16,7 +16,7 @@ from ttrace.torch_compat import read_own_buffers
 Restore = Callable[[], None]
 
 
-class Saved:
+class Snapshot:
     """The state of a model, its optimizers and the random numbers, as it was when this was made.
 
     Parameters that are generated need not be kept: they are generated again.

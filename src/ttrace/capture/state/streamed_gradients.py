@@ -22,7 +22,7 @@ Deliver = Callable[[str, "torch.Tensor | None", "Region | None"], None]
 """Told a parameter's name and its gradient; with a region, of that part of it. None is a part that nothing reached."""
 
 
-class Arrivals:
+class StreamedGradients:
     """Listens to the leaves that streamed parameters are used as, until `remove`."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], deliver: Deliver, keep: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ttrace.errors import LayoutError
-from ttrace.layouts.infer import Splits, find_pending_axes, inferred
+from ttrace.layouts.infer import Splits, find_pending_axes, infer_layout
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.source import INFERRED, Provenance
 from ttrace.tensors.coverage import Coverage, measure_coverage
@@ -231,7 +231,9 @@ def _placed(
         return None  # a pending sum is never inferred, nor that there is none where others have one
     # An axis along which nobody else holds a part cannot be what cuts: ranks have microbatches or modules of their own.
     cutting = {axis: size for axis, size in sizes.items() if len({shard.coord[axis] for shard in shards}) > 1}
-    own = inferred(shape, [(shard.coord, shard.record.shape) for shard in alone], cutting, splits) if alone else None
+    own = (
+        infer_layout(shape, [(shard.coord, shard.record.shape) for shard in alone], cutting, splits) if alone else None
+    )
     if own is not None:
         own = replace(own, pending=find_pending_axes(shards[0].id.kind, own, batch_axes))
     for shard, layout in zip(rest, followed, strict=True):

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.placed import Placed
+from ttrace.layouts.placement import Placement
 from ttrace.layouts.rules import Rule
 from ttrace.tensors.ids import Site
 from ttrace.tensors.region import Shape
 
 
-def placed_by(
+def apply_rule(
     rule: Rule, site: Site, local: Shape, shape: Shape | None, *, sizes: Mapping[str, int], where: Mapping[str, int]
-) -> Placed:
+) -> Placement:
     """Where a tensor of shape `local` lies; `shape` is the reference's, or None if it has no such tensor."""
     try:
         layout = rule.layout.of_rank(len(local))
@@ -23,7 +23,7 @@ def placed_by(
     logical = layout.global_shape(local, sizes) if shape is None else shape
     if len(logical) != len(local) or layout.local_shape(logical, sizes, where) != local:
         raise LayoutError(_misfit(site, rule, local, logical, sizes))
-    return Placed(layout.region(logical, sizes, where), layout.pending, str(rule.layout), rule.provenance)
+    return Placement(layout.region(logical, sizes, where), layout.pending, str(rule.layout), rule.provenance)
 
 
 def _misfit(site: Site, rule: Rule, local: Shape, logical: Shape, sizes: Mapping[str, int]) -> str:

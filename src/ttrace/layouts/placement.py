@@ -9,7 +9,7 @@ from ttrace.tensors.region import Region
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """What a local tensor holds of its logical tensor, the axes it is still to be summed over, and who decided."""
 
     region: Region

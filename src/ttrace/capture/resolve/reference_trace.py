@@ -1,0 +1,101 @@
+"""The reference's trace, as a run that follows it reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import torch
+
+from ttrace.tensors.coverage import measure_coverage
+from ttrace.tensors.ids import TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS
+from ttrace.tensors.region import Region, Shape
+from ttrace.trace.format import Record
+from ttrace.trace.reader import Shard, Trace
+from ttrace.trace.storage.store import Place
+from ttrace.values.generate import Distribution
+
+
+class ReferenceTrace:
+    """What the reference's trace says of each id: its shape and what it was made from."""
+
+    def __init__(self, folder: Place | None) -> None:
+        self._folder = folder
+
+    def record(self, tensor_id: TensorId) -> Record | None:
+        return self._records.get(tensor_id)
+
+    def distribution(self, tensor_id: TensorId) -> Distribution | None:
+        record = self.record(tensor_id)
+        return record.values if record else None
+
+    def shape(self, tensor_id: TensorId) -> Shape | None:
+        record = self.record(tensor_id)
+        return record.region.shape if record and record.region else None
+
+    def tensor(self, tensor_id: TensorId) -> torch.Tensor | None:
+        """The whole tensor as the reference had it, for what must be replayed; None if its parts do not make it up."""
+        pieces = self._pieces(tensor_id)
+        if not pieces or measure_coverage(pieces).num_gap:
+            return None
+        first = next(iter(pieces.values()))[0].record
+        assert first.region is not None
+        full = torch.empty(first.region.shape, dtype=first.dtype)
+        for region, summands in pieces.items():
+            region.put(_add_up([shard.tensor() for shard in summands]), full)
+        return full
+
+    def moments(self, tensor_id: TensorId) -> tuple[float, float] | None:
+        """The mean and the root mean square of what the reference had; None for what is zero or not finite."""
+        pieces = self._pieces(tensor_id)
+        if not pieces:
+            return None
+        if any(shard.record.sketch is None for summands in pieces.values() for shard in summands):
+            full = self.tensor(tensor_id)
+            if full is None:
+                return None
+            data = full.to(torch.float64)
+            mean, square = float(data.mean()), float(data.square().mean())
+        else:
+            count = sum(region.numel for region in pieces)
+            mean = sum(region.numel * _sum_of_means(summands) for region, summands in pieces.items()) / count
+            sketches = (_add_up([shard.read_stored() for shard in summands]) for summands in pieces.values())
+            square = float(sum(sketch.square().sum() for sketch in sketches)) / count
+        return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
+
+    def _pieces(self, tensor_id: TensorId) -> dict[Region, list[Shard]]:
+        """By region, what must be added up to give it: of replicas the first one."""
+        found: dict[Region, dict[tuple[int, ...], Shard]] = {}
+        for shard in self._trace.shards.get(tensor_id, []) if self._trace else []:
+            record = shard.record
+            if record.region is not None:
+                where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
+                found.setdefault(record.region, {}).setdefault(tuple(where[axis] for axis in record.pending), shard)
+        return {region: list(summands.values()) for region, summands in found.items()}
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """The reference's other names of tied weights."""
+        return self._trace.aliases if self._trace else {}
+
+    @cached_property
+    def _trace(self) -> Trace | None:
+        return Trace(self._folder) if self._folder else None
+
+    @cached_property
+    def _records(self) -> dict[TensorId, Record]:
+        shards = self._trace.shards if self._trace else {}
+        return {tensor_id: found[0].record for tensor_id, found in shards.items()}
+
+
+def _add_up(summands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum, in the precision of its summands."""
+    if len(summands) == 1:
+        return summands[0]
+    return torch.stack([summand.to(torch.float64) for summand in summands]).sum(0).to(summands[0].dtype)
+
+
+def _sum_of_means(summands: Iterable[Shard]) -> float:
+    return sum(shard.record.sketch.mean for shard in summands if shard.record.sketch is not None)
