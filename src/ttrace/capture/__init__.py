@@ -1,1 +1,1 @@
-"""This folder is the run time: it looks at live tensors, or replaces them."""
+"""Run time: looks at live tensors, or replaces them."""

@@ -1,4 +1,4 @@
-"""This module follows several plans in one process: to start a training script takes longer than to run one step.
+"""Several plans in one process: starting a training script takes longer than running one step.
 
 Whether the script allows that cannot be known beforehand: it may end its loop, or keep something that is not brought
 back. So one of the plans is an echo, the reference again without a nudge, and who launched the script compares the two.

@@ -1,4 +1,4 @@
-"""This module says what a run was surrounded by, as far as that may explain a difference or make a trace stale."""
+"""Environment of a run, as far as it may explain a difference or make a trace stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module holds the one configuration of a traced run; `ttrace run` hands it over in a file."""
+"""Configuration of a traced run; `ttrace run` passes it on in a file."""
 
 from __future__ import annotations
 

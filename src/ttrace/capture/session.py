@@ -1,4 +1,4 @@
-"""This module is the session: it passes every tensor of the traced steps down the chain of probes."""
+"""Session: builds the parts of a traced run, and routes events to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.adapters.adapter import Adapter, Optimizer
-from ttrace.adapters.native.context_parallel import cut_of
+from ttrace.adapters.native.context_parallel import find_cut
 from ttrace.capture import environment
 from ttrace.capture.observe.compiled import Compiled
 from ttrace.capture.observe.events import ModuleCall, SessionEvents
@@ -33,7 +33,7 @@ from ttrace.capture.probes.module_tensors import ModuleTensors
 from ttrace.capture.probes.perturb import Perturb
 from ttrace.capture.probes.probe import Probe
 from ttrace.capture.probes.recorder import Recorder
-from ttrace.capture.resolve.inventory import census, switch_dropout_off
+from ttrace.capture.resolve.inventory import list_modules, switch_dropout_off
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.names import Names
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
@@ -117,7 +117,7 @@ class TracingSession(SessionEvents):
             launch=plan.launch,
             num_microbatches=num_microbatches,
             isolated=plan.isolated,
-            modules=census(names),
+            modules=list_modules(names),
             parameters={name: parameter.requires_grad for name, parameter in parameters.items()},
             aliases=aliases,
             opaque=self._compiled.opaque,
@@ -340,12 +340,12 @@ class TracingSession(SessionEvents):
         self._visits.visit(choice, chosen, call.microbatch)
         if self._decisions is None or type(chosen) is not torch.Tensor:
             return None
-        return self._decisions.replayed(choice, chosen, self._visits.resolve(choice, chosen, call.microbatch))
+        return self._decisions.replay(choice, chosen, self._visits.resolve(choice, chosen, call.microbatch))
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """context_parallel deals out a sequence."""
         try:
-            self._resolver.state(cut_of(mesh, size, held))
+            self._resolver.state(find_cut(mesh, size, held))
         except TTraceError as error:
             self._recorder.keep(str(error))
 

@@ -1,1 +1,1 @@
-"""This folder goes from an annotation to a region: splits, the layout notation, rules, inference."""
+"""Layouts: splits, the notation, rules and inference, from an annotation to a region."""

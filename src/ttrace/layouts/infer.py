@@ -1,4 +1,4 @@
-"""This module finds the layout that nobody stated, if exactly one explains what all ranks hold.
+"""Inference of a layout that nobody stated, if exactly one explains what all ranks hold.
 
 Pending sums and orderings are never inferred: a missing all-reduce looks exactly like a pending sum. An axis cuts in
 blocks, unless a framework stated how it cuts. A wrong inference is checked like any other layout, so it can fail but

@@ -1,4 +1,4 @@
-"""This module reads the layout notation and resolves it to regions.
+"""Layout notation, and how it resolves to regions.
 
     "seq/cp:zigzag/tp batch/dp hidden +ep"      dim[/axis[:split]]...  +axis
 

@@ -1,4 +1,4 @@
-"""This module matches sites against patterns: the same globs in rules, in plans and on the command line."""
+"""Patterns over sites: the same globs in rules, in plans and on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module lets a rule decide where a tensor lies, and says so where its layout does not fit what a rank holds."""
+"""Placement of a tensor by a rule; the error says where the rule's layout does not fit what a rank holds."""
 
 from __future__ import annotations
 

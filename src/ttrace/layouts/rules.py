@@ -1,4 +1,4 @@
-"""This module decides which layout a site has: patterns over sites, the last match wins, and it says which one.
+"""Rules: patterns over sites, each with a layout; the last match wins.
 
 A pattern is a glob over `name/kind[.slot]`, `*` matching dots too: `layers.*.fc1/output`. Without a slot it speaks of
 every slot, without a kind of every kind. A gradient that no rule names has the layout of what it is the gradient of,

@@ -1,4 +1,4 @@
-"""This module holds the ways in which one dim is cut along one axis.
+"""Splits: the ways in which one dim is cut along one axis.
 
 A split is a pure function `(size, rank, world) -> ranges`, registered under the word that the layout notation uses.
 Numbers in brackets follow as further arguments: `ffn/tp:fused(2)` calls `fused(size, rank, world, 2)`.

@@ -1,1 +1,1 @@
-"""This package runs references that do not fit into memory: streamed, or as a pipeline."""
+"""References that do not fit into memory: streamed, or as a pipeline."""

@@ -1,4 +1,4 @@
-"""This module streams whole blocks: the way for kernels that are handed raw addresses and so bypass operators.
+"""Streaming of whole blocks, for kernels that get raw addresses and so bypass operators.
 
 A block's parameters have values while it runs. It is recomputed in backward, and each parameter keeps its values then
 until its gradient is complete. Between, they read as NaN: what comes too late is loud.

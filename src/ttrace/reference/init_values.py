@@ -1,4 +1,4 @@
-"""This module says what parameters look like that were never initialised: a rule in place of an initial spread.
+"""Distributions of parameters that were never initialised: a rule in place of an initial spread.
 
 An ordinary reference generates each parameter with the mean and spread that its initialisation gave it. A model on the
 meta device has none, so they follow from what the parameter is:

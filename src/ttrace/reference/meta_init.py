@@ -1,4 +1,4 @@
-"""This module builds models whose parameters have no values, and whose buffers do."""
+"""Models whose parameters have no values, and whose buffers do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module makes a parameter's values whenever somebody reads them."""
+"""Source of a parameter's values, which are made whenever somebody reads them."""
 
 from __future__ import annotations
 

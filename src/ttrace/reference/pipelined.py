@@ -1,4 +1,4 @@
-"""This module runs a reference as a pipeline: for models that fit onto several devices, but not onto one.
+"""References that run as a pipeline, for models that fit onto several devices, but not onto one.
 
 GPipe of torch.distributed.pipelining, with no overlap and no recomputation: every operator runs as it does in one
 process, on the same values and in the same order, so that the trace is that of one process, bit for bit. The

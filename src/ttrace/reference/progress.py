@@ -1,4 +1,4 @@
-"""This module says on stderr how far a streamed step is: parameters read, gradients complete, time left."""
+"""Progress of a streamed step on stderr: parameters read, gradients complete, time left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module lets a stage say which of its modules every stage has a part of, besides the model itself."""
+"""Modules of a stage, besides the model itself, of which every stage has a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module has a model pass by blocks that an isolated run does not need.
+"""Blocks that an isolated run does not need, and that the model skips.
 
 In isolation what enters every module is generated, so the next block has no use for a block's output, only for its
 structure. Of identical blocks the first shows that structure, and stands for all that nobody asks for. The last of a

@@ -1,4 +1,4 @@
-"""This module uses a streamed parameter as several leaves where its gradient would be larger than what was used.
+"""Streamed parameters used as several leaves, where one gradient would be larger than what was used.
 
 One weight that holds all experts gets a dense gradient from every expert, and an embedding one with a row for each
 word. So single experts are leaves of their own, an embedding's gradient has the rows that occurred, and a weight above

@@ -1,4 +1,4 @@
-"""This module makes a model a streamed one: parameters are made when they are read, and never kept.
+"""Streamed models: parameters are made when they are read, and never kept.
 
 Memory is then one weight, its gradient, and the activations, whatever the size of the model. The model's own code runs
 as it is.

@@ -1,4 +1,4 @@
-"""This module holds the tensor without data: every operator that reads it has its values made, and dropped afterwards.
+"""Tensor without data: its values are made for every operator that reads it, and dropped afterwards.
 
 Autograd saves this tensor and not its values, so they are made again in backward, with no hook and no recomputation.
 Views and casts have no data either, and a view's values are only those that it touches. Whatever calls operators can

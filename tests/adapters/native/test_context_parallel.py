@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _context_parallel_shard, _PerDocumentHeadTailLoadBalancer
 
-from ttrace.adapters.native.context_parallel import cut_of
+from ttrace.adapters.native.context_parallel import find_cut
 from ttrace.capture.observe.events import SessionEvents
 from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.errors import LayoutError
@@ -28,7 +28,7 @@ class Ear(SessionEvents):
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         try:
-            self.heard.append(cut_of(mesh, size, held))
+            self.heard.append(find_cut(mesh, size, held))
         except LayoutError as error:
             self.heard.append(str(error))
 

@@ -1,4 +1,4 @@
-"""This module holds the layouts of Megatron's own modules: of parameters, and of what enters and leaves.
+"""Layouts of Megatron's own modules: of parameters, and of what enters and leaves.
 
 They are stated from what each class is meant to do, never read from the marks that Megatron sets on parameters: a
 missing mark is a bug to be found. Sequences are cut over cp in its zigzag order, and under sequence parallelism further

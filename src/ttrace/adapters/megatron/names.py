@@ -1,4 +1,4 @@
-"""This module names what lies in a chunk as the whole model would: by global layer and expert numbers."""
+"""Names of what lies in a chunk, as the whole model would have them: with global layer and expert numbers."""
 
 from __future__ import annotations
 

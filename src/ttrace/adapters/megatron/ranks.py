@@ -1,4 +1,4 @@
-"""This module reads from Megatron's process groups where this rank sits.
+"""Mesh of a Megatron job, read from its process groups.
 
 Dense modules see the ranks as pp x dp x cp x tp, experts as pp x edp x ep x tp: two factorisations of the same ranks.
 An expert's own tensor parallelism is called `etp` where it is not that of the dense modules.

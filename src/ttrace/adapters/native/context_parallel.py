@@ -1,4 +1,4 @@
-"""This module understands how torch's context_parallel deals out a sequence: along which axis, and in which order."""
+"""Split of a sequence by torch's context_parallel: along which axis, and in which order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ttrace.tensors import ranges as rg
 _KNOWN = (BLOCK, Split("zigzag"))
 
 
-def cut_of(mesh: DeviceMesh, size: int, held: torch.Tensor) -> Cut:
+def find_cut(mesh: DeviceMesh, size: int, held: torch.Tensor) -> Cut:
     """The axis of a one-dimensional mesh, and the split that gives this rank these indices in every sample.
 
     `held` has a row per sample. What was dealt out is looked at, rather than who dealt: load balancers are private.

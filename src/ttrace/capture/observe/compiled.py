@@ -1,4 +1,4 @@
-"""This module decides what becomes of torch.compile in the traced steps.
+"""Handling of torch.compile in the traced steps.
 
 A hook inside compiled code is compiled too: every module is seen, but the graph falls into dozens of pieces (29 for two
 layers) and is compiled again until torch gives up. So compiled code either runs eagerly while traced, and every module

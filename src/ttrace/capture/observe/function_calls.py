@@ -1,4 +1,4 @@
-"""This module looks inside modules: what every torch function that a module's own code calls gives back.
+"""Results of every torch function that a module's own code calls.
 
 Only for modules that the plan names, as each function then passes through Python twice. The n-th call of a function in
 one call of a module is told by name and number, so that a candidate that calls others besides, to communicate for

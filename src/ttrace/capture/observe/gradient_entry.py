@@ -1,4 +1,4 @@
-"""This module knows where gradients enter the model: at its logits, as a rule.
+"""Place where gradients enter the model: at its logits, as a rule.
 
 Twins must be nudged there too. What a loss hands back hardly changes where a label is, and there it is largest: the
 sums over a vocabulary that follow would be rounded alike in all twins, and otherwise in a candidate that sums in parts

@@ -1,4 +1,4 @@
-"""This module turns modules' calls into visits: inputs, outputs, and the gradients of both.
+"""Hooks on modules, which report inputs, outputs, and the gradients of both.
 
 It inserts no node into the autograd graph and uses no full backward hook: both change the order in which gradients are
 summed, and so their bits (tests/capture/observe/test_hooks.py::test_recording_is_bitwise_neutral). Output gradients

@@ -1,4 +1,4 @@
-"""This module finds the modules that draw random numbers while they run, by the generators' state around each call.
+"""Modules that draw random numbers while they run, found by the generators' state around each call.
 
 Reading the state changes nothing, so the stream of random numbers stays what it is without recording.
 """

@@ -1,4 +1,4 @@
-"""This module knows when it is: which step, which microbatch, which call of a module, and whether it is a repeat."""
+"""Counter of steps, microbatches and module calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module replays discrete decisions: where numbers decide, as in a router's top-k, rounding may decide otherwise.
+"""Replay of discrete decisions: where numbers decide, as in a router's top-k, rounding may change the decision.
 
 One token that goes to another expert changes everything after it, and by right. So twins and candidates choose as the
 reference did, while what they would have chosen themselves is recorded, with the scores it was chosen by.
@@ -24,7 +24,7 @@ class Decisions:
         self._resolver = resolver
         self._reference = reference
 
-    def replayed(self, tensor_id: TensorId, own: torch.Tensor, placement: Placement | None) -> torch.Tensor | None:
+    def replay(self, tensor_id: TensorId, own: torch.Tensor, placement: Placement | None) -> torch.Tensor | None:
         """What the reference chose here; None if that is not known, or not about these rows."""
         full = self._reference.tensor(tensor_id)
         placement = placement or self._resolver.infer(tensor_id, own)

@@ -1,4 +1,4 @@
-"""This module makes a live tensor a visit: under which id, where it lies, and down the chain of probes."""
+"""Dispatcher of live tensors: gives each its id and its placement, and passes it down the chain of probes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.observe.step_counter import StepCounter
-from ttrace.capture.probes.probe import Probe, Visit, passed_down
+from ttrace.capture.probes.probe import Probe, Visit, pass_down
 from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.errors import TTraceError
@@ -61,7 +61,7 @@ class Dispatcher:
         placement = stated or self.resolve(tensor_id, tensor, microbatch, held, fallback)
         if placement is None and self._infers:
             placement = self._resolver.infer(tensor_id, tensor)
-        return passed_down(self._probes, Visit(tensor_id, tensor, placement, microbatch, entry, values, is_made))
+        return pass_down(self._probes, Visit(tensor_id, tensor, placement, microbatch, entry, values, is_made))
 
     def resolve(
         self,

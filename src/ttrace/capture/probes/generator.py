@@ -1,4 +1,4 @@
-"""This module puts generated values into parameters and batches: the same logical values on every layout."""
+"""Generated values for parameters and batches: the same logical values on every layout."""
 
 from __future__ import annotations
 

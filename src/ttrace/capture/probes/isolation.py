@@ -1,4 +1,4 @@
-"""This module isolates modules from one another, so that each is judged alone.
+"""Isolation of modules from one another, so that each is judged alone.
 
 What enters a module is replaced: its inputs by generated values with the mean and spread that the reference had there,
 and the gradients of its outputs likewise. What arrived is recorded before; if it is wrong while the modules it came
@@ -15,7 +15,7 @@ import torch
 
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.plan import Plan
-from ttrace.capture.probes.perturb import replaced
+from ttrace.capture.probes.perturb import replace_tensor
 from ttrace.capture.probes.probe import Visit
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
@@ -53,7 +53,7 @@ class Isolate:
             return self._generated(visit) if visit.values is not None else self._replayed(visit)
         if visit.id.kind is Kind.OUTPUT and visit.tensor.requires_grad:
             # A tensor of its own: an inner module's output is often the outer one's too, and each has its gradient.
-            return replaced(visit.tensor, visit.tensor.detach().clone())
+            return replace_tensor(visit.tensor, visit.tensor.detach().clone())
         return None
 
     def replace_gradient(
@@ -79,7 +79,7 @@ class Isolate:
         local = self._values(visit.id.first, visit.tensor, placement, visit.values)
         if visit.id.kind is Kind.GRAD_OUTPUT:
             local = local / self._plan.grad_factor
-        return replaced(visit.tensor, self._adapter.with_local(visit.tensor, local))
+        return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, local))
 
     def _replayed(self, visit: Visit) -> torch.Tensor | None:
         if visit.id.kind is Kind.GRAD_OUTPUT:
@@ -90,7 +90,7 @@ class Isolate:
             return None
         # In memory as the tensor itself is: a part of the whole could not be viewed in another shape. And with its
         # graph: a module that hands its input on unchanged has no gradient of its own there.
-        return replaced(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placement.region.take(full)))
+        return replace_tensor(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placement.region.take(full)))
 
     def _values(
         self, tensor_id: TensorId, like: torch.Tensor, placement: Placement, source: Distribution

@@ -30,7 +30,7 @@ class Replaced(torch.autograd.Function):
         return gradients[0], None
 
 
-def replaced(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def replace_tensor(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Other values in place of a tensor, with the tensor's own graph behind them."""
     if not original.requires_grad:
         return other
@@ -55,7 +55,7 @@ class Perturb:
         local = self._adapter.to_local(visit.tensor.detach())
         if not bool(local.isfinite().all()):
             return None
-        return replaced(visit.tensor, self._adapter.with_local(visit.tensor, self._nudged(visit, local)))
+        return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, self._nudged(visit, local)))
 
     def _nudged(self, visit: Visit, local: torch.Tensor) -> torch.Tensor:
         """This rank's values, each moved as all ranks that have it move it; padding stays."""

@@ -1,4 +1,4 @@
-"""This module says what is known of a live tensor, and what may be done with it there."""
+"""What is known of a live tensor, and the contract of a probe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Probe(Protocol):
     def visit(self, visit: Visit) -> torch.Tensor | None: ...
 
 
-def passed_down(probes: tuple[Probe, ...], visit: Visit) -> torch.Tensor | None:
+def pass_down(probes: tuple[Probe, ...], visit: Visit) -> torch.Tensor | None:
     """Pass a visit down the chain; each probe sees what the one before left. The final replacement, if any."""
     current = visit
     for probe in probes:

@@ -1,4 +1,4 @@
-"""This module holds the probe that writes what it sees."""
+"""Probe that writes what it sees."""
 
 from __future__ import annotations
 

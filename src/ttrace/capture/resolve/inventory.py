@@ -1,4 +1,4 @@
-"""This module lists what a model consists of, before anything runs."""
+"""Inventory of a model, made before anything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ttrace.torch_compat import is_dropout
 from ttrace.trace.format import ModuleInfo
 
 
-def census(names: Names) -> dict[str, ModuleInfo]:
+def list_modules(names: Names) -> dict[str, ModuleInfo]:
     """Every module with its class and where that class is defined."""
     kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
     return {name: _info(kind) for name, kind in kinds.items()}

@@ -1,4 +1,4 @@
-"""This module finds the names by which the reference would call modules and parameters."""
+"""Names that the reference has for modules and parameters."""
 
 from __future__ import annotations
 

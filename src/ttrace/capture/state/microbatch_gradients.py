@@ -1,4 +1,4 @@
-"""This module collects what each microbatch adds to the gradients of parameters.
+"""Gradients that each microbatch adds to a parameter.
 
 Tensor hooks on the parameters insert no node into the graph, and fire under every pipeline schedule. They never fire
 for parameters that FSDP2 shards: it reduces gradients as soon as they are there.

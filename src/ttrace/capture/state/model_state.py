@@ -1,4 +1,4 @@
-"""This module sees what a model keeps from step to step: parameters, buffers, gradients, and the optimizer's state."""
+"""State that a model keeps from step to step: parameters, buffers, gradients, and the optimizer's state."""
 
 from __future__ import annotations
 

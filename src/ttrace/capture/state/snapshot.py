@@ -1,4 +1,4 @@
-"""This module keeps what a training step changes, and brings it back."""
+"""Snapshot of what a training step changes, to bring it back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module takes the gradients of streamed parameters as soon as they are complete, and drops them."""
+"""Gradients of streamed parameters, taken as soon as they are complete, and dropped."""
 
 from __future__ import annotations
 

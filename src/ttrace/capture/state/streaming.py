@@ -1,4 +1,4 @@
-"""This module says what a session must know of a streamed model: what cannot be traced, and what is run again."""
+"""Limits of a streamed model: what cannot be traced, and what is run again."""
 
 from __future__ import annotations
 
