@@ -60,21 +60,21 @@ class Policy:
         """Excuse the comparisons that are allowed; also return a note for each allowance."""
         result, used = [], Counter[Allowance]()
         for comparison in comparisons:
-            allowance = self._allowance(comparison)
+            allowance = self._find_allowance(comparison)
             if allowance is not None:
                 used[allowance] += 1
                 why = Why(Reason.ALLOWED, text=f"{allowance.until}: {allowance.reason}")
                 comparison = replace(comparison, verdict=Verdict.UNJUDGED, why=why)
             result.append(comparison)
-        return result, [self._note(allowance, used[allowance]) for allowance in self.allowances]
+        return result, [self._describe_use(allowance, used[allowance]) for allowance in self.allowances]
 
-    def _allowance(self, comparison: Comparison) -> Allowance | None:
+    def _find_allowance(self, comparison: Comparison) -> Allowance | None:
         if not (comparison.verdict.is_wrong or comparison.spoils):
             return None
         site = comparison.id.site
         return next((a for a in self.allowances if self.today <= a.until and matches(a.site, site)), None)
 
-    def _note(self, allowance: Allowance, count: int) -> str:
+    def _describe_use(self, allowance: Allowance, count: int) -> str:
         if self.today > allowance.until:
             return f'the allowance for "{allowance.site}" ended on {allowance.until}'
         if not count:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from typing_extensions import override  # the standard library has it only from Python 3.12 on
 
 from ttrace.judge.comparison.compare import Comparer
 from ttrace.judge.engine import OnProgress
@@ -30,7 +31,8 @@ class Altered(Shard):
 
     values: torch.Tensor
 
-    def stored(self) -> torch.Tensor:
+    @override  # mypy then notices if the method that this replaces gets another name
+    def read_stored(self) -> torch.Tensor:
         return self.values
 
 
@@ -132,36 +134,36 @@ def inject_faults(tensor_id: TensorId, candidate: Trace) -> Iterator[tuple[str, 
             yield name, wrong
 
 
-def _scaled(factor: float) -> Injection:
+def _scale_by(factor: float) -> Injection:
     def injection(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard] | None:
         if not shards[0].record.dtype.is_floating_point:
             return None
         # Not rounded back: in a weak dtype a small factor would vanish, or double.
-        return [_with(shard, shard.tensor().to(torch.float64) * factor) for shard in shards]
+        return [_replace_values(shard, shard.tensor().to(torch.float64) * factor) for shard in shards]
 
     return injection
 
 
-def _lost_shard(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard]:
+def _lose_shard(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard]:
     """What the last rank holds is zero."""
     last = shards[-1].coord.rank
-    return [_with(s, torch.zeros_like(s.tensor())) if s.coord.rank == last else s for s in shards]
+    return [_replace_values(s, torch.zeros_like(s.tensor())) if s.coord.rank == last else s for s in shards]
 
 
-def _swapped(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
+def _swap_chunks(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
     """Two ranks' chunks exchanged; where there are no two, the two halves of each shard."""
     logical = LogicalTensor.of(candidate, tensor_id)
     pieces = logical.pieces if logical else ()
     if len(pieces) > 1 and pieces[0].region.local_shape == pieces[1].region.local_shape:
         values = {pieces[i].region: pieces[1 - i].summands[0][0].tensor() for i in (0, 1)}
-        return [_with(s, values[s.record.region]) if s.record.region in values else s for s in shards]
+        return [_replace_values(s, values[s.record.region]) if s.record.region in values else s for s in shards]
     dim = max(range(len(shards[0].record.shape)), key=lambda i: shards[0].record.shape[i], default=None)
     if dim is None:
         return None
-    return [_with(shard, shard.tensor().roll(shard.record.shape[dim] // 2, dim)) for shard in shards]
+    return [_replace_values(shard, shard.tensor().roll(shard.record.shape[dim] // 2, dim)) for shard in shards]
 
 
-def _zeroed_row(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard] | None:
+def _zero_row(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard] | None:
     """The first shard, and its replicas, without a row of middling size."""
     first = shards[0].tensor()
     if first.ndim == 0 or first.numel() == 0:
@@ -172,30 +174,30 @@ def _zeroed_row(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[S
         return None
     row = used[sizes[used].argsort()[len(used) // 2]]
     region = shards[0].record.region
-    return [_with(s, s.tensor().index_fill(0, row, 0)) if s.record.region == region else s for s in shards]
+    return [_replace_values(s, s.tensor().index_fill(0, row, 0)) if s.record.region == region else s for s in shards]
 
 
-def _neighbour(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
+def _take_neighbour(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
     """The values of the next microbatch, or of the one before."""
     for step in (1, -1):
         if tensor_id.microbatch is None or tensor_id.microbatch + step < 0:
             continue
         others = candidate.shards.get(replace(tensor_id, microbatch=tensor_id.microbatch + step), [])
         if [s.record.shape for s in others] == [s.record.shape for s in shards]:
-            return [_with(shard, other.tensor()) for shard, other in zip(shards, others, strict=True)]
+            return [_replace_values(shard, other.tensor()) for shard, other in zip(shards, others, strict=True)]
     return None
 
 
-def _with(shard: Shard, values: torch.Tensor) -> Shard:
+def _replace_values(shard: Shard, values: torch.Tensor) -> Shard:
     return Altered(shard.record, shard.coord, shard.rank, values)
 
 
 LOST_SHARD = "one rank's part lost"
 INJECTIONS: Mapping[str, Injection] = {
-    "scaled by 1.01": _scaled(1.01),
-    "scaled by 1.001": _scaled(1.001),
-    LOST_SHARD: _lost_shard,
-    "chunks swapped": _swapped,
-    "a row zeroed": _zeroed_row,
-    "another microbatch": _neighbour,
+    "scaled by 1.01": _scale_by(1.01),
+    "scaled by 1.001": _scale_by(1.001),
+    LOST_SHARD: _lose_shard,
+    "chunks swapped": _swap_chunks,
+    "a row zeroed": _zero_row,
+    "another microbatch": _take_neighbour,
 }

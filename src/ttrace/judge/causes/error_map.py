@@ -47,18 +47,18 @@ def map_error(comparison: Comparison, reference: Trace, candidate: Trace) -> Err
     if evidence is None or evidence.reference.shape != evidence.candidate.shape or not comparison.stats.count:
         return None
     try:
-        shown, full = list(_parts(evidence.candidate)), _full(evidence.reference)
+        shown, full = list(_list_parts(evidence.candidate)), _read_whole(evidence.reference)
     except SketchError:
         return None
     size = comparison.stats.norm / math.sqrt(comparison.stats.count) or 1.0
     ranks = tuple(
-        RankMap(where, str(region), _blocks(full, region, tensor, evidence.factor, size))
+        RankMap(where, str(region), _measure_blocks(full, region, tensor, evidence.factor, size))
         for where, region, tensor in shown[:MOST_RANKS]
     )
     return ErrorMap(evidence.reference.shape, ranks, len(shown))
 
 
-def _parts(candidate: LogicalTensor) -> Iterator[tuple[str, Region, torch.Tensor]]:
+def _list_parts(candidate: LogicalTensor) -> Iterator[tuple[str, Region, torch.Tensor]]:
     """Every shard; of a pending sum, what its summands add up to."""
     for piece in candidate.pieces:
         if candidate.pending:
@@ -67,19 +67,19 @@ def _parts(candidate: LogicalTensor) -> Iterator[tuple[str, Region, torch.Tensor
             yield from ((str(shard.coord), piece.region, shard.tensor()) for shard in piece.summands[0])
 
 
-def _full(reference: LogicalTensor) -> torch.Tensor:
+def _read_whole(reference: LogicalTensor) -> torch.Tensor:
     """The whole reference: as it is mapped from its file, if one rank has all of it."""
     first = reference.pieces[0]
     return first.tensor() if first.region.is_whole else reference.tensor()
 
 
-def _blocks(
+def _measure_blocks(
     full: torch.Tensor, region: Region, tensor: torch.Tensor, factor: float, size: float
 ) -> tuple[tuple[float, ...], ...]:
     width = region.shape[-1] if region.shape else 1
     height = math.prod(region.shape) // width
     num_rows, num_columns = min(height, MOST_BLOCKS), min(width, MOST_BLOCKS)
-    at, index = _sample(region)
+    at, index = _sample_elements(region)
     x = region.take(full).reshape(-1)[at].to(torch.float64)
     y = tensor.reshape(-1)[at].to(torch.float64) * factor
     row = torch.div(index, width, rounding_mode="floor") * num_rows // height
@@ -87,14 +87,14 @@ def _blocks(
     count = torch.bincount(block, minlength=num_rows * num_columns)
     gaps = (x - y).square().nan_to_num(nan=torch.inf, posinf=torch.inf)
     squares = torch.bincount(block, weights=gaps, minlength=num_rows * num_columns)
-    return _rows(((squares / count).sqrt() / size).tolist(), num_columns)
+    return _split_rows(((squares / count).sqrt() / size).tolist(), num_columns)
 
 
-def _rows(values: Sequence[float], width: int) -> tuple[tuple[float, ...], ...]:
+def _split_rows(values: Sequence[float], width: int) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(values[start : start + width]) for start in range(0, len(values), width))
 
 
-def _sample(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample_elements(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions of a shard's elements, and the row-major indices they have in the logical tensor."""
     rows, columns = region.linear()
     stride = -(-region.numel // _MOST_ELEMENTS)

@@ -46,7 +46,7 @@ class Evidence:
         if a is None or b is None:
             return None
         factor = factor_to_come(comparison.id, reference, candidate)
-        sizes = {**candidate.sizes, MICROBATCH_AXIS: _num_microbatches(comparison.id, candidate)}
+        sizes = {**candidate.sizes, MICROBATCH_AXIS: _count_microbatches(comparison.id, candidate)}
         return cls(comparison, a, b, candidate.mesh, sizes, factor, reference, candidate)
 
     @property
@@ -87,7 +87,7 @@ class Evidence:
         return replace(self.candidate, pieces=pieces or self.candidate.pieces)
 
 
-def _num_microbatches(tensor_id: TensorId, candidate: Trace) -> int:
+def _count_microbatches(tensor_id: TensorId, candidate: Trace) -> int:
     """How many microbatches a rank runs in a step, where what they make is summed; else what was stated."""
     stated = candidate.manifest.num_microbatches
     is_summed = tensor_id.kind.is_backward or tensor_id.kind.is_of_param or tensor_id.kind is Kind.LOSS

@@ -13,7 +13,7 @@ _MOST_SPANS = 4
 
 def name_indices(e: Evidence, dim: int, indices: torch.Tensor) -> str:
     """The indices as spans; where those are many, how many there are and which ranks hold them."""
-    spans = _spans(indices)
+    spans = _find_spans(indices)
     if len(spans) <= _MOST_SPANS:
         return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
     numbers = indices.unique()
@@ -33,7 +33,7 @@ def name_holders(e: Evidence, dim: int, indices: torch.Tensor) -> str:
     return name_by_axis(holders, everybody, e.mesh)[0] if holders < everybody else ""
 
 
-def _spans(indices: torch.Tensor) -> list[tuple[int, int]]:
+def _find_spans(indices: torch.Tensor) -> list[tuple[int, int]]:
     """Runs of neighbours, each with its first and last."""
     spans: list[tuple[int, int]] = []
     for index in indices.tolist():

@@ -78,10 +78,12 @@ def find_offset(e: Evidence) -> Cause | None:
             return None
         shifts.setdefault(by, set()).update(piece.ranks)
     right = shifts.pop(0, set())
-    named = [f"{_who(ranks, alone=not right and len(shifts) == 1)}: reference {by:+d}" for by, ranks in shifts.items()]
+    named = [
+        f"{_name_ranks(ranks, alone=not right and len(shifts) == 1)}: reference {by:+d}" for by, ranks in shifts.items()
+    ]
     words = ", ".join(named).replace("reference +", "reference + ").replace("reference -", "reference - ")
     return Cause(CauseName.OFFSET, f"integers differ by a constant; {words}")
 
 
-def _who(ranks: set[int], *, alone: bool) -> str:
+def _name_ranks(ranks: set[int], *, alone: bool) -> str:
     return "all ranks" if alone else f"rank {', '.join(map(str, sorted(ranks)))}"

@@ -67,13 +67,13 @@ def find_stale_input(e: Evidence) -> Cause | None:
     if pair is None or pair[0].ndim != 2:
         return None
     module = own.name.rpartition(".")[0]
-    incoming, inputs = _recorded(e, module, Kind.GRAD_OUTPUT), _recorded(e, module, Kind.INPUT)
-    right = _product(incoming, inputs)
-    if right is None or not e.is_explained_error(_error(pair[0], right)):
+    incoming, inputs = _read_recorded(e, module, Kind.GRAD_OUTPUT), _read_recorded(e, module, Kind.INPUT)
+    right = _multiply(incoming, inputs)
+    if right is None or not e.is_explained_error(_measure_error(pair[0], right)):
         return None  # no product of these two
-    for words, other in _others(e, module, inputs):
-        made = _product(incoming, other)
-        rest = 1.0 if made is None else _error(pair[1], made)
+    for words, other in _list_other_inputs(e, module, inputs):
+        made = _multiply(incoming, other)
+        rest = 1.0 if made is None else _measure_error(pair[1], made)
         if e.is_explained_error(rest):
             return Cause(
                 CauseName.STALE_INPUT,
@@ -93,12 +93,12 @@ def find_miscounted_microbatches(e: Evidence) -> Cause | None:
     """Find a sum over microbatches that counts some of them too often or never; needs each of them recorded."""
     own = e.comparison.id
     pair = e.tensors if own.kind is Kind.PARAM_GRAD and own.microbatch is None else None
-    shares = _recorded(e, own.name, Kind.PARAM_GRAD, finals=False) if pair is not None else {}
+    shares = _read_recorded(e, own.name, Kind.PARAM_GRAD, finals=False) if pair is not None else {}
     if pair is None or not 2 <= len(shares) <= _MOST_MICROBATCHES:
         return None
     parts = torch.stack([share.flatten() for share in shares.values()], 1)
     found = torch.linalg.lstsq(parts, pair[1].flatten()[:, None]).solution
-    rest = _error(pair[1], (parts @ found).view_as(pair[1]))
+    rest = _measure_error(pair[1], (parts @ found).view_as(pair[1]))
     solved = found.flatten().tolist()
     whole = [round(count) for count in solved]
     if not e.is_explained_error(rest) or any(abs(a - b) > _NEARLY for a, b in zip(solved, whole, strict=True)):
@@ -119,7 +119,7 @@ def find_miscounted_microbatches(e: Evidence) -> Cause | None:
 
 def _name_count(e: Evidence, count: int, microbatches: list[int], everything: set[int | None]) -> str:
     """How often some microbatches count, with the ranks that ran them if those ran no others."""
-    ran, others = (_ranks_of(e, those) for those in (set(microbatches), everything - set(microbatches)))
+    ran, others = (_find_ranks(e, those) for those in (set(microbatches), everything - set(microbatches)))
     is_plural = len(microbatches) > 1
     which = f"microbatch{'es' * is_plural} {enumerate_few(microbatches)}"
     if ran and others and not ran & others:
@@ -127,7 +127,7 @@ def _name_count(e: Evidence, count: int, microbatches: list[int], everything: se
     return f"{which} count{'s' * (not is_plural)} {count} times"
 
 
-def _ranks_of(e: Evidence, microbatches: Collection[int | None]) -> set[int]:
+def _find_ranks(e: Evidence, microbatches: Collection[int | None]) -> set[int]:
     step, shards = e.comparison.id.step, e.candidate_trace.shards
     ids = (t for t in shards if t.step == step and t.microbatch in microbatches and t.kind is Kind.OUTPUT)
     return {shard.coord.rank for tensor_id in ids for shard in shards[tensor_id]}
@@ -153,7 +153,7 @@ def find_backward_left_out(e: Evidence) -> Cause | None:
         "softmax": p * (theirs - (p * theirs).sum(-1, keepdim=True)),
     }
     for name, gradient in passed_on.items():
-        rest = _error(ours, gradient)
+        rest = _measure_error(ours, gradient)
         if e.is_explained_error(rest):
             return Cause(
                 CauseName.BACKWARD_LEFT_OUT,
@@ -163,17 +163,17 @@ def find_backward_left_out(e: Evidence) -> Cause | None:
     return None
 
 
-def _others(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Tensors]]:
+def _list_other_inputs(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Tensors]]:
     """Inputs that may have been taken for these: of one microbatch for all, or of the same module in another layer."""
     for microbatch, x in inputs.items() if len(inputs) > 1 else ():
         yield f"the input of microbatch {microbatch}", dict.fromkeys(inputs, x)
     pattern = drop_numbers(module)
     for name in dict.fromkeys(t.name for t in e.reference_trace.shards if t.kind is Kind.INPUT):
         if name != module and drop_numbers(name) == pattern:
-            yield f"the input of {name}", _recorded(e, name, Kind.INPUT)
+            yield f"the input of {name}", _read_recorded(e, name, Kind.INPUT)
 
 
-def _recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> Tensors:
+def _read_recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> Tensors:
     """The reference's tensors at a module that is called once a microbatch and takes and gives one; else nothing."""
     step = e.comparison.id.step
     ids = [t for t in e.reference_trace.shards if t.name == module and t.kind is kind and t.step == step]
@@ -184,7 +184,7 @@ def _recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> T
     return {mb: logical.tensor().to(torch.float64) for mb, logical in found.items() if logical is not None}
 
 
-def _product(incoming: Tensors, inputs: Tensors) -> torch.Tensor | None:
+def _multiply(incoming: Tensors, inputs: Tensors) -> torch.Tensor | None:
     """The gradient of a linear layer's weight."""
     if not incoming or incoming.keys() != inputs.keys():
         return None
@@ -198,5 +198,5 @@ def _product(incoming: Tensors, inputs: Tensors) -> torch.Tensor | None:
     return total
 
 
-def _error(a: torch.Tensor, b: torch.Tensor) -> float:
+def _measure_error(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / a.norm().clamp_min(1e-300)) if a.shape == b.shape else 1.0

@@ -31,7 +31,7 @@ def find_not_updated(e: Evidence) -> Cause | None:
     rest = [pair for pair in shards if pair[1] not in stale]
     if not stale or not rest or e.candidate.pending:
         return None
-    error = max(e.error_of(_alone(e.candidate, piece, shard)) for piece, shard in rest)
+    error = max(e.error_of(_take_alone(e.candidate, piece, shard)) for piece, shard in rest)
     if error > e.tolerance:
         return None
     ranks = sorted({shard.coord.rank for shard in stale})
@@ -89,7 +89,7 @@ def find_updated_twice(e: Evidence) -> Cause | None:
             f"the update is {s.scale:.4g} x the reference's, whose gradient is the same: updated twice",
             evidence=(f"without that factor the error is {rest:.1e}",),
         )
-    error = _error_of_two_steps(e)
+    error = _measure_two_steps(e)
     if error <= min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * s.error):
         return Cause(
             CauseName.UPDATED_TWICE,
@@ -99,7 +99,7 @@ def find_updated_twice(e: Evidence) -> Cause | None:
     return None
 
 
-def _error_of_two_steps(e: Evidence) -> float:
+def _measure_two_steps(e: Evidence) -> float:
     """How far the candidate after this step is from the reference after the next, relative to the update."""
     after = e.comparison.id.at(Kind.PARAM_AFTER)
     ours = LogicalTensor.of(e.reference_trace, replace(after, step=after.step + 1))
@@ -144,10 +144,10 @@ def find_tied_copies(e: Evidence) -> Cause | None:
     copies: dict[str, list[Shard]] = {}
     for piece in e.candidate.pieces:
         for shard in piece.summands[0]:
-            copies.setdefault(_called_there(shard, [name, *others], e.candidate_trace), []).append(shard)
+            copies.setdefault(_find_name_there(shard, [name, *others], e.candidate_trace), []).append(shard)
     if len(copies) < 2 or "" in copies:
         return None
-    named = " and ".join(f"{copy} (rank {_ranks(shards)})" for copy, shards in copies.items())
+    named = " and ".join(f"{copy} (rank {_list_ranks(shards)})" for copy, shards in copies.items())
     return Cause(
         CauseName.TIED_COPIES,
         f"tied copies of one weight diverged: {named}",
@@ -155,7 +155,7 @@ def find_tied_copies(e: Evidence) -> Cause | None:
     )
 
 
-def _called_there(shard: Shard, names: list[str], candidate: Trace) -> str:
+def _find_name_there(shard: Shard, names: list[str], candidate: Trace) -> str:
     """Under which of a tied weight's names a rank has it; empty where it has it under several."""
     modules = next(r.manifest.modules for r in candidate.ranks if r.manifest.rank == shard.coord.rank)
     found = [name for name in names if name.rpartition(".")[0] in modules]
@@ -164,9 +164,9 @@ def _called_there(shard: Shard, names: list[str], candidate: Trace) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _ranks(shards: list[Shard]) -> str:
+def _list_ranks(shards: list[Shard]) -> str:
     return ", ".join(str(rank) for rank in sorted({shard.coord.rank for shard in shards}))
 
 
-def _alone(candidate: LogicalTensor, piece: Piece, shard: Shard) -> LogicalTensor:
+def _take_alone(candidate: LogicalTensor, piece: Piece, shard: Shard) -> LogicalTensor:
     return replace(candidate, pieces=(Piece(piece.region, ((shard,),)),))

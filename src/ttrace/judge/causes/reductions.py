@@ -31,7 +31,7 @@ def find_missing_all_reduce(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
     for axis in find_conflict_axes(e):
-        error = e.error_of(_summed_over(e, axis))
+        error = e.error_of(_sum_over(e, axis))
         if e.is_explained(error):
             return Cause(
                 CauseName.MISSING_ALL_REDUCE,
@@ -58,7 +58,7 @@ def find_missing_average(e: Evidence) -> Cause | None:
     for axis in find_conflict_axes(e):
         if not e.comparison.id.kind.is_of_param and _has_equal(e, axis):
             continue  # only gradients of parameters are averaged: more likely the other axis was summed over
-        error = e.error_of(_summed_over(e, axis), 1 / e.sizes[axis])
+        error = e.error_of(_sum_over(e, axis), 1 / e.sizes[axis])
         if e.is_explained(error):
             return Cause(
                 CauseName.MISSING_AVERAGE,
@@ -84,7 +84,7 @@ def find_wrong_group(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.CONFLICT:
         return None
     for axis in find_conflict_axes(e):
-        summed = _summed_over(e, axis)
+        summed = _sum_over(e, axis)
         for other, size in e.mesh.sizes.items():
             error = e.error_of(summed, 1 / size) if other != axis and size > 1 else math.inf
             if e.is_explained(error):
@@ -109,7 +109,7 @@ def find_missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
         return None
     reference = e.reference.pieces[0].tensor().to(torch.float64)
     for axis in find_conflict_axes(e):
-        summed = _summed_over(e, axis)
+        summed = _sum_over(e, axis)
         if len(summed.pieces) != 1 or summed.pieces[0].region != e.reference.pieces[0].region:
             continue
         surplus = (summed.pieces[0].tensor() - reference).flatten(0, -2)
@@ -151,12 +151,12 @@ def find_gradient_norm(e: Evidence) -> Cause | None:
     kind, ratio = e.comparison.id.kind, e.stats.scale
     if kind not in (Kind.GRAD_NORM, Kind.CLIP) or not math.isfinite(ratio) or ratio <= 0.0:
         return None
-    axis = _axis_left_out(e)
+    axis = _find_axis_left_out(e)
     if axis is not None:
         words = f"the gradients are right, but each rank has the norm of its own: not combined over {axis}"
         return Cause(CauseName.GRADIENT_NORM, words, axis, (f"their squares over {axis} sum to the reference's",))
     square = ratio**2 if kind is Kind.GRAD_NORM else ratio**-2
-    axes, words = _explained(square, e.sizes)
+    axes, words = _name_axes(square, e.sizes)
     return Cause(
         CauseName.GRADIENT_NORM,
         f"the gradients are right, but their norm is {ratio if kind is Kind.GRAD_NORM else 1 / ratio:.4g} x the "
@@ -165,13 +165,13 @@ def find_gradient_norm(e: Evidence) -> Cause | None:
     )
 
 
-def _axis_left_out(e: Evidence) -> str | None:
+def _find_axis_left_out(e: Evidence) -> str | None:
     """The axis over whose ranks the squares of a norm sum to the reference's square."""
     if e.comparison.id.kind is not Kind.GRAD_NORM or e.comparison.verdict is not Verdict.CONFLICT:
         return None
     whole = float(e.reference.tensor())
     for axis in find_conflict_axes(e):
-        shares = [float(replicas[0].tensor()) for replicas in _summed_over(e, axis).pieces[0].summands]
+        shares = [float(replicas[0].tensor()) for replicas in _sum_over(e, axis).pieces[0].summands]
         if math.isclose(math.hypot(*shares), whole, rel_tol=max(MOST_TOLERANCES * e.tolerance, 1e-12)):
             return axis
     return None
@@ -232,7 +232,7 @@ def _measure_factor(e: Evidence) -> _Factor | None:
         MOST_TOLERANCES * e.tolerance * max(abs(s.scale), 1.0), MOST_OF_ERROR * abs(s.scale), MOST_OF_ERROR * s.error
     ):
         return None
-    axes, words = _explained_here(e, s.scale)
+    axes, words = _name_axes_here(e, s.scale)
     if s.count == 1 and not axes:
         return None  # one number is always a multiple of another
     return _Factor(s.scale, rest, axes, words)
@@ -276,11 +276,11 @@ def find_differing_replicas(e: Evidence) -> Cause | None:
         CauseName.REPLICAS_DIFFER,
         f"replicas that must agree differ along {', '.join(axes) or 'no single axis'}",
         axes[0] if len(axes) == 1 else None,
-        (f"replicas differ by {e.comparison.replica_error:.1e}", *_wrong_replicas(e)),
+        (f"replicas differ by {e.comparison.replica_error:.1e}", *_describe_wrong_replicas(e)),
     )
 
 
-def _wrong_replicas(e: Evidence) -> list[str]:
+def _describe_wrong_replicas(e: Evidence) -> list[str]:
     """Which replicas are off, where some are right: nothing of the kind can be said of summands."""
     shards = [(piece, shard) for piece in e.candidate.pieces for shard in piece.summands[0]]
     if e.candidate.pending:
@@ -300,14 +300,14 @@ def find_conflict_axes(e: Evidence) -> list[str]:
 
 def _differs_along(e: Evidence, axis: str) -> bool:
     for piece in e.candidate.pieces:
-        for group in _groups(e, piece, axis):
+        for group in _group_replicas(e, piece, axis):
             first = group[0].tensor()
             if any(measure_pair(first, other.tensor()).error > e.replica_tolerance for other in group[1:]):
                 return True
     return False
 
 
-def _groups(e: Evidence, piece: Piece, axis: str) -> Iterator[list[Shard]]:
+def _group_replicas(e: Evidence, piece: Piece, axis: str) -> Iterator[list[Shard]]:
     """Replicas that differ in their place on this axis alone, within the first factorisation that has it."""
     axes = next([name for name, _ in part] for part in e.mesh.factorisations if axis in dict(part))
     for replicas in piece.summands:
@@ -318,16 +318,16 @@ def _groups(e: Evidence, piece: Piece, axis: str) -> Iterator[list[Shard]]:
         yield from (group for group in groups.values() if len(group) > 1)
 
 
-def _summed_over(e: Evidence, axis: str) -> LogicalTensor:
+def _sum_over(e: Evidence, axis: str) -> LogicalTensor:
     """The same shards, with the replicas along an axis read as summands."""
     pieces = []
     for piece in e.candidate.pieces:
-        group = next(_groups(e, piece, axis), list(piece.summands[0]))
+        group = next(_group_replicas(e, piece, axis), list(piece.summands[0]))
         pieces.append(Piece(piece.region, tuple((shard,) for shard in group)))
     return replace(e.candidate, pieces=tuple(pieces), pending=(*e.candidate.pending, axis))
 
 
-def _sizes_around(e: Evidence) -> dict[str, int]:
+def _find_sizes_around(e: Evidence) -> dict[str, int]:
     """The axes that are the first to suspect: those of the factorisations that the tensor's layout belongs to."""
     words = [word.partition(":")[0] for text in e.candidate.layout.split() for word in text.split("/")[1:]]
     named = (set(words) | set(e.candidate.pending)) & set(e.mesh.sizes)
@@ -336,15 +336,15 @@ def _sizes_around(e: Evidence) -> dict[str, int]:
     return {axis: size for axis, size in e.sizes.items() if axis in around or axis not in e.mesh.sizes}
 
 
-def _explained_here(e: Evidence, scale: float) -> tuple[list[str], str]:
+def _name_axes_here(e: Evidence, scale: float) -> tuple[list[str], str]:
     """The same with the axes of the tensor's own factorisation first; an update's gradient is right on all of them."""
     if e.comparison.id.kind is Kind.UPDATE:
         return [], ""
-    axes, words = _explained(scale, _sizes_around(e))
-    return (axes, words) if axes else _explained(scale, e.sizes)
+    axes, words = _name_axes(scale, _find_sizes_around(e))
+    return (axes, words) if axes else _name_axes(scale, e.sizes)
 
 
-def _explained(scale: float, sizes: Mapping[str, int]) -> tuple[list[str], str]:
+def _name_axes(scale: float, sizes: Mapping[str, int]) -> tuple[list[str], str]:
     """Name all axes whose size is this factor or its inverse; nothing distinguishes them."""
     for factor, over in ((scale, ""), (1 / scale, "1/")):
         axes = [axis for axis, size in sizes.items() if size > 1 and math.isclose(factor, size, rel_tol=0.01)]

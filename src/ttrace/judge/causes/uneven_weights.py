@@ -41,7 +41,7 @@ def find_uneven_weights(e: Evidence) -> Cause | None:
             continue  # a factor for a few numbers proves nothing
         weights = (a * b).sum(1) / a.square().sum(1).clamp_min(1e-300)
         rest = float((weights[:, None] * a - b).norm() / (weights[:, None] * a).norm().clamp_min(1e-300))
-        runs = _runs(live, weights[live], MOST_TOLERANCES * e.tolerance)
+        runs = _find_runs(live, weights[live], MOST_TOLERANCES * e.tolerance)
         is_uneven = 2 <= len(runs) <= num_live // 2 and all(
             abs(weight - 1) > MOST_TOLERANCES * e.tolerance for _, weight in runs
         )
@@ -55,7 +55,7 @@ def find_uneven_weights(e: Evidence) -> Cause | None:
     return None
 
 
-def _runs(indices: torch.Tensor, weights: torch.Tensor, tolerance: float) -> list[Run]:
+def _find_runs(indices: torch.Tensor, weights: torch.Tensor, tolerance: float) -> list[Run]:
     borders = ((weights.diff().abs() > tolerance).nonzero().flatten() + 1).tolist()
     spans = itertools.pairwise([0, *borders, len(weights)])
     return [(indices[start:stop], float(weights[start:stop].mean())) for start, stop in spans]

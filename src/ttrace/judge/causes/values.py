@@ -36,7 +36,7 @@ def find_others_values(e: Evidence) -> Cause | None:
     wrong = e.wrong_pieces()
     if not any(bool(piece.tensor().any()) for piece in wrong.pieces):
         return None  # zeros would match any tensor of zeros
-    for other_id, words in _relatives(e):
+    for other_id, words in _list_relatives(e):
         other = LogicalTensor.of(e.reference_trace, other_id)
         if other is None or other.shape != e.reference.shape:
             continue
@@ -50,7 +50,7 @@ def find_others_values(e: Evidence) -> Cause | None:
     return None
 
 
-def _relatives(e: Evidence) -> Iterator[tuple[TensorId, str]]:
+def _list_relatives(e: Evidence) -> Iterator[tuple[TensorId, str]]:
     """The ids whose values may have been taken for this one's, nearest first."""
     own = e.comparison.id
     for other in e.reference_trace.shards:
@@ -122,22 +122,23 @@ def find_moved_values(e: Evidence) -> Cause | None:
     for dim, size in enumerate(ours.shape):
         if not 2 <= size <= _MOST_ROWS:
             continue
-        source = _matched(ours.movedim(dim, 0), theirs.movedim(dim, 0))
+        source = _match_rows(ours.movedim(dim, 0), theirs.movedim(dim, 0))
         empty = (~theirs.movedim(dim, 0).reshape(size, -1).any(1)).nonzero().flatten()
         found = ours.index_select(dim, source).index_fill(dim, empty, 0.0)
-        rest = _relative(found, theirs)
+        rest = _measure_relative(found, theirs)
         away = (source != torch.arange(size)).nonzero().flatten()
         if len(away) and e.is_explained_error(rest) and not _is_chance(e, source, away):
             lost = f"; zeros at {name_indices(e, dim, empty)}" if len(empty) else ""
+            movement = _describe_movement(e, dim, source, away)
             return Cause(
                 CauseName.MOVED,
-                f"the right values in the wrong place along dim {dim}: {_movement(e, dim, source, away)}{lost}",
+                f"the right values in the wrong place along dim {dim}: {movement}{lost}",
                 evidence=(f"put back, the error is {rest:.1e}",),
             )
     return None
 
 
-def _matched(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+def _match_rows(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """For every row of the candidate, the row of the reference that is most like it."""
     a, b = ours.reshape(len(ours), -1), theirs.reshape(len(theirs), -1)
     if a.shape[1] > 64:
@@ -163,7 +164,7 @@ def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
     return num_choices * math.log(size) + len(away) * width * math.log(max(radius, 1e-300)) > math.log(1e-3)
 
 
-def _movement(e: Evidence, dim: int, source: torch.Tensor, away: torch.Tensor) -> str:
+def _describe_movement(e: Evidence, dim: int, source: torch.Tensor, away: torch.Tensor) -> str:
     size = len(source)
     shifts = set(((torch.arange(size) - source) % size).tolist())
     if len(shifts) == 1:
@@ -190,7 +191,7 @@ def find_transposed_values(e: Evidence) -> Cause | None:
         reread = swapped.reshape(ours.shape)
         back = ours.reshape(swapped.shape).transpose(i, j)
         for other in (reread, back):
-            rest = _relative(other, theirs)
+            rest = _measure_relative(other, theirs)
             if other.shape == theirs.shape and e.is_explained_error(rest):
                 return Cause(
                     CauseName.TRANSPOSED,
@@ -222,9 +223,10 @@ def find_wrong_rows(e: Evidence) -> Cause | None:
         rest = math.sqrt(float(d[~is_wrong].sum()) / max(float(a.sum()), 1e-300))
         is_rest_right = rest <= min(e.tolerance, MOST_OF_ERROR * e.stats.error)
         if 0 < len(wrong) <= size // 3 and is_rest_right and not _is_whole_shards(e, dim, wrong):
+            which = f"{name_indices(e, dim, wrong)}{_describe_edge(e, dim, wrong)}"
             return Cause(
                 CauseName.SOME_ROWS,
-                f"only {_count(len(wrong), size, dim)} wrong: {name_indices(e, dim, wrong)}{_edge(e, dim, wrong)}",
+                f"only {_describe_count(len(wrong), size, dim)} wrong: {which}",
                 evidence=(f"without {'it' if len(wrong) == 1 else 'them'} the error is {rest:.1e}",),
             )
     return None
@@ -234,19 +236,19 @@ def _is_whole_shards(e: Evidence, dim: int, wrong: torch.Tensor) -> bool:
     """Whether these are all that some ranks hold: then the ranks are the story."""
     held = {piece.region.dims[dim] for piece in e.candidate.pieces if piece.region.flat is None}
     found = set(wrong.tolist())
-    inside = [set(ranges_of) for ranges in held if (ranges_of := _indices(ranges)) and set(ranges_of) <= found]
+    inside = [set(ranges_of) for ranges in held if (ranges_of := _list_indices(ranges)) and set(ranges_of) <= found]
     return len(held) > 1 and set().union(*inside) == found
 
 
-def _indices(ranges: Ranges) -> list[int]:
+def _list_indices(ranges: Ranges) -> list[int]:
     return [index for start, stop in ranges for index in range(start, stop)]
 
 
-def _count(wrong: int, size: int, dim: int) -> str:
+def _describe_count(wrong: int, size: int, dim: int) -> str:
     return f"{wrong} of {size} indices of dim {dim} {'is' if wrong == 1 else 'are'}"
 
 
-def _edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
+def _describe_edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
     """Whether the wrong indices are the first or last of every shard."""
     held = {piece.region.dims[dim] for piece in e.candidate.pieces if piece.region.flat is None}
     if len(held) < 2:
@@ -276,12 +278,12 @@ def find_bias(e: Evidence) -> Cause | None:
         return None
     return Cause(
         CauseName.BIAS,
-        f"the candidate is the reference plus one row, the same everywhere{_multiple(e, row)}",
+        f"the candidate is the reference plus one row, the same everywhere{_describe_multiple(e, row)}",
         evidence=(f"without that row the error is {rest:.1e}",),
     )
 
 
-def _multiple(e: Evidence, row: torch.Tensor) -> str:
+def _describe_multiple(e: Evidence, row: torch.Tensor) -> str:
     """How many times the module's own bias the row is, if it is."""
     name = f"{e.comparison.id.name}.bias"
     own = LogicalTensor.of(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
@@ -289,7 +291,7 @@ def _multiple(e: Evidence, row: torch.Tensor) -> str:
         return ""
     values = own.tensor().to(torch.float64)
     count = round(float(values @ row / (values @ values).clamp_min(1e-300)))
-    if count == 0 or _relative(count * values, row) > MOST_OF_ERROR:
+    if count == 0 or _measure_relative(count * values, row) > MOST_OF_ERROR:
         return ""
     often = "once" if count == 1 else f"{count} times"
     return f": {name}, added {often} too often" if count > 0 else f": {name}, left out"
@@ -308,9 +310,9 @@ def find_weaker_dtype(e: Evidence) -> Cause | None:
     if pair is None:
         return None
     for weak in (torch.bfloat16, torch.float16):
-        is_weak = e.candidate.dtype == weak or _fits(pair[1] / e.factor, weak)
+        is_weak = e.candidate.dtype == weak or _is_exact_in(pair[1] / e.factor, weak)
         # What fits in the reference too was not rounded.
-        if unit(weak) <= unit(ours) or not is_weak or _fits(pair[0], weak) or e.stats.error > 16 * unit(weak):
+        if unit(weak) <= unit(ours) or not is_weak or _is_exact_in(pair[0], weak) or e.stats.error > 16 * unit(weak):
             continue
         name = str(weak).removeprefix("torch.")
         return Cause(
@@ -322,7 +324,7 @@ def find_weaker_dtype(e: Evidence) -> Cause | None:
     return None
 
 
-def _fits(values: torch.Tensor, dtype: torch.dtype) -> bool:
+def _is_exact_in(values: torch.Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(values.to(torch.float32), values.to(dtype).to(torch.float32))
 
 
@@ -343,7 +345,7 @@ def find_partial_sum(e: Evidence) -> Cause | None:
         inner = LogicalTensor.of(e.candidate_trace, inner_id)
         if inner is None or inner.shape != e.reference.shape:
             continue
-        errors = [_least(inner, replace(wrong, pieces=(piece,))) for piece in wrong.pieces]
+        errors = [_measure_least(inner, replace(wrong, pieces=(piece,))) for piece in wrong.pieces]
         if errors and e.is_explained_error(max(errors)):
             axes = inner.pending
             return Cause(
@@ -365,7 +367,7 @@ def _is_just_before(inner: TensorId, own: TensorId) -> bool:
     return is_same_way and is_inside(inner.name, around)
 
 
-def _least(inner: LogicalTensor, part: LogicalTensor) -> float:
+def _measure_least(inner: LogicalTensor, part: LogicalTensor) -> float:
     """The error of a part against the summand that it is most like."""
     count = min(len(piece.summands) for piece in inner.pieces)
     alone = (
@@ -375,5 +377,5 @@ def _least(inner: LogicalTensor, part: LogicalTensor) -> float:
     return min(measure(summand, part)[0].error for summand in alone)
 
 
-def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+def _measure_relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / a.norm().clamp_min(1e-300)) if a.shape == b.shape else math.inf

@@ -49,7 +49,7 @@ class Comparer:
 
     def comparison(self, tensor_id: TensorId) -> Comparison:
         if tensor_id.kind.is_recompute:
-            return self._recomputed(tensor_id)
+            return self._compare_recomputation(tensor_id)
         ours = self.reference.shards.get(tensor_id)
         theirs = self.candidate.shards.get(tensor_id)
         if ours and not theirs and not tensor_id.kind.is_of_param and self.candidate.is_opaque(tensor_id.name):
@@ -72,26 +72,28 @@ class Comparer:
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_TWIN))
         b = LogicalTensor.of(self.candidate, tensor_id, a.shape)
         if b is None:
-            return Comparison(tensor_id, Verdict.UNJUDGED, _no_layout(theirs, a))
-        misfit = self._misfit(tensor_id, a, b)
+            return Comparison(tensor_id, Verdict.UNJUDGED, _explain_no_layout(theirs, a))
+        misfit = self._find_misfit(tensor_id, a, b)
         if misfit is not None:
             return Comparison(tensor_id, *misfit, layout=b.layout, by=b.by)
-        return self._judged(tensor_id, a, b)
+        return self._judge(tensor_id, a, b)
 
-    def _misfit(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> tuple[Verdict, Why | None] | None:
+    def _find_misfit(
+        self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor
+    ) -> tuple[Verdict, Why | None] | None:
         """Why the candidate's shards do not make up the reference's tensor, decided without looking at data."""
         for side, logical, trace in (("reference", a, self.reference), ("candidate", b, self.candidate)):
-            flaw = _flaw(logical, _num_summands(tensor_id, logical, trace), side)
+            flaw = _find_flaw(logical, _count_summands(tensor_id, logical, trace), side)
             if flaw is not None:
                 return flaw
         if a.shape != b.shape:
             return Verdict.UNJUDGED, Why(Reason.OTHER_SHAPE, shapes=(a.shape, b.shape))
-        absent = self._absent(tensor_id, b)
+        absent = self._find_absent_ranks(tensor_id, b)
         if absent:
             return Verdict.MISSING, Why(Reason.ABSENT_ON_RANK, count=absent[0])
         return None
 
-    def _recomputed(self, tensor_id: TensorId) -> Comparison:
+    def _compare_recomputation(self, tensor_id: TensorId) -> Comparison:
         """Compare a recomputation with the candidate's own first forward, rank by rank."""
         first_id = tensor_id.first
         first = {(s.coord.rank, s.record.microbatch): s for s in self.candidate.shards.get(first_id, ())}
@@ -107,7 +109,7 @@ class Comparer:
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
         return Comparison(tensor_id, verdict, None, total, tolerance, tuple(parts), by=_FIRST_FORWARD)
 
-    def _decided(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> tuple[Verdict, Why | None]:
+    def _judge_decision(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> tuple[Verdict, Why | None]:
         """Judge a choice that differs: it is right if rounding may have changed the order of the scores."""
         reasons = tensor_id.at(Kind.DECISION, slot=make_scores_slot(tensor_id.site.slot))
         scores = LogicalTensor.of(self.reference, reasons)
@@ -130,7 +132,7 @@ class Comparer:
         ids = self.candidate.shards
         return frozenset(t.name for t in ids if t.kind is Kind.PARAM_GRAD and t.microbatch is not None)
 
-    def _absent(self, tensor_id: TensorId, b: LogicalTensor) -> list[int]:
+    def _find_absent_ranks(self, tensor_id: TensorId, b: LogicalTensor) -> list[int]:
         """Ranks that own the module and ran this microbatch, but recorded nothing here."""
         is_kept_anywhere = tensor_id.kind is Kind.OPTIM or any(p.region.flat is not None for p in b.pieces)
         if tensor_id.name in self.candidate.divided or is_kept_anywhere:
@@ -164,17 +166,17 @@ class Comparer:
         ranks = {rank for piece in b.pieces for rank in piece.ranks}
         return any(not ranks <= self._ran.get((step, microbatch), frozenset()) for step, microbatch in ran)
 
-    def _judged(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> Comparison:
+    def _judge(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> Comparison:
         tolerance, lost = self.twins.tolerances[tensor_id], NONE_LOST
         factor = factor_to_come(tensor_id, self.reference, self.candidate)
         total, parts = measure(a, b, factor=factor)
         if tolerance.error(total) > tolerance.value / self.twins.margin:  # finding them reads all gradients
             lost = self.twins.lost(tensor_id)
             total, parts = measure(a, b, factor=factor, lost=lost) if lost else (total, parts)
-        replica_error, allowed = self._worst_replicas(tensor_id, b, tolerance)
-        verdict, why = _verdict(tensor_id, total, (replica_error, allowed), tolerance)
+        replica_error, allowed = self._find_worst_replicas(tensor_id, b, tolerance)
+        verdict, why = _decide_verdict(tensor_id, total, (replica_error, allowed), tolerance)
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
-            verdict, why = self._decided(tensor_id, a, b)
+            verdict, why = self._judge_decision(tensor_id, a, b)
         if verdict.is_wrong and self._is_of_some_microbatches(tensor_id, b):
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.OWN_MICROBATCHES), layout=b.layout, by=b.by)
         if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
@@ -195,7 +197,7 @@ class Comparer:
         )
         return judge_scale(judge_own_rows(comparison, a, b, self.candidate))
 
-    def _worst_replicas(self, tensor_id: TensorId, b: LogicalTensor, tolerance: Tolerance) -> tuple[float, float]:
+    def _find_worst_replicas(self, tensor_id: TensorId, b: LogicalTensor, tolerance: Tolerance) -> tuple[float, float]:
         """How far apart replicas are, and how far they may be: of those that are too far apart, if any are."""
         found = []
         for x, y, is_reduced in self._replica_pairs(b):
@@ -213,7 +215,7 @@ class Comparer:
         return int((a.tensor() != b.tensor()).sum()) or sum(int((x != y).sum()) for x, y in pairs)
 
 
-def _num_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -> int:
+def _count_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -> int:
     """How many summands a pending sum has: a tied weight is on some stages of a pipeline only."""
     if not tensor_id.kind.is_of_param:
         return math.prod(trace.sizes.get(axis, 1) for axis in logical.pending)
@@ -221,7 +223,7 @@ def _num_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -> 
     return len({tuple(coord.get(axis, 0) for axis in logical.pending) for coord in owners})
 
 
-def _flaw(logical: LogicalTensor, num_summands: int, side: str) -> tuple[Verdict, Why | None] | None:
+def _find_flaw(logical: LogicalTensor, num_summands: int, side: str) -> tuple[Verdict, Why | None] | None:
     """Find out why shards make up no tensor."""
     if len(shapes := logical.shapes()) > 1:
         return Verdict.UNJUDGED, Why(Reason.DIFFERENT_SHAPES, side, shapes=tuple(sorted(shapes)))
@@ -235,7 +237,7 @@ def _flaw(logical: LogicalTensor, num_summands: int, side: str) -> tuple[Verdict
     return None
 
 
-def _verdict(
+def _decide_verdict(
     tensor_id: TensorId, total: Stats, replicas: tuple[float, float], tolerance: Tolerance
 ) -> tuple[Verdict, Why | None]:
     """`replicas` is how far apart they are, and how far they may be."""
@@ -265,6 +267,6 @@ def _is_of_integers(logical: LogicalTensor) -> bool:
     return not logical.dtype.is_floating_point and not logical.num_buckets
 
 
-def _no_layout(shards: list[Shard], a: LogicalTensor) -> Why:
+def _explain_no_layout(shards: list[Shard], a: LogicalTensor) -> Why:
     held = sorted({shard.record.shape for shard in shards})
     return Why(Reason.NO_LAYOUT, shapes=(a.shape, *held))

@@ -25,7 +25,7 @@ def merge_gradients(findings: Sequence[Finding], comparisons: Sequence[Compariso
     if len(accused) < 2 or len({(f.cause.name, f.cause.axis) for f in accused}) > 1:
         return tuple(findings)
     first = accused[0]
-    wrong = _all_wrong(first.comparison.id, comparisons)
+    wrong = _find_all_wrong(first.comparison.id, comparisons)
     if wrong is None or (first.cause.name in FACTORS and not _have_one_factor(wrong)):
         return tuple(findings)
     count = len({c.id.name for c in wrong})
@@ -39,7 +39,7 @@ def merge_gradients(findings: Sequence[Finding], comparisons: Sequence[Compariso
     return tuple(merged if finding is first else finding for finding in findings if finding not in accused[1:])
 
 
-def _all_wrong(first: TensorId, comparisons: Sequence[Comparison]) -> list[Comparison] | None:
+def _find_all_wrong(first: TensorId, comparisons: Sequence[Comparison]) -> list[Comparison] | None:
     """All wrong gradients of the step; None if a final gradient is right, or something is wrong before them."""
     then = [c for c in comparisons if c.id.step == first.step and c.id.kind not in _AFTERWARDS]
     if any(c.verdict.is_wrong and c.id.kind not in _GRADIENTS for c in then):
@@ -53,10 +53,10 @@ def _all_wrong(first: TensorId, comparisons: Sequence[Comparison]) -> list[Compa
 def _have_one_factor(wrong: Sequence[Comparison]) -> bool:
     """Whether one number times the reference explains all of them."""
     factor = wrong[0].stats.scale
-    return all(_rest(c, factor) <= MOST_TOLERANCES * _tolerance(c) * max(abs(factor), 1.0) for c in wrong)
+    return all(_measure_rest(c, factor) <= MOST_TOLERANCES * _tolerance(c) * max(abs(factor), 1.0) for c in wrong)
 
 
-def _rest(comparison: Comparison, factor: float) -> float:
+def _measure_rest(comparison: Comparison, factor: float) -> float:
     """The error that is left against this many times the reference."""
     s = comparison.stats
     return math.sqrt(max(s.bb - 2 * factor * s.ab + factor * factor * s.aa, 0.0) / s.aa) if s.aa else math.inf

@@ -41,7 +41,7 @@ def find_global_scale(
     wrong = [comparison for comparison in comparisons if comparison.verdict.is_wrong]
     if not all(map(is_by_scale, wrong)):
         return ()
-    departed = [pool for pool in _pools(comparisons, twins, margin) if abs(pool.mean) > margin * pool.noise]
+    departed = [pool for pool in _make_pools(comparisons, twins, margin) if abs(pool.mean) > margin * pool.noise]
     if not departed or not all(any(pool.explains(c) for pool in departed) for c in wrong):
         return ()
     first, rest = departed[0], [str(pool) for pool in departed[1:]]
@@ -86,9 +86,9 @@ class _Pool:
         return replace(self, mean=self.mean - other.mean, twin_means=twin_means, beside=beside)
 
 
-def _pools(comparisons: Sequence[Comparison], twins: TwinStats, margin: float) -> list[_Pool]:
+def _make_pools(comparisons: Sequence[Comparison], twins: TwinStats, margin: float) -> list[_Pool]:
     """Every kind by itself, and the gradients of parameters relative to those of activations."""
-    pools = {kind: pool for kind in SCALED_KINDS if (pool := _pool(kind, comparisons, twins, margin)) is not None}
+    pools = {kind: pool for kind in SCALED_KINDS if (pool := _make_pool(kind, comparisons, twins, margin)) is not None}
     # Few twins: how much more than independent noise there is, is taken from all kinds together.
     excess = rms(mean / pool.alone for pool in pools.values() for mean in pool.twin_means)
     alike = {way: _rms_of_twins(p for p in pools.values() if p.kind.is_backward == way) for way in (False, True)}
@@ -107,7 +107,7 @@ def _rms_of_twins(pools: Iterable[_Pool]) -> float:
     return rms(mean for pool in pools for mean in pool.twin_means)
 
 
-def _pool(kind: Kind, comparisons: Sequence[Comparison], twins: TwinStats, margin: float) -> _Pool | None:
+def _make_pool(kind: Kind, comparisons: Sequence[Comparison], twins: TwinStats, margin: float) -> _Pool | None:
     known = [(c, c.tolerance) for c in comparisons if c.id.kind is kind and c.tolerance is not None and _is_known(c)]
     if len(known) < MANY:
         return None
@@ -119,7 +119,7 @@ def _pool(kind: Kind, comparisons: Sequence[Comparison], twins: TwinStats, margi
 
     num_twins = min(len(twins[c.id]) for c, _ in known)
     twin_means = [mean(twins[c.id][twin] for c, _ in known) for twin in range(num_twins)]
-    least = max(_least(t.floor) for _, t in known)
+    least = max(_find_least_noise(t.floor) for _, t in known)
     return _Pool(
         kind,
         [c for c, _ in known],
@@ -138,7 +138,7 @@ def _is_known(comparison: Comparison) -> bool:
     return comparison.verdict is Verdict.PASS or is_by_scale(comparison)
 
 
-def _least(floor: float) -> float:
+def _find_least_noise(floor: float) -> float:
     """The least noise of many tensors: products of 16 bits are summed in float32, those of float32 round every sum."""
     share = NOISE_FLOOR if floor <= unit(torch.float32) else NOISE_FLOOR / 4
     return share * floor

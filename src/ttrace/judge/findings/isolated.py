@@ -33,10 +33,10 @@ def combine(ordinary: Judgement, isolated: Judgement) -> Judgement:
     for finding in isolated.findings:
         if finding.module not in accused and finding.comparison.id in wrong - covered:
             hidden.setdefault(finding.module, replace(finding, alone=True))
-    calls = _wrong_calls(isolated)
-    found = (*_by_evidence(known), *hidden.values())
+    calls = _find_wrong_calls(isolated)
+    found = (*_sort_by_evidence(known), *hidden.values())
     findings = tuple(replace(finding, inside=calls.get(finding.module, "")) for finding in found)
-    return replace(ordinary, findings=findings, notes=(*ordinary.notes, *_notes(isolated)))
+    return replace(ordinary, findings=findings, notes=(*ordinary.notes, *_note_isolated(isolated)))
 
 
 def _is_wrong_alone(finding: Finding, isolated: Judgement) -> bool | None:
@@ -45,22 +45,22 @@ def _is_wrong_alone(finding: Finding, isolated: Judgement) -> bool | None:
     verdict = next((c.verdict for c in isolated.comparisons if c.id == own), None)
     if verdict is None or not (verdict is Verdict.PASS or verdict.is_wrong):
         return None
-    same_pass = (f for f in isolated.findings if _pass(f.comparison.id.kind) is _pass(own.kind))
+    same_pass = (f for f in isolated.findings if _find_pass(f.comparison.id.kind) is _find_pass(own.kind))
     return verdict.is_wrong or any(other.module == finding.module for other in same_pass)
 
 
-def _pass(kind: Kind) -> _Pass:
+def _find_pass(kind: Kind) -> _Pass:
     if kind in (Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
         return _Pass.UPDATE
     return _Pass.BACKWARD if kind.is_backward else _Pass.FORWARD
 
 
-def _by_evidence(findings: list[Finding]) -> list[Finding]:
+def _sort_by_evidence(findings: list[Finding]) -> list[Finding]:
     """What is wrong by itself comes first; otherwise in the order in which it appeared."""
     return sorted(findings, key=lambda finding: not finding.alone)
 
 
-def _wrong_calls(isolated: Judgement) -> dict[str, str]:
+def _find_wrong_calls(isolated: Judgement) -> dict[str, str]:
     """By module, the first wrong call of a torch function in its own code."""
     found: dict[str, str] = {}
     for comparison in isolated.comparisons:
@@ -70,7 +70,7 @@ def _wrong_calls(isolated: Judgement) -> dict[str, str]:
     return found
 
 
-def _notes(isolated: Judgement) -> list[str]:
+def _note_isolated(isolated: Judgement) -> list[str]:
     unjudged = sum(comparison.spoils for comparison in isolated.comparisons)
     words = [f"{unjudged} tensors of the isolated run could not be judged"] if unjudged else []
     passed = sum(comparison.reason is Reason.SKIPPED_BLOCK for comparison in isolated.comparisons)

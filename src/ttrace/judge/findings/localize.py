@@ -46,51 +46,55 @@ def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate:
     if not wrong:
         return ()
     sites = _WrongSites(
-        list(wrong), _called(comparisons), _replaced(reference), _missing(comparisons), _integers(wrong, reference)
+        list(wrong),
+        _find_called(comparisons),
+        _find_replaced(reference),
+        _find_missing(comparisons),
+        _find_integers(wrong, reference),
     )
     order = list(wrong)
     return tuple(
         Finding(
             wrong[start],
             sites.maker_of(start),
-            _source(sites.maker_of(start), candidate),
-            _cause(wrong[start], sites.maker_of(start), comparisons, reference, candidate),
+            _find_source(sites.maker_of(start), candidate),
+            _choose_cause(wrong[start], sites.maker_of(start), comparisons, reference, candidate),
             num_after=len(order) - order.index(start) - 1,
         )
         for start in sites.origins()
     )
 
 
-def _called(comparisons: Sequence[Comparison]) -> frozenset[str]:
+def _find_called(comparisons: Sequence[Comparison]) -> frozenset[str]:
     """The modules that ran; a module does not run if its parent uses its parameters directly."""
     return frozenset(c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT))
 
 
-def _missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
+def _find_missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
     """What the candidate does not have."""
     return frozenset(c.id for c in comparisons if c.verdict is Verdict.MISSING)
 
 
-def _integers(ids: Iterable[TensorId], reference: Trace) -> frozenset[TensorId]:
+def _find_integers(ids: Iterable[TensorId], reference: Trace) -> frozenset[TensorId]:
     return frozenset(
         t for t in ids if t in reference.shards and not reference.shards[t][0].record.dtype.is_floating_point
     )
 
 
-def _cause(
+def _choose_cause(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause:
     """Find the cause in the values or, if they show nothing, in the modules inside this one."""
     found = find_cause(start, reference, candidate)
     if found.name not in VAGUE:
         return found
-    skipped = _skipped(module, comparisons, candidate) if found.name is CauseName.UNEXPLAINED else None
+    skipped = _explain_by_skipped(module, comparisons, candidate) if found.name is CauseName.UNEXPLAINED else None
     if start.id.kind is Kind.LOSS:
-        return skipped or _gradient_of(start, comparisons, reference, candidate) or found
-    return skipped or _handed_over(start, module, comparisons, reference, candidate) or found
+        return skipped or _explain_by_gradient(start, comparisons, reference, candidate) or found
+    return skipped or _explain_by_handover(start, module, comparisons, reference, candidate) or found
 
 
-def _gradient_of(
+def _explain_by_gradient(
     loss: Comparison, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause | None:
     """Find the cause of a wrong loss in its gradient, which has many values; the loss is one number."""
@@ -102,7 +106,7 @@ def _gradient_of(
     return None
 
 
-def _handed_over(
+def _explain_by_handover(
     start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
 ) -> Cause | None:
     """Find the cause in the first wrong tensor that enters a module inside: this module's code made it.
@@ -123,7 +127,7 @@ def _handed_over(
     return None
 
 
-def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:
+def _explain_by_skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:
     """Find modules inside this one that the candidate has, and that only the reference ran."""
     ran = {c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is not Verdict.MISSING}
     absent = [c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING]
@@ -136,7 +140,7 @@ def _skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -
     return Cause(CauseName.SKIPPED, f"the candidate never runs {named}")
 
 
-def _replaced(reference: Trace) -> frozenset[TensorId]:
+def _find_replaced(reference: Trace) -> frozenset[TensorId]:
     """What isolation replaced on its way into a module."""
     enters = (Kind.INPUT, Kind.GRAD_OUTPUT)
     return frozenset(t for t, shards in reference.shards.items() if t.kind in enters and shards[0].record.values)
@@ -169,14 +173,14 @@ class _WrongSites:
         """The module of an id; for parameters, buffers and replaced tensors, the innermost module that ran."""
         if not t.kind.is_of_param and not t.kind.is_of_buffer and t not in self._replaced:
             return t.name
-        return self._around(t.name)
+        return self._find_around(t.name)
 
     def maker_of(self, t: TensorId) -> str:
         """The module whose code made a tensor: integers that enter a module are made by the one around it."""
         is_handed_over = t.kind is Kind.INPUT and t in self._integers and t.name != ROOT
-        return self._around(t.name) if is_handed_over else self.module_of(t)
+        return self._find_around(t.name) if is_handed_over else self.module_of(t)
 
-    def _around(self, name: str) -> str:
+    def _find_around(self, name: str) -> str:
         """The innermost module around that ran."""
         module = name.rpartition(".")[0]
         while module and module not in self._called:
@@ -186,17 +190,17 @@ class _WrongSites:
     def origins(self) -> list[TensorId]:
         """Find the first wrong site of every module that is wrong by itself; there is at least one."""
         starts = [t for t in self._wrong_ids if t.step == self._first_step and self._starts_at(t)]
-        modules = {(self.module_of(t), _phase(t)) for t in starts}
+        modules = {(self.module_of(t), _find_phase(t)) for t in starts}
         found: dict[tuple[str, int], TensorId] = {}
         for t in starts:
             if not self._has_inner(t, modules):
                 # Other slots, calls and microbatches of the same module have the same cause.
-                found.setdefault((self.module_of(t), _phase(t)), self._telling(t))
-        first = min((t for t in self._wrong_ids if t.step == self._first_step), key=_phase)
+                found.setdefault((self.module_of(t), _find_phase(t)), self._choose_telling(t))
+        first = min((t for t in self._wrong_ids if t.step == self._first_step), key=_find_phase)
         is_covered = first in found.values() or any(self._explains(t, first) for t in found.values())
         return list(found.values()) if is_covered else [first, *found.values()]
 
-    def _telling(self, t: TensorId) -> TensorId:
+    def _choose_telling(self, t: TensorId) -> TensorId:
         """Of a parameter after a step and its update, both wrong, the update says more.
 
         So do integers that a module's own code handed to a module inside, before anything else there was wrong.
@@ -207,7 +211,7 @@ class _WrongSites:
         if t.kind is not Kind.OUTPUT:
             return t
         around = (other for other in self._wrong_ids if other.step == t.step and is_inside(other.name, t.name))
-        first = next((other for other in around if _phase(other) == _FORWARD), t)
+        first = next((other for other in around if _find_phase(other) == _FORWARD), t)
         return first if first.kind is Kind.INPUT and first in self._integers else t
 
     def _starts_at(self, t: TensorId) -> bool:
@@ -223,7 +227,7 @@ class _WrongSites:
             # Made from every gradient, wherever it is.
             made_from = (Kind.PARAM_GRAD, Kind.MAIN_GRAD, *([Kind.GRAD_NORM] if t.kind is Kind.CLIP else []))
             return not any(other.kind in made_from and other.step == t.step for other in self._wrong_ids)
-        if _phase(t) == _UPDATE:
+        if _find_phase(t) == _UPDATE:
             if any(other.kind in (Kind.GRAD_NORM, Kind.CLIP) and other.step == t.step for other in self._wrong_ids):
                 return False  # a wrong norm clips every gradient wrongly
             if t.at(Kind.PARAM_GRAD, slot="") in self._missing:
@@ -249,7 +253,7 @@ class _WrongSites:
 
     def _explains(self, origin: TensorId, t: TensorId) -> bool:
         """Whether a wrong tensor inside an origin's module, in the same pass, has the same cause."""
-        is_same_way = origin.kind is not Kind.LOSS and _phase(origin) == _phase(t)
+        is_same_way = origin.kind is not Kind.LOSS and _find_phase(origin) == _find_phase(t)
         return is_same_way and is_inside(self.module_of(t), self.module_of(origin))
 
     def _has_inner(self, t: TensorId, modules: set[tuple[str, int]]) -> bool:
@@ -258,13 +262,13 @@ class _WrongSites:
         In isolation also in the direction before: what an inner forward spoils arrives nowhere, but its backward does.
         """
         module = self.module_of(t)
-        phases = range(_phase(t) + 1) if self._replaced else (_phase(t),)
+        phases = range(_find_phase(t) + 1) if self._replaced else (_find_phase(t),)
         return t.kind in _MADE_INSIDE and any(
             inner != module and is_inside(inner, module) and phase in phases for inner, phase in modules
         )
 
 
-def _phase(t: TensorId) -> int:
+def _find_phase(t: TensorId) -> int:
     if t.kind in (Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
         return _UPDATE
     # A module's own loss is known when its gradient comes.
@@ -272,7 +276,7 @@ def _phase(t: TensorId) -> int:
     return _BACKWARD if t.kind.is_backward or is_auxiliary else _FORWARD
 
 
-def _source(module: str, candidate: Trace) -> str:
+def _find_source(module: str, candidate: Trace) -> str:
     """Where the module is written: for torch's own layers the module around them."""
     while True:
         for rank in candidate.ranks:

@@ -27,10 +27,10 @@ def excuse_unstated_sums(comparisons: Sequence[Comparison], reference: Trace, ca
     alike = {comparison.id for comparison in comparisons if comparison.verdict in (Verdict.PASS, Verdict.FAIL)}
     result = []
     for comparison in comparisons:
-        if comparison.id in wrong and comparison.by == INFERRED and _outer(comparison.id, right) is not None:
-            comparison = _as_pending_sum(comparison, reference, candidate)
+        if comparison.id in wrong and comparison.by == INFERRED and _find_outer(comparison.id, right) is not None:
+            comparison = _excuse_pending_sum(comparison, reference, candidate)
         elif comparison.id in wrong and _is_final_reduced(comparison.id, alike):
-            comparison = _as_reduced_later(comparison, reference, candidate)
+            comparison = _excuse_reduced_later(comparison, reference, candidate)
         result.append(comparison)
     return result
 
@@ -83,7 +83,7 @@ def find_unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candid
         return None
     if not any(c.id.kind is Kind.UPDATE and c.verdict is Verdict.PASS for c in comparisons):
         return None
-    ours, theirs = (_clip(trace, wrong[0].id) for trace in (reference, candidate))
+    ours, theirs = (_find_clip(trace, wrong[0].id) for trace in (reference, candidate))
     if ours is not None and theirs is None:
         seen, hidden, clip, factor = "reference", "candidate", ours, ours
     elif theirs is not None and ours is None:
@@ -119,14 +119,14 @@ def add_layout_doubt(finding: Finding, comparisons: Sequence[Comparison]) -> Fin
     return replace(finding, cause=cause)
 
 
-def _clip(trace: Trace, gradient: TensorId) -> float | None:
+def _find_clip(trace: Trace, gradient: TensorId) -> float | None:
     """The factor by which a side clips the gradients of a step, if it was seen and does anything."""
     shards = trace.shards.get(TensorId.of(gradient.step, None, ROOT, Kind.CLIP))
     factor = float(shards[0].tensor()) if shards else 1.0
     return factor if 0.0 < factor < 1.0 else None
 
 
-def _outer(tensor_id: TensorId, right: set[TensorId]) -> TensorId | None:
+def _find_outer(tensor_id: TensorId, right: set[TensorId]) -> TensorId | None:
     """The same kind at the module around this one, if it is right."""
     if tensor_id.name == ROOT or tensor_id.kind not in (Kind.OUTPUT, Kind.GRAD_INPUT):
         return None
@@ -141,13 +141,13 @@ def _is_final_reduced(tensor_id: TensorId, alike: set[TensorId]) -> bool:
     return of_microbatch and replace(tensor_id, microbatch=None) in alike
 
 
-def _as_reduced_later(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
+def _excuse_reduced_later(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
     if find_cause(comparison, reference, candidate).name is not CauseName.MISSING_ALL_REDUCE:
         return comparison
     return replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.REDUCED_LATER))
 
 
-def _as_pending_sum(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
+def _excuse_pending_sum(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:
     found = find_cause(comparison, reference, candidate)
     if found.name is not CauseName.MISSING_ALL_REDUCE:
         return comparison

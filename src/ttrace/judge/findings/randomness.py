@@ -16,9 +16,9 @@ def describe_random_numbers(reference: Trace, candidate: Trace) -> Iterator[str]
     sides = {"reference": reference.random, "candidate": candidate.random}
     drawing = [side for side, modules in sides.items() if modules]
     if len(drawing) == 2 and set(reference.random) == set(candidate.random):
-        yield _problem("reference and candidate", reference.random)
+        yield _describe_modules("reference and candidate", reference.random)
     else:
-        yield from (_problem(f"the {side}", sides[side]) for side in drawing)
+        yield from (_describe_modules(f"the {side}", sides[side]) for side in drawing)
 
 
 def drop_random_findings(
@@ -43,7 +43,7 @@ def _is_spoiled(comparison: Comparison, reference: Trace, candidate: Trace) -> b
     return comparison.verdict.is_wrong and any(is_inside(name, m) for m in (*reference.random, *candidate.random))
 
 
-def _problem(sides: str, modules: Sequence[str]) -> str:
+def _describe_modules(sides: str, modules: Sequence[str]) -> str:
     named = ", ".join("the model itself" if name == ROOT else name for name in modules[:_MOST_NAMED])
     more = f" and {len(modules) - _MOST_NAMED} more modules" if len(modules) > _MOST_NAMED else ""
     return (

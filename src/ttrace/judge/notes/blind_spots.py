@@ -27,7 +27,7 @@ def find_blind_spots(
             kinds = protected.setdefault(comparison.id.name, set())
             if _has_power(comparison) and comparison.id not in blind:
                 kinds.add(comparison.id.kind)
-    return {name: words for name, kinds in protected.items() if (words := _blind_spot(kinds))}
+    return {name: words for name, kinds in protected.items() if (words := _describe_blind_spot(kinds))}
 
 
 def note_blind_spots(comparisons: Sequence[Comparison], candidate: Trace) -> list[str]:
@@ -50,7 +50,7 @@ def _has_power(comparison: Comparison) -> bool:
     return is_judged and comparison.stats.aa > 0.0 and tolerance.value < 1.0
 
 
-def _blind_spot(protected: AbstractSet[Kind]) -> str:
+def _describe_blind_spot(protected: AbstractSet[Kind]) -> str:
     if Kind.UPDATE in protected:
         return ""
     if protected & {Kind.PARAM_GRAD, Kind.MAIN_GRAD}:

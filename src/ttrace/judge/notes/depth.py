@@ -32,7 +32,7 @@ _WORDS = {
 
 def note_depth(comparisons: Sequence[Comparison]) -> list[str]:
     """Note what is unusual along the layers of reference and candidate; this is no failure."""
-    return [note for line in _lines(comparisons) for note in (*_unstable(line), *_departing(line))]
+    return [note for line in _find_lines(comparisons) for note in (*_note_unstable(line), *_note_departure(line))]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Line:
         return f"{self.stack}.{ends}" if self.stack else ends
 
 
-def _lines(comparisons: Sequence[Comparison]) -> Iterator[_Line]:
+def _find_lines(comparisons: Sequence[Comparison]) -> Iterator[_Line]:
     found: dict[tuple[str, Kind], dict[int, list[Comparison]]] = {}
     for comparison in comparisons:
         place = layer_of(comparison.id.name)
@@ -68,12 +68,13 @@ def layer_of(name: str) -> tuple[str, int] | None:
     return None if at is None else (".".join(parts[:at]), int(parts[at]))
 
 
-def _unstable(line: _Line) -> Iterator[str]:
+def _note_unstable(line: _Line) -> Iterator[str]:
     """Note if the reference's own error grows far faster than the square root; gradients of parameters follow."""
     if line.kind is Kind.PARAM_GRAD:
         return
     errors = {
-        layer: _typical(c.tolerance.twin_error for c in found if c.tolerance) for layer, found in line.layers.items()
+        layer: _find_typical(c.tolerance.twin_error for c in found if c.tolerance)
+        for layer, found in line.layers.items()
     }
     floor = max(c.tolerance.floor for found in line.layers.values() for c in found if c.tolerance)
     layers = list(errors)
@@ -88,14 +89,17 @@ def _unstable(line: _Line) -> Iterator[str]:
         )
 
 
-def _departing(line: _Line) -> Iterator[str]:
+def _note_departure(line: _Line) -> Iterator[str]:
     """Note if the candidate's errors grow faster than the twins', with every tensor within its margin."""
-    ratios = {layer: _typical(r for c in found if (r := _ratio(c)) is not None) for layer, found in line.layers.items()}
+    ratios = {
+        layer: _find_typical(r for c in found if (r := _measure_ratio(c)) is not None)
+        for layer, found in line.layers.items()
+    }
     layers = list(ratios)
     third = len(layers) // 3
     before, after = (
-        _typical(ratios[layer] for layer in layers[:third]),
-        _typical(ratios[layer] for layer in layers[-third:]),
+        _find_typical(ratios[layer] for layer in layers[:third]),
+        _find_typical(ratios[layer] for layer in layers[-third:]),
     )
     if after > DEPARTED * max(1.0, before):
         yield (
@@ -105,7 +109,7 @@ def _departing(line: _Line) -> Iterator[str]:
         )
 
 
-def _ratio(comparison: Comparison) -> float | None:
+def _measure_ratio(comparison: Comparison) -> float | None:
     """Observed over estimated error of a tensor that passed."""
     tolerance = comparison.tolerance
     if comparison.verdict is not Verdict.PASS or tolerance is None:
@@ -114,5 +118,5 @@ def _ratio(comparison: Comparison) -> float | None:
     return comparison.error / estimate if estimate > 0.0 else None
 
 
-def _typical(values: Iterable[float]) -> float:
+def _find_typical(values: Iterable[float]) -> float:
     return statistics.median(list(values) or [0.0])

@@ -68,32 +68,32 @@ def find_difference(reference: Trace, candidate: Trace, tensor_id: TensorId) -> 
     if a is None or b is None or a.shape != b.shape:
         raise TTraceError(f"{tensor_id}: the two sides cannot be laid over each other. Add a rule for this site.")
     factor = factor_to_come(tensor_id, reference, candidate)
-    elements = [element for piece in b.pieces for element in _worst(a, b, piece, factor)]
-    most = heapq.nlargest(NUM_ELEMENTS, elements, key=_gap)
+    elements = [element for piece in b.pieces for element in _find_worst(a, b, piece, factor)]
+    most = heapq.nlargest(NUM_ELEMENTS, elements, key=_measure_gap)
     total, _ = measure(a, b, factor=factor)
-    ranks = tuple(_by_rank(a, b, factor))
+    ranks = tuple(_measure_ranks(a, b, factor))
     return Difference(tensor_id, a.shape, b.layout, b.by, b.pending, factor, total, ranks, tuple(most))
 
 
-def _by_rank(a: LogicalTensor, b: LogicalTensor, factor: float) -> Iterator[RankDifference]:
+def _measure_ranks(a: LogicalTensor, b: LogicalTensor, factor: float) -> Iterator[RankDifference]:
     for piece in b.pieces:
         for shard in (shard for replicas in piece.summands for shard in replicas):
             alone = replace(b, pieces=(Piece(piece.region, ((shard,),)),), pending=())
             yield RankDifference(str(shard.coord), str(piece.region), measure(a, alone, factor=factor)[0])
 
 
-def _worst(a: LogicalTensor, b: LogicalTensor, piece: Piece, factor: float) -> Iterator[Element]:
+def _find_worst(a: LogicalTensor, b: LogicalTensor, piece: Piece, factor: float) -> Iterator[Element]:
     """The elements of one region that differ most: of every replica, but of summands only their sum."""
     if b.pending:
-        yield from _elements(
+        yield from _find_elements(
             a, piece.region, piece.tensor().to(torch.float64) * factor, f"summed over {', '.join(b.pending)}"
         )
         return
     for shard in piece.summands[0]:
-        yield from _elements(a, piece.region, shard.tensor().to(torch.float64) * factor, str(shard.coord))
+        yield from _find_elements(a, piece.region, shard.tensor().to(torch.float64) * factor, str(shard.coord))
 
 
-def _elements(a: LogicalTensor, region: Region, tensor: torch.Tensor, where: str) -> Iterator[Element]:
+def _find_elements(a: LogicalTensor, region: Region, tensor: torch.Tensor, where: str) -> Iterator[Element]:
     for other in a.pieces:
         theirs = other.tensor()
         for part_a, part_b in other.region.overlaps(region):
@@ -104,6 +104,6 @@ def _elements(a: LogicalTensor, region: Region, tensor: torch.Tensor, where: str
                 yield Element(part_a.global_index(index), float(x[index]), float(y[index]), where)
 
 
-def _gap(element: Element) -> float:
+def _measure_gap(element: Element) -> float:
     gap = abs(element.reference - element.candidate)
     return math.inf if math.isnan(gap) else gap

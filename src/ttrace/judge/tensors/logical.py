@@ -40,7 +40,7 @@ class Piece:
         """This region's values: one shard, or the sum of the summands."""
         if len(self.summands) == 1:
             return self.summands[0][0].tensor()
-        return _summed([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
+        return _sum_terms([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
 
     def terms(self) -> tuple[Term, ...]:
         """What must be added up to give this region's values."""
@@ -54,7 +54,7 @@ class Piece:
         for replicas in self.summands:
             firsts: dict[tuple[int, ...], Shard] = {}
             for number, shard in enumerate(replicas):
-                places = _places_beside(shard, mesh, reduced) if reduced else []
+                places = _find_places_beside(shard, mesh, reduced) if reduced else []
                 same = next((firsts[place] for place in places if place in firsts), None)
                 if same is not None and same.coord.rank != shard.coord.rank:
                     yield same, shard, True
@@ -82,7 +82,7 @@ class LogicalTensor:
         """
         # Without the virtual axis of microbatches: only a stated layout makes several of them one tensor.
         splits = {} if tensor_id.kind.is_of_param else trace.splits
-        placed = _placed(trace.shards.get(tensor_id, []), shape, trace.mesh.sizes, splits, trace.batch_axes)
+        placed = _place_shards(trace.shards.get(tensor_id, []), shape, trace.mesh.sizes, splits, trace.batch_axes)
         if not placed:
             return None
         grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
@@ -150,7 +150,7 @@ def measure(
     total = Stats()
     loaded = [(piece.region, piece.terms(), (lost or {}).get(piece.region)) for piece in a.pieces]
     for piece in b.pieces:
-        part = _piece_stats(loaded, piece, factor)
+        part = _measure_piece(loaded, piece, factor)
         parts.append((piece, part))
         total = total + part
     return total, tuple(parts)
@@ -165,7 +165,7 @@ def measure_pair(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> St
     return measure_difference(x.masked_fill(same, 0), y.masked_fill(same, 0), factor=factor)
 
 
-def _piece_stats(
+def _measure_piece(
     reference: Sequence[tuple[Region, Sequence[Term], torch.Tensor | None]], piece: Piece, factor: float
 ) -> Stats:
     total = Stats()
@@ -174,14 +174,14 @@ def _piece_stats(
         for part_a, part_b in region.overlaps(piece.region):
             xs = [(sign, part_a.of(term)) for sign, term in theirs]
             ys = [(factor * sign, part_b.of(term)) for sign, term in terms]
-            found = _stats_of(xs, ys, None if lost is None else part_a.of(lost))
+            found = _measure_sums(xs, ys, None if lost is None else part_a.of(lost))
             if found.max_at is not None:
                 found = replace(found, max_at=part_a.global_index(found.max_at))
             total = total + found
     return total
 
 
-def _stats_of(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | None) -> Stats:
+def _measure_sums(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | None) -> Stats:
     """Compare two sums of tensors of one shape: in place, or chunk by chunk if some elements are left out."""
     if left_out is None:
         found = measure_sums(xs, ys)
@@ -190,7 +190,7 @@ def _stats_of(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | N
     total = Stats()
     for cut in cut_chunks(tuple(xs[0][1].shape)):
         where = tuple(slice(*run) for run in cut)
-        x, y = _summed(xs, where), _summed(ys, where)
+        x, y = _sum_terms(xs, where), _sum_terms(ys, where)
         if left_out is not None:
             x, y = x.masked_fill(left_out[where], 0), y.masked_fill(left_out[where], 0)
         found = measure_pair(x, y)
@@ -201,7 +201,7 @@ def _stats_of(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | N
     return total
 
 
-def _summed(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
+def _sum_terms(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
     """A part of a sum: in float64, if it is more than one tensor."""
     (factor, first), *others = terms
     if factor == 1.0 and not others:
@@ -212,7 +212,7 @@ def _summed(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
     return total
 
 
-def _placed(
+def _place_shards(
     shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: Splits, batch_axes: Sequence[str]
 ) -> list[Shard] | None:
     """The shards; one without a layout gets that of the other ranks, or else an inferred one."""
@@ -225,7 +225,7 @@ def _placed(
         return None
     layouts = list(dict.fromkeys(shard.record.layout for shard in stated))
     rest = [shard for shard in shards if shard.record.region is None]
-    followed = [_layout_like(layouts, shard, shape, sizes) for shard in rest]
+    followed = [_find_layout_like(layouts, shard, shape, sizes) for shard in rest]
     alone = [shard for shard, layout in zip(rest, followed, strict=True) if layout is None]
     if alone and any(shard.record.pending for shard in stated):
         return None  # a pending sum is never inferred, nor that there is none where others have one
@@ -244,29 +244,29 @@ def _placed(
     return sorted(stated, key=lambda shard: shard.coord.rank)
 
 
-def _layout_like(layouts: Sequence[str], shard: Shard, shape: Shape, sizes: Sizes) -> Layout | None:
+def _find_layout_like(layouts: Sequence[str], shard: Shard, shape: Shape, sizes: Sizes) -> Layout | None:
     """The first of these layouts that explains what a rank holds."""
     for text in layouts:
         try:
             layout = Layout.parse(text).of_rank(len(shape))
         except LayoutError:  # what was stated by other means than a layout
             continue
-        if layout.region(shape, sizes, _where(shard)).local_shape == shard.record.shape:
+        if layout.region(shape, sizes, _locate(shard)).local_shape == shard.record.shape:
             return layout
     return None
 
 
 def _with_layout(shard: Shard, layout: Layout, shape: Shape, sizes: Sizes) -> Shard:
-    region = layout.region(shape, sizes, _where(shard))
+    region = layout.region(shape, sizes, _locate(shard))
     record = replace(shard.record, region=region, pending=layout.pending, layout=str(layout), by=INFERRED)
     return replace(shard, record=record)
 
 
-def _where(shard: Shard) -> Mapping[str, int]:
+def _locate(shard: Shard) -> Mapping[str, int]:
     return {**shard.coord, MICROBATCH_AXIS: shard.record.microbatch}
 
 
-def _places_beside(shard: Shard, mesh: Mesh, axes: Collection[str]) -> list[tuple[int, ...]]:
+def _find_places_beside(shard: Shard, mesh: Mesh, axes: Collection[str]) -> list[tuple[int, ...]]:
     """Where a shard lies on all other axes, by factorisation: ranks that share a place lie along the given axes."""
     return [
         (number, *(shard.coord[axis] for axis, _ in part if axis not in axes))

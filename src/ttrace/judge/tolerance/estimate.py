@@ -37,7 +37,7 @@ class TwinSample:
 def estimate_tolerances(samples: Iterable[TwinSample], *, margin: float = MARGIN) -> dict[TensorId, Tolerance]:
     """Estimate the tolerance of every id; `samples` are in the reference's order of appearance."""
     samples = list(samples)
-    pooled = _pooled(samples)
+    pooled = _pool_errors(samples)
     result, weakest = {}, 0.0
     for sample in samples:
         if not sample.dtype.is_floating_point:
@@ -81,7 +81,7 @@ def replica_tolerance(
     return 0.0 if is_reduced else tolerance.value * min(1.0, unit(dtype) / tolerance.floor)
 
 
-def _pooled(samples: list[TwinSample]) -> Mapping[Kind, float]:
+def _pool_errors(samples: list[TwinSample]) -> Mapping[Kind, float]:
     """Per kind, the largest error of the twins over its tiny tensors, zeros left out."""
     result: dict[Kind, float] = {}
     for sample in samples:

@@ -154,7 +154,7 @@ class ToleranceModel:
         follows_update = is_of_update(tensor_id) or (tensor_id.kind is Kind.PARAM and tensor_id.step > 0)
         floors = []
         if follows_update:
-            floors.append(ToleranceTerm(ToleranceRule.UPDATE, self._update_floor(tensor_id, logical)))
+            floors.append(ToleranceTerm(ToleranceRule.UPDATE, self._measure_update_floor(tensor_id, logical)))
         if share := find_norm_share(tensor_id):
             floors.append(ToleranceTerm(ToleranceRule.NORM, share * self._norm_errors.get(tensor_id.step, 0.0)))
         return TwinSample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), tuple(floors)), tuple(found)
@@ -172,18 +172,18 @@ class ToleranceModel:
                 found[tensor_id.step] = measure_norm_error(float(norm.tensor()), sum(s.aa for s in stats), numel)
         return found
 
-    def _update_floor(self, tensor_id: TensorId, logical: LogicalTensor) -> float:
+    def _measure_update_floor(self, tensor_id: TensorId, logical: LogicalTensor) -> float:
         """What single elements may do to a step: three twins may happen to show nothing of it."""
         norm = measure(logical, logical)[0].norm
         if logical.num_buckets:
-            return self._turned(tensor_id, norm)
+            return self._measure_turned(tensor_id, norm)
         if tensor_id.kind is Kind.PARAM:
             return 0.0
         noise = self._noise.get(tensor_id.at(Kind.PARAM_GRAD, slot=""), 0.0)
         swayed = measure_swayed_norm(self.reference, tensor_id, noise / self.margin) / norm if norm and noise else 0.0
-        return max(swayed, self._quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0)
+        return max(swayed, self._measure_quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0)
 
-    def _turned(self, tensor_id: TensorId, norm: float) -> float:
+    def _measure_turned(self, tensor_id: TensorId, norm: float) -> float:
         """What one element does whose update turns around, or is rounded the other way: sketches leave none out."""
         step = tensor_id.step - (tensor_id.kind is Kind.PARAM)
         update = LogicalTensor.of(self.reference, replace(tensor_id.at(Kind.UPDATE, slot=""), step=step))
@@ -194,7 +194,7 @@ class ToleranceModel:
         turned = max(measure(update, update)[0].norm, quantum)
         return 2.0 * turned / math.sqrt(math.prod(update.shape)) / norm
 
-    def _quantum(self, tensor_id: TensorId, update: LogicalTensor) -> float:
+    def _measure_quantum(self, tensor_id: TensorId, update: LogicalTensor) -> float:
         """What one element that is rounded the other way does to an update: the twins may happen to have none."""
         after = LogicalTensor.of(self.reference, tensor_id.at(Kind.PARAM_AFTER))
         if after is None:

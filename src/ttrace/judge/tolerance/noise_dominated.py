@@ -30,7 +30,7 @@ def find_lost_elements(
     reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
 ) -> Masks:
     """Find the elements whose gradient, at any step so far, was within its noise (relative to its rms)."""
-    small = list(_small_gradients(reference, twins, tensor_id, noise))
+    small = list(_find_small_gradients(reference, twins, tensor_id, noise))
     parameter = LogicalTensor.of(reference, tensor_id) if small else None
     masks: dict[Region, torch.Tensor] = {}
     for piece in parameter.pieces if parameter else ():
@@ -70,11 +70,11 @@ def measure_swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> 
     return math.sqrt(total)
 
 
-def _small_gradients(
+def _find_small_gradients(
     reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
 ) -> Iterator[tuple[Region, torch.Tensor]]:
     """For every region of every gradient so far: which of its elements rounding could turn around."""
-    for step in range(_last_update(tensor_id) + 1):
+    for step in range(_find_last_update(tensor_id) + 1):
         gradient_id = TensorId.of(step, None, tensor_id.name, Kind.PARAM_GRAD)
         gradient = LogicalTensor.of(reference, gradient_id)
         if gradient is None or gradient_id not in noise:
@@ -96,7 +96,7 @@ def _is_used(region: Region, values: torch.Tensor, twins: Sequence[LogicalTensor
     return used
 
 
-def _last_update(tensor_id: TensorId) -> int:
+def _find_last_update(tensor_id: TensorId) -> int:
     """The last step whose update is in this tensor; -1 for none."""
     if is_of_update(tensor_id):
         return tensor_id.step

@@ -34,7 +34,7 @@ def describe_outlying_twins(rounding: ToleranceModel) -> Iterator[str]:
     strayed: dict[int, dict[TensorId, float]] = {}
     for tensor_id, stats in rounding.stats.items():
         if len(stats) == len(rounding.twins) and _is_comparable(tensor_id, stats, rounding):
-            twin, excess = _worst(tensor_id, stats, rounding)
+            twin, excess = _find_worst(tensor_id, stats, rounding)
             if excess >= KINKED:
                 strayed.setdefault(twin, {})[tensor_id] = excess
     for twin, excesses in sorted(strayed.items()):
@@ -60,7 +60,7 @@ def _is_comparable(tensor_id: TensorId, stats: Sequence[Stats], rounding: Tolera
     return tolerance is not None and tolerance.floor > 0.0 and is_known and not is_stepped
 
 
-def _worst(tensor_id: TensorId, stats: Sequence[Stats], rounding: ToleranceModel) -> tuple[int, float]:
+def _find_worst(tensor_id: TensorId, stats: Sequence[Stats], rounding: ToleranceModel) -> tuple[int, float]:
     """The twin that is furthest off, and how many times as far as the others are."""
     errors = [s.error for s in stats]
     worst = max(range(len(errors)), key=errors.__getitem__)

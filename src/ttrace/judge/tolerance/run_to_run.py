@@ -43,12 +43,12 @@ class Noise:
 
     @classmethod
     def between(cls, candidate: Trace, again: Trace, rounding: ToleranceModel) -> Noise:
-        return cls(dict(_differences(candidate, again, rounding)))
+        return cls(dict(_measure_differences(candidate, again, rounding)))
 
     def widen(self, rounding: ToleranceModel) -> ToleranceModel:
         """Add this noise to the tolerances."""
         found = copy.copy(rounding)
-        found.tolerances = {t: self._widened(t, tolerance, rounding) for t, tolerance in rounding.tolerances.items()}
+        found.tolerances = {t: self._widen_one(t, tolerance, rounding) for t, tolerance in rounding.tolerances.items()}
         return found
 
     def notes(self, rounding: ToleranceModel) -> list[str]:
@@ -71,7 +71,7 @@ class Noise:
             )
         return notes
 
-    def _widened(self, tensor_id: TensorId, tolerance: Tolerance, rounding: ToleranceModel) -> Tolerance:
+    def _widen_one(self, tensor_id: TensorId, tolerance: Tolerance, rounding: ToleranceModel) -> Tolerance:
         stats = self.stats.get(tensor_id)
         if stats is None or not self._is_small(tensor_id, tolerance, rounding):
             return tolerance
@@ -89,18 +89,18 @@ class Noise:
         return tolerance.error(self.stats[tensor_id]) <= rounding.margin * tolerance.value
 
 
-def _differences(candidate: Trace, again: Trace, rounding: ToleranceModel) -> Iterator[tuple[TensorId, Stats]]:
+def _measure_differences(candidate: Trace, again: Trace, rounding: ToleranceModel) -> Iterator[tuple[TensorId, Stats]]:
     """Of every id that both runs and the reference have."""
     for tensor_id in rounding.tolerances:
         reference = LogicalTensor.of(rounding.reference, tensor_id)
         shape = reference.shape if reference is not None else None
         first, second = (LogicalTensor.of(trace, tensor_id, shape) for trace in (candidate, again))
         if first is not None and second is not None and first.shape == second.shape:
-            lost = _laid_out(rounding.lost(tensor_id), first)
+            lost = _lay_out(rounding.lost(tensor_id), first)
             yield tensor_id, measure(first, second, lost=lost)[0]
 
 
-def _laid_out(lost: Masks, logical: LogicalTensor) -> Masks:
+def _lay_out(lost: Masks, logical: LogicalTensor) -> Masks:
     """The reference's lost elements in the candidate's regions."""
     if not lost:
         return {}

@@ -49,10 +49,10 @@ def add_scale(
     tolerances: Mapping[TensorId, Tolerance], twins: TwinStats, *, margin: float = SCALE_MARGIN
 ) -> dict[TensorId, Tolerance]:
     """Add to each tolerance how far the scale may be from 1."""
-    usual = _usual(tolerances, twins)
+    usual = _measure_usual(tolerances, twins)
     result = dict(tolerances)
     for tensor_id, tolerance in tolerances.items():
-        limit = margin * _noise(tensor_id, tolerance, twins[tensor_id], usual)
+        limit = margin * _measure_noise(tensor_id, tolerance, twins[tensor_id], usual)
         if math.isfinite(limit):
             result[tensor_id] = replace(tolerance, scale=limit).with_term(ToleranceRule.SCALE, limit)
     return result
@@ -76,7 +76,7 @@ _Place = tuple[Kind, str]
 """A kind, and a module or parameter whatever its layer."""
 
 
-def _usual(tolerances: Mapping[TensorId, Tolerance], twins: TwinStats) -> dict[_Place, float]:
+def _measure_usual(tolerances: Mapping[TensorId, Tolerance], twins: TwinStats) -> dict[_Place, float]:
     """Per place, how far the twins' scales are off, in units of their error at one element.
 
     That is the rms of its kind, or a third of the largest of all layers here: some products have few large elements,
@@ -96,7 +96,9 @@ def _place(tensor_id: TensorId) -> _Place:
     return tensor_id.kind, drop_numbers(tensor_id.name)
 
 
-def _noise(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats], usual: Mapping[_Place, float]) -> float:
+def _measure_noise(
+    tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats], usual: Mapping[_Place, float]
+) -> float:
     """How far rounding moves the scale of this tensor; infinite where that is not known."""
     if not _is_judged(tensor_id, tolerance, twins):
         return math.inf

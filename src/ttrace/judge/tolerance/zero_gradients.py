@@ -37,8 +37,8 @@ def measure_by_siblings(
     """
     # A tolerance of 1 leaves all of an update to rounding, if not yet all of the gradient.
     doubtful = [t for t, tolerance in tolerances.items() if _is_gradient(t) and tolerance.twin_error * margin >= 1.0]
-    sizes = _sizes_beside(doubtful, tolerances, twins)
-    noises = {t: _noise(twins[t]) / sizes[t] if t in sizes else math.inf for t in doubtful}
+    sizes = _measure_siblings(doubtful, tolerances, twins)
+    noises = {t: _measure_noise(twins[t]) / sizes[t] if t in sizes else math.inf for t in doubtful}
     zeros = [t for t in doubtful if is_zero((tolerances[t].twin_error,)) and t in sizes]
     usual = {kind: statistics.median(noises[t] for t in zeros if t.kind is kind) for kind in {t.kind for t in zeros}}
     result = dict(tolerances)
@@ -55,7 +55,7 @@ def measure_by_siblings(
                 proven = proven.with_term(ToleranceRule.SIBLINGS, margin * noise)
                 proven = proven.with_term(ToleranceRule.FLOOR, margin * tolerance.floor)
             result[tensor_id] = proven
-        elif _noise(twins[tensor_id]) <= margin * rounding_of_terms(tensor_id):
+        elif _measure_noise(twins[tensor_id]) <= margin * rounding_of_terms(tensor_id):
             result[tensor_id] = replace(tolerance, is_proven_zero=True)
     return result
 
@@ -94,37 +94,37 @@ def _is_agreed(twins: Sequence[Stats]) -> bool:
     return bool(twins) and statistics.median_low([s.error for s in twins]) >= _AGREED
 
 
-def _sizes_beside(ids: Sequence[TensorId], tolerances: Tolerances, twins: TwinStats) -> dict[TensorId, float]:
+def _measure_siblings(ids: Sequence[TensorId], tolerances: Tolerances, twins: TwinStats) -> dict[TensorId, float]:
     """Of each id, the size of its siblings' elements; those that have none are left out."""
     others: dict[tuple[Kind, int, int | None], dict[str, float]] = {}
     for t, tolerance in tolerances.items() if ids else ():
         is_sound = _is_gradient(t) and not is_zero((tolerance.twin_error,))
-        if is_sound and (size := _size(twins[t])):
+        if is_sound and (size := _measure_size(twins[t])):
             others.setdefault((t.kind, t.step, t.microbatch), {})[t.name] = size
     near = ((t, {n: s for n, s in others.get((t.kind, t.step, t.microbatch), {}).items() if n != t.name}) for t in ids)
-    return {t: size for t, beside in near if (size := _size_beside(t.name, beside))}
+    return {t: size for t, beside in near if (size := _measure_nearest(t.name, beside))}
 
 
-def _size_beside(name: str, others: Mapping[str, float]) -> float:
+def _measure_nearest(name: str, others: Mapping[str, float]) -> float:
     """The size of an element of the nearest siblings, the middle one's; 0 without any."""
-    near = {other: _nearness(name, other) for other in others}
+    near = {other: _count_shared_modules(name, other) for other in others}
     most = max(near.values(), default=0)
     nearest = [others[other] for other in others if near[other] == most]
     return statistics.median(nearest) if nearest else 0.0
 
 
-def _nearness(name: str, other: str) -> int:
+def _count_shared_modules(name: str, other: str) -> int:
     """How many modules both are inside of."""
     pairs = zip(name.split("."), other.split("."), strict=False)
     return next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), 0)
 
 
-def _size(twins: Sequence[Stats]) -> float:
+def _measure_size(twins: Sequence[Stats]) -> float:
     """The rms of the reference's elements; 0 where that is not known."""
     return _rms(twins[0].aa, twins[0].count) if twins and twins[0].finite_a else 0.0
 
 
-def _noise(twins: Sequence[Stats]) -> float:
+def _measure_noise(twins: Sequence[Stats]) -> float:
     """How large rounding alone makes an element; infinite where a twin is not finite."""
     if not all(s.finite_a and s.finite_b for s in twins):
         return math.inf
