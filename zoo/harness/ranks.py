@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import queue
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -61,6 +62,7 @@ def _rank(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
     os.environ.clear()  # the server has that of its start
     os.environ.update(environment, OMP_NUM_THREADS="1")
     gc.freeze()  # what the server imported is here to stay: collecting need not look at it
@@ -73,6 +75,14 @@ def _rank(
         results.put((rank, False, traceback.format_exc()))
     finally:
         dist.destroy_process_group()
+
+
+def _end_with_launcher() -> None:
+    """End this rank when the process that launched it is gone, killed for instance: nobody else would end it."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    launcher.join()
+    os._exit(1)
 
 
 def _collected(num_ranks: int, results: Any, processes: Sequence[BaseProcess], timeout: float) -> list[Any]:
