@@ -11,6 +11,7 @@ from ttrace.errors import CaptureError, LayoutError, TraceError, TTraceError
 if TYPE_CHECKING:
     from ttrace.layouts.layout import Layout
     from ttrace.layouts.splits import split
+    from ttrace.reference.pipelined import pipelined
     from ttrace.reference.streamed import streamed
     from ttrace.tensors.holds import holds
     from ttrace.tensors.mesh import Mesh
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "attach",
     "holds",
+    "pipelined",
     "split",
     "streamed",
 ]
@@ -36,6 +38,7 @@ _MODULES = {
     "Layout": "ttrace.layouts.layout",
     "Mesh": "ttrace.tensors.mesh",
     "holds": "ttrace.tensors.holds",
+    "pipelined": "ttrace.reference.pipelined",
     "split": "ttrace.layouts.splits",
     "streamed": "ttrace.reference.streamed",
 }

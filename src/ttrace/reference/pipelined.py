@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils import _pytree as pytree
 
 from ttrace.errors import CaptureError
@@ -37,7 +36,7 @@ def pipelined(
     spreads: Spreads | None = None,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """This rank's part of the model that `build` makes, with memory for no other: give it to `attach` and to `GPipe`.
+    """Build this rank's part of a model, with memory for no other part; pass it to `attach` and to `GPipe`.
 
     The blocks are the list of modules with the most parameters; each stage has an equal share of them, the first stage
     also all that the model registers before them, the last all that follows. Attach it with `mesh={"pp": num_stages}`.
@@ -75,6 +74,8 @@ class GPipe:
     def __init__(
         self, stage: nn.Module, loss: Loss, num_microbatches: int, group: dist.ProcessGroup | None = None
     ) -> None:
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # takes as long as half of torch
+
         self._number, self._num_stages = dist.get_rank(group), dist.get_world_size(group)
         device = next(stage.parameters()).device
         self._schedule = ScheduleGPipe(
