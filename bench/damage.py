@@ -61,6 +61,8 @@ class Sample:
 def main(*options: str) -> int:
     args = _parsed(options)
     generator = random.Random(args.seed)
+    # A shell that starts this in the background has it ignore SIGINT, and every run that it starts would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="ttrace-damage-") as name:
         samples = [_sample(Path(name), has_bug=has_bug) for has_bug in (False, True)]
         flips, kills = Counter[str](), Counter[str]()
@@ -70,7 +72,8 @@ def main(*options: str) -> int:
         for number in range(args.kills):
             # Both samples get all signals.
             _kill(samples[number // len(SIGNALS) % 2], SIGNALS[number % len(SIGNALS)], generator, kills, args.left)
-        print(f"kills: {dict(kills)}")
+            if number % 20 == 19:
+                print(f"kills: {dict(kills)}", flush=True)
     wrong = sum(count for outcome, count in (flips + kills).items() if outcome.startswith("wrong"))
     print(f"damage: {wrong} wrong answers to {args.flips} flipped bits and {args.kills} kills (bar 0)")
     return int(wrong > 0)
@@ -174,7 +177,7 @@ def _kill(
         again.kill()
         found.append(f"wrong: the next run left no report ({type(error).__name__})")
     shutil.rmtree(out, ignore_errors=True)
-    for outcome in found or ["as before"]:
+    for outcome in found or ["as before" if process.returncode != sample.code else "as before: it had ended"]:
         outcomes[outcome] += 1
         if found:
             print(f"{number.name} after {after:.2f} s, has a bug: {sample.has_bug}: {outcome}", flush=True)

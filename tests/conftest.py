@@ -1,7 +1,12 @@
 """Fast tests first: whoever breaks something small hears of it at once."""
 
+import signal
+
 import hypothesis
 import pytest
+
+# A shell that runs the tests in the background has them ignore SIGINT, and with them every process that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example that takes long on a loaded machine is not wrong.
 hypothesis.settings.register_profile("ttrace", deadline=None)
