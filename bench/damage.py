@@ -72,7 +72,7 @@ def main(*options: str) -> int:
         for number in range(args.kills):
             # Both samples get all signals.
             _kill(samples[number // len(SIGNALS) % 2], SIGNALS[number % len(SIGNALS)], generator, kills, args.left)
-            if number % 20 == 19:
+            if number % 20 == 19 or number == args.kills - 1:
                 print(f"kills: {dict(kills)}", flush=True)
     wrong = sum(count for outcome, count in (flips + kills).items() if outcome.startswith("wrong"))
     print(f"damage: {wrong} wrong answers to {args.flips} flipped bits and {args.kills} kills (bar 0)")
