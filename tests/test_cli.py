@@ -67,7 +67,7 @@ def test_explain_judges_the_run_and_explains_one_tensor(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output"])
     assert found.exit_code == 0, found.output
     assert found.output.startswith("0/0/fc2/output is FAIL\n")
-    assert found.output.splitlines()[-1] == f"next: ttrace diff {tmp_path} 0/0/fc2/output"
+    assert found.output.splitlines()[-1] == f"next: ttrace show {tmp_path} 0/0/fc2/output"
     told = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output", "--json"])
     assert json.loads(told.output)["cause"] == "double reduction"
 
@@ -96,12 +96,13 @@ def test_selftest_tells_people_what_is_seen_by_kind(tmp_path: Path) -> None:
     clean(tmp_path, update=1e-2)
     done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["selftest", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    head, *rows = done.output.splitlines()
+    first, _, head, *rows = done.output.splitlines()
+    assert first.startswith("median and worst: the smallest relative error")
     assert head.split()[:3] == ["kind", "tensors", "judged"]
     output = next(row.split() for row in rows if row.startswith("output"))
     assert output[:3] == ["output", "2", "2"]
     assert output[-1] == "2/2"
-    assert rows[-1] == "✓ the check has power over every parameter"
+    assert rows[-1] == "✓ a fault in any parameter would have been found"
 
 
 def test_selftest_names_the_parameters_that_nothing_protects(tmp_path: Path) -> None:

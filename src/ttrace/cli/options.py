@@ -12,15 +12,20 @@ Out = Annotated[Path, typer.Option("--out", help="The folder to write into.")]
 Seed = Annotated[int, typer.Option(help="Another seed gives other parameters and data.")]
 Steps = Annotated[int, typer.Option(min=1, help="How many optimizer steps to trace.")]
 Margin = Annotated[float, typer.Option(min=1.0, help="How many times the estimated rounding error is tolerated.")]
-Only = Annotated[list[str], typer.Option(help="Record only sites that match this glob, e.g. 'layers.0.*'.")]
-Skip = Annotated[list[str], typer.Option(help="Do not record sites that match this glob.")]
+Only = Annotated[
+    list[str],
+    typer.Option(help="Record only modules and parameters that match this glob, e.g. 'layers.0.*'; repeatable."),
+]
+Skip = Annotated[list[str], typer.Option(help="Do not record what matches this glob; repeatable.")]
 Record = Annotated[
     Literal["full", "sketch"],
     typer.Option(
         "--record", help="Store every tensor, or of large ones 1024 numbers that tell its error to a few percent."
     ),
 ]
-Full = Annotated[list[str], typer.Option(help="With --record sketch: store sites that match this glob in full.")]
+Full = Annotated[
+    list[str], typer.Option(help="With --record sketch: store what matches this glob in full; repeatable.")
+]
 OwnParameters = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
 Compiled = Annotated[
     Literal["eager", "boundary"],
@@ -41,7 +46,7 @@ FailOn = Annotated[
     typer.Option("--fail-on", help="Exit with 2 where something could not be judged, or only with 1 on findings."),
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds that one command may take.")]
-Twins = Annotated[int, typer.Option(min=1, help="How many nudged references estimate rounding.")]
+Twins = Annotated[int, typer.Option(min=1, help="How many perturbed references (twins) estimate the rounding error.")]
 Repeat = Annotated[
     bool, typer.Option(help="When something is wrong, run the candidate again and measure its own noise.")
 ]

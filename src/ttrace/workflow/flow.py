@@ -149,7 +149,7 @@ class Flow:
             self._tell_kept(f"{prefix}reference")
         else:
             echo = Stage(self.commands.reference, known.model_copy(update={"out": run.echo, "role": "echo"}))
-            self._run(f"{prefix}reference", reference, then={f"{prefix}echo": echo, **twins})
+            self._run(f"{prefix}reference", reference, then={f"{prefix}reference again": echo, **twins})
             self._accept_twins(reference, echo, list(twins.values()))
         missing = {name: twin for name, twin in twins.items() if not _is_kept(twin)}
         num_missing = len(missing) + (not _is_kept(self._candidate(run, settings, run.candidate)))

@@ -35,11 +35,21 @@ def test_an_accused_tensor(tmp_path: Path) -> None:
     assert len(lines) <= 24
     assert lines[0] == "0/0/fc/output is FAIL"
     labels = [line[2:13].strip() for line in lines[1:-1]]
-    assert [label for label in labels if label] == ["error", "tolerance", "layout", "before it", "cause", "evidence"]
+    assert [label for label in labels if label] == [
+        "error",
+        "tolerance",
+        "scale",
+        "layout",
+        "before it",
+        "cause",
+        "evidence",
+    ]
     assert sum(line.endswith("<- decides") for line in lines) == 1
     assert '  layout     "a b/tp", decided by: test rule' in lines
-    assert any(line.startswith("  before it  PASS") and line.endswith("0/0/emb/output") for line in lines)
-    assert lines[-1] == "next: ttrace diff runs/bug 0/0/fc/output"
+    assert any(
+        line.startswith("  before it  PASS     0/0/emb/output") and line.endswith("x its tolerance") for line in lines
+    )
+    assert lines[-1] == "next: ttrace show runs/bug 0/0/fc/output"
 
 
 def test_a_tensor_that_follows_from_another_leads_to_it(tmp_path: Path) -> None:

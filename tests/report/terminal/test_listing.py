@@ -89,7 +89,7 @@ def test_pending_sums_are_shown(run: Path) -> None:
 def test_many_ids_end_with_how_to_see_one(run: Path) -> None:
     lines = listed(run).splitlines()
     assert lines[0].split() == ["id", "side", "shape", "dtype", "shards", "layout", "by"]
-    assert lines[-1] == f"next: ttrace show {run} 0/0/head/output"
+    assert lines[-1] == f"next: ttrace show {run} 0/0/fc/output"
 
 
 def test_a_single_trace_is_not_sent_to_diff(run: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_difference_shows_ranks_and_the_worst_elements(tmp_path: Path) -> None
     assert float(ranks[1][-2]) > 1
     worst = next(line for line in lines if line.startswith("(3, 7)"))
     assert worst.rstrip().endswith("rank 1 (tp1)")
-    assert lines[-1] == f"next: ttrace show runs/a {ID}"
+    assert lines[-1] == f"next: ttrace explain runs/a {ID}"
 
 
 def test_a_difference_says_what_was_summed_and_which_factor_is_to_come(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_difference_says_what_was_summed_and_which_factor_is_to_come(tmp_path:
 def test_folders_with_spaces_are_quoted(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.both(ID, drawn(4, 8), "a/tp b")
-    assert compared(case, ID, "my runs/a").splitlines()[-1] == f"next: ttrace show 'my runs/a' {ID}"
+    assert compared(case, ID, "my runs/a").splitlines()[-1] == f"next: ttrace explain 'my runs/a' {ID}"
 
 
 def test_show_and_diff_agree_on_who_decided_a_layout(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ def archive(
     restore: Annotated[bool, typer.Option("--restore", help="Bring the traces back as they were.")] = False,
     json_output: options.Json = False,
 ) -> None:
-    """Keep a run's candidate and twins as differences to its reference, in a fraction of the space.
+    """Pack a run into less space.
 
-    Every other command reads them as before, only slower.
+    Candidate and twins are kept as differences to the reference. Every other command reads them as before, only slower.
     """
     from rich.console import Console
     from rich.text import Text

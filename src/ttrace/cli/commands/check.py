@@ -32,7 +32,7 @@ def check(
     junit_file: options.Junit = None,
     json_output: options.Json = False,
 ) -> None:
-    """Judge the traces of a run again; nothing is run again."""
+    """Judge a recorded run again; nothing is run."""
     from rich.console import Console
     from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 

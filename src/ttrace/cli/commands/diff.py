@@ -15,7 +15,7 @@ def diff(
     tensor: Annotated[str, typer.Argument(metavar="ID", help="A tensor id.")],
     json_output: options.Json = False,
 ) -> None:
-    """Show how one tensor of the candidate differs from the reference's: by rank, and where most."""
+    """Show how one tensor differs from the reference."""
     from ttrace.cli import screen
     from ttrace.judge.tensors.difference import find_difference
     from ttrace.report.terminal import difference as difference_report

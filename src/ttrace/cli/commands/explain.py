@@ -18,7 +18,10 @@ def explain(
     allow: options.Allow = None,
     json_output: options.Json = False,
 ) -> None:
-    """Explain one tensor's verdict: its tolerance term by term, its layout and who decided it, what came before it."""
+    """Explain the verdict of one tensor.
+
+    Print the tolerance term by term, the layout and who decided it, and the tensors before it.
+    """
     from rich.console import Console
 
     from ttrace.cli import screen
@@ -38,4 +41,4 @@ def explain(
     if json_output:
         typer.echo(json.dumps(report.as_json(found)))
     else:
-        report.show(screen.console(), found, str(folder))
+        report.show(screen.console(), found, str(folder), margin)

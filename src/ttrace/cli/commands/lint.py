@@ -20,7 +20,7 @@ def lint(
     margin: options.Margin = MARGIN,
     json_output: options.Json = False,
 ) -> None:
-    """List the sites whose layout nobody stated, and what it seems to be."""
+    """List the layouts that nobody stated, and what they seem to be."""
     from ttrace.report.machine import suggest
     from ttrace.workflow.run import Run, Strictness
 

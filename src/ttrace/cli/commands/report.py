@@ -19,7 +19,7 @@ def report(
     margin: options.Margin = MARGIN,
     allow: options.Allow = None,
 ) -> None:
-    """Judge the traces of a run again and write the report as one HTML file, to be opened from disk."""
+    """Write the HTML report of a run again."""
     from rich.console import Console
     from rich.text import Text
 

@@ -40,7 +40,10 @@ def run(
     junit_file: options.Junit = None,
     json_output: options.Json = False,
 ) -> None:
-    """Run reference, twins and candidate, check them, and say where the first wrong tensor is."""
+    """Run both sides and find the first wrong tensor.
+
+    Exit code: 0 every tensor agrees, 1 something is wrong, 2 no verdict.
+    """
     from ttrace.capture.plan import Plan
     from ttrace.cli import outcome
     from ttrace.cli.stage_lines import StageLines

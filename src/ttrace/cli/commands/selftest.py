@@ -11,7 +11,10 @@ from ttrace.judge.margin import MARGIN
 
 
 def selftest(folder: options.RunFolder, margin: options.Margin = MARGIN, json_output: options.Json = False) -> None:
-    """Put known faults into a clean run's tensors, in memory, and say which of them the check would reveal."""
+    """Measure which faults a clean run would reveal.
+
+    Known faults are put into copies of the recorded tensors, in memory.
+    """
     from rich.console import Console
 
     from ttrace.cli import screen

@@ -18,7 +18,10 @@ def show(
     ] = "*",
     json_output: options.Json = False,
 ) -> None:
-    """List what was recorded, or everything known of one tensor: shards, regions, layouts, who decided them."""
+    """List the recorded tensors, or all about one.
+
+    Of one tensor, print its shards, regions and layouts, and who decided them.
+    """
     from ttrace.cli import screen
     from ttrace.report.terminal import listing
 

@@ -35,7 +35,10 @@ def sweep(
     junit_file: options.Junit = None,
     json_output: options.Json = False,
 ) -> None:
-    """Run a matrix of layouts and flags against shared references, and say when it fails."""
+    """Run a matrix of layouts, and say when it fails.
+
+    The cells of the matrix share their references.
+    """
     from rich.console import Console
 
     from ttrace.capture.plan import Plan

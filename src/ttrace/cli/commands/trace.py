@@ -31,7 +31,10 @@ def trace(
     timeout: options.Timeout = 1800.0,
     json_output: options.Json = False,
 ) -> None:
-    """Run one command and keep its trace: a reference, or a twin or candidate of one."""
+    """Run one command and keep its trace.
+
+    It is a reference, or a twin or candidate of one.
+    """
     from rich.console import Console
 
     from ttrace.capture.plan import Plan

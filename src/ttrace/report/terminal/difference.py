@@ -54,8 +54,8 @@ def show(console: Console, difference: Difference, folder: str) -> None:
     worst = Table("element", "reference", "candidate", "where", box=None, header_style="dim", pad_edge=False)
     for element in difference.elements:
         worst.add_row(str(element.index), f"{element.reference:.6g}", f"{element.candidate:.6g}", element.where)
-    console.print("", ranks, "", worst, sep="\n")
-    command = f"ttrace show {shlex.quote(folder)} {shlex.quote(str(difference.id))}"
+    console.print("", ranks, "", Text("largest differences:", "dim"), worst, sep="\n")
+    command = f"ttrace explain {shlex.quote(folder)} {shlex.quote(str(difference.id))}"
     console.print(Text(f"next: {command}"), soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ttrace.judge.explanation import Explanation, StatedLayout
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Tolerance, ToleranceRule, Verdict
 from ttrace.report.layout_source import describe_provenance
@@ -19,12 +20,12 @@ from ttrace.report.numbers import keep_finite
 _WIDTH = 11
 _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.CONFLICT: "bold red"}
 _RULES = {
-    ToleranceRule.TWINS: "the largest error of the twins",
-    ToleranceRule.POOLED: "the largest error of the twins over all small tensors of this kind",
-    ToleranceRule.FLOOR: "one rounding of the weakest dtype so far",
+    ToleranceRule.TWINS: "{margin:g} x the largest error of the twins",
+    ToleranceRule.POOLED: "{margin:g} x the largest error of the twins over all small tensors of this kind",
+    ToleranceRule.FLOOR: "{margin:g} x one rounding of the least precise dtype so far",
     ToleranceRule.SIBLINGS: "rounding of a gradient that is mathematically zero, relative to its siblings",
-    ToleranceRule.NORM: "rounding of the norm of all gradients",
-    ToleranceRule.UPDATE: "single elements whose update rounding may turn around",
+    ToleranceRule.NORM: "{margin:g} x the rounding of the norm of all gradients",
+    ToleranceRule.UPDATE: "{margin:g} x single elements whose update rounding may turn around",
     ToleranceRule.SQUARES: "twice the tolerance of the gradient",
     ToleranceRule.NOISE: "the difference between two runs of the candidate, added to the others",
     ToleranceRule.SCALE: "how far the scale may be from 1",
@@ -52,23 +53,25 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def show(console: Console, explanation: Explanation, folder: str) -> None:
-    """Print the verdict and, line by line, what it is made of."""
+def show(console: Console, explanation: Explanation, folder: str, margin: float = MARGIN) -> None:
+    """Print the verdict and, line by line, what it is made of. `margin` is the one that the check used."""
     comparison = explanation.comparison
     verdict = Text(comparison.verdict, _STYLES.get(comparison.verdict, "bold yellow"))
     console.print(Text.assemble((str(comparison.id), "bold"), " is ", verdict), soft_wrap=True)
-    for label, line in _list_lines(explanation):
+    for label, line in _list_lines(explanation, margin):
         console.print(Text.assemble((f"  {label:<{_WIDTH}}", "dim"), line), soft_wrap=True)
     console.print(Text.assemble(("next: ", "dim"), (_choose_next(explanation, folder), "bold")), soft_wrap=True)
 
 
-def _list_lines(explanation: Explanation) -> Iterator[tuple[str, str | Text]]:
+def _list_lines(explanation: Explanation, margin: float) -> Iterator[tuple[str, str | Text]]:
     comparison = explanation.comparison
     if comparison.why is not None:
         yield "reason", describe(comparison.why)
     if comparison.tolerance is not None:
         yield "error", _describe_error(comparison, comparison.tolerance)
-        yield from _list_terms(comparison.tolerance)
+        yield from _list_terms(comparison.tolerance, margin)
+        if math.isfinite(comparison.tolerance.scale):
+            yield "scale", _describe_scale(comparison, comparison.tolerance)
     for i, stated in enumerate(explanation.layouts):
         yield ("layout" if i == 0 else ""), _describe_layout(stated)
     for i, before in enumerate(explanation.before):
@@ -91,17 +94,22 @@ def _describe_error(comparison: Comparison, tolerance: Tolerance) -> str:
     if comparison.replica_error:
         words += f"; {comparison.replica_error:.2e} between replicas, which may differ by "
         words += f"{comparison.replica_tolerance:.2e}"
-    if math.isfinite(tolerance.scale):
-        words += f"; scale 1 {comparison.stats.scale - 1:+.1e}"
     return words
 
 
-def _list_terms(tolerance: Tolerance) -> Iterator[tuple[str, str]]:
+def _describe_scale(comparison: Comparison, tolerance: Tolerance) -> str:
+    off = comparison.stats.scale - 1
+    return f"best fit: candidate = (1 {off:+.1e}) x reference, which may be off by {tolerance.scale:.1e}"
+
+
+def _list_terms(tolerance: Tolerance, margin: float) -> Iterator[tuple[str, str]]:
     """The tolerance, then each term; the one that gave it is marked."""
     yield "tolerance", f"{tolerance.value:.2e}" if tolerance.terms else "0: integers must be equal"
     for term in tolerance.terms:
+        if term.rule is ToleranceRule.SCALE:
+            continue  # another limit, which has a line of its own
         mark = "  <- decides" if term == tolerance.decisive else ""
-        yield "", f"  {term.rule.value:<9}{term.value:.2e}  {_RULES[term.rule]}{mark}"
+        yield "", f"  {term.rule.value:<9}{term.value:.2e}  {_RULES[term.rule].format(margin=margin)}{mark}"
 
 
 def _describe_layout(stated: StatedLayout) -> str:
@@ -113,18 +121,16 @@ def _describe_layout(stated: StatedLayout) -> str:
 
 def _describe_neighbour(comparison: Comparison) -> Text:
     verdict = (f"{comparison.verdict:<9}", _STYLES.get(comparison.verdict, "yellow"))
-    excess = f"{comparison.excess:.1e} x  " if not math.isnan(comparison.excess) else " " * 11
-    return Text.assemble(verdict, excess, str(comparison.id))
+    excess = "" if math.isnan(comparison.excess) else f"  {comparison.excess:.2g} x its tolerance"
+    return Text.assemble(verdict, str(comparison.id), (excess, "dim"))
 
 
 def _choose_next(explanation: Explanation, folder: str) -> str:
-    """What shows more: the first finding if another one speaks for this tensor, else its elements or its shards."""
+    """Choose what shows more: the first finding if another one speaks for this tensor, else its shards."""
     comparison, first = explanation.comparison, explanation.first_finding
-    command, tensor_id = "diff", comparison.id
+    command, tensor_id = "show", comparison.id
     if comparison.verdict.is_wrong and explanation.finding is None and first is not None:
         command, tensor_id = "explain", first.comparison.id
-    elif comparison.tolerance is None:
-        command = "show"
     return f"ttrace {command} {shlex.quote(folder)} {shlex.quote(str(tensor_id))}"
 
 

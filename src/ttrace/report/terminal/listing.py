@@ -74,11 +74,11 @@ def show(console: Console, folder: Path, found: list[Row]) -> None:
 
 
 def _make_next_command(folder: Path, found: list[Row], *, one: bool) -> str:
-    where, last = shlex.quote(str(folder)), shlex.quote(found[-1]["id"])
+    where, first = shlex.quote(str(folder)), shlex.quote(found[0]["id"])
     if not one:
-        return f"ttrace show {where} {last}"
+        return f"ttrace show {where} {first}"
     is_run = len({row["side"] for row in found}) > 1
-    return f"ttrace diff {where} {last}" if is_run else f"ttrace show {where}"
+    return f"ttrace diff {where} {first}" if is_run else f"ttrace show {where}"
 
 
 def _choose_matching(ids: Sequence[str], pattern: str) -> set[str]:
