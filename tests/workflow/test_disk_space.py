@@ -17,9 +17,16 @@ def test_all_traces_to_come_are_counted() -> None:
     space = DiskSpace(Path("runs/x"), reference=533_000_000, num_traces=4, free=73_100_000_000)
     space.check()
     assert str(space) == (
-        "the reference's trace takes 533.0 MB; still to come: at least 2.1 GB, and more where the candidate's ranks "
-        "hold replicas. Free: 73.1 GB"
+        "the reference's trace takes 533.0 MB; the other traces take at least 2.1 GB more, and more still where the "
+        "candidate's ranks hold replicas. Free: 73.1 GB"
     )
+
+
+@pytest.mark.parametrize(
+    ("reference", "free", "is_said"), [(10**5, 10**6, True), (10**5, 10**9, False), (10**10, 10**13, True)]
+)
+def test_little_space_on_a_large_disk_is_not_worth_a_line(reference: int, free: int, is_said: bool) -> None:
+    assert DiskSpace(Path("runs/x"), reference, num_traces=4, free=free).is_noteworthy is is_said
 
 
 @pytest.mark.parametrize(("free", "fits"), [(3999, False), (4000, True)])
@@ -63,6 +70,6 @@ def test_a_run_ends_before_the_twins_if_they_do_not_fit(tmp_path: Path) -> None:
         assert done.returncode == status, done.stdout + done.stderr
         assert (out / "reference").is_dir()
         assert (out / "twin-1").is_dir() == (out / "candidate").is_dir() == (status == 0)
-        assert "still to come: at least" in done.stderr
+        assert ("the other traces take at least" in done.stderr) == (status == 2)
         assert ("--only" in done.stderr) == (status == 2)
-        assert "still to come" not in done.stdout
+        assert "the other traces" not in done.stdout

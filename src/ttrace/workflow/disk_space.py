@@ -31,10 +31,15 @@ class DiskSpace:
         """The least that is needed: twins record as much as the reference, a candidate's ranks also their replicas."""
         return self.reference * self.num_traces
 
+    @property
+    def is_noteworthy(self) -> bool:
+        """Whether people should know: the traces take gigabytes, or a tenth of what is free."""
+        return self.needed > min(1 << 30, self.free // 10)
+
     def __str__(self) -> str:
         return (
-            f"the reference's trace takes {format_bytes(self.reference)}; still to come: at least "
-            f"{format_bytes(self.needed)}, and more where the candidate's ranks hold replicas. Free: "
+            f"the reference's trace takes {format_bytes(self.reference)}; the other traces take at least "
+            f"{format_bytes(self.needed)} more, and more still where the candidate's ranks hold replicas. Free: "
             f"{format_bytes(self.free)}"
         )
 

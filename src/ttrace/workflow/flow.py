@@ -155,7 +155,7 @@ class Flow:
         num_missing = len(missing) + (not _is_kept(self._candidate(run, settings, run.candidate)))
         if num_missing:
             space = DiskSpace.after(run.reference, run.folder, num_missing)
-            if not prefix:  # an isolated run takes about as much as the ordinary one
+            if not prefix and space.is_noteworthy:  # an isolated run takes about as much as the ordinary one
                 self.on_note(str(space))
             space.check()
         for name, twin in missing.items():

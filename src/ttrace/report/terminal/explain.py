@@ -18,6 +18,8 @@ from ttrace.report.layout_source import describe_provenance
 from ttrace.report.numbers import keep_finite
 
 _WIDTH = 11
+_CLEAR = 1e-3
+"""A scale that is off by less is shown by how far it is off."""
 _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.CONFLICT: "bold red"}
 _RULES = {
     ToleranceRule.TWINS: "{margin:g} x the largest error of the twins",
@@ -99,7 +101,8 @@ def _describe_error(comparison: Comparison, tolerance: Tolerance) -> str:
 
 def _describe_scale(comparison: Comparison, tolerance: Tolerance) -> str:
     off = comparison.stats.scale - 1
-    return f"best fit: candidate = (1 {off:+.1e}) x reference, which may be off by {tolerance.scale:.1e}"
+    scale = f"{1 + off:.4g}" if abs(off) >= _CLEAR else f"(1 {off:+.1e})"
+    return f"best fit: candidate = {scale} x reference; it may differ from 1 by {tolerance.scale:.1e}"
 
 
 def _list_terms(tolerance: Tolerance, margin: float) -> Iterator[tuple[str, str]]:
