@@ -34,7 +34,7 @@ def read_baseline(path: Path | None, judgement: Judgement, *, update: bool) -> B
     return Baseline.load(path)
 
 
-def tell(
+def finish(
     run: Run,
     judgement: Judgement,
     known: Baseline,
@@ -91,7 +91,7 @@ def _status(code: Exit, fail_on: str) -> int:
     return int(Exit.PASSED if code is Exit.UNJUDGED and fail_on == "findings" else code)
 
 
-def tell_sweep(out: Path, result: SweepResult, *, json_output: bool, fail_on: str, junit_file: Path | None) -> None:
+def finish_sweep(out: Path, result: SweepResult, *, json_output: bool, fail_on: str, junit_file: Path | None) -> None:
     """Write and print what a sweep found, and exit."""
     table = result.table
     failing = [row.values for row in table.failing]

@@ -71,7 +71,7 @@ def check(
                 judgement = stored.judge(folder, strictness, progress=progress, engine=chosen)
         if reports:
             known = outcome.read_baseline(baseline, judgement, update=update_baseline)
-            outcome.tell(
+            outcome.finish(
                 run,
                 judgement,
                 known,

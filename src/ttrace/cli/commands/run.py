@@ -75,4 +75,4 @@ def run(
             flow.prepare(fresh=fresh)
             judgement = investigation.run()
         known = outcome.read_baseline(baseline, judgement, update=update_baseline)
-        outcome.tell(flow.run, judgement, known, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
+        outcome.finish(flow.run, judgement, known, json_output=json_output, fail_on=fail_on, junit_file=junit_file)

@@ -77,4 +77,4 @@ def sweep(
                 on_result=on_result,
             )
             result = sweep.run(fresh=fresh)
-        outcome.tell_sweep(out, result, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
+        outcome.finish_sweep(out, result, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
