@@ -74,7 +74,10 @@ def _code(text: str) -> list[str]:
 
 @dataclass
 class Reader:
-    """Somebody in a folder with the examples, who types each command once, however many pages tell it."""
+    """Somebody in a folder with the examples, who types each command once, however many pages tell it.
+
+    Paths in the folder are read without it, as the pages show them.
+    """
 
     folder: Path
     ran: dict[str, Ran] = field(default_factory=dict)
@@ -101,7 +104,7 @@ class Reader:
                 check=False,
             )
             output = done.stdout if done.returncode in (0, 1) else done.stdout + done.stderr
-            self.ran[command] = Ran(done.returncode, output, _children() - start)
+            self.ran[command] = Ran(done.returncode, output.replace(f"{self.folder}/", ""), _children() - start)
         return self.ran[command]
 
 

@@ -13,7 +13,7 @@ from ttrace.judge.margin import MARGIN
 def run(
     reference: Annotated[str, typer.Option(help="The trusted command, e.g. 'python train.py'.")],
     candidate: Annotated[
-        str, typer.Option(help="The command under test, e.g. 'torchrun --nproc-per-node 2 train.py'.")
+        str, typer.Option(help="The command under test, e.g. 'torchrun --standalone --nproc-per-node 2 train.py'.")
     ],
     out: options.Out,
     twins: options.Twins = 3,
