@@ -65,8 +65,7 @@ def test_the_tutorial_is_short_and_its_transcript_is_what_happens(reader: Reader
     """`TTRACE_SHOTS=1` writes the transcript anew; numbers differ from machine to machine."""
     done = reader.follow(TUTORIAL)
     assert len(done) <= 6
-    # Two minutes on an idle machine; where two tests run at a time, processes take up to twice the CPU time.
-    assert sum(ran.seconds for _, _, ran in done) < 240 * measure_slowness()
+    assert sum(ran.seconds for _, _, ran in done) < 120 * measure_slowness()
     text = "".join(f"$ {command}\n{ran.output}\n" for command, _, ran in done)
     if os.environ.get("TTRACE_SHOTS"):
         TRANSCRIPT.write_text(text)

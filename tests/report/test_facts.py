@@ -36,3 +36,12 @@ def test_a_constant_factor_does_not_take_real_values(tmp_path: Path) -> None:
     assert dict(list_facts(factor, []))["isolated"] == words
     other = replace(finding_of(tmp_path / "b"), alone=False)
     assert dict(list_facts(other, []))["isolated"].endswith("it is wrong only with the real ones")
+
+
+def test_a_file_below_the_working_folder_is_named_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long path would wrap, and say nothing that the reader does not know."""
+    monkeypatch.chdir(tmp_path)
+    finding = replace(finding_of(tmp_path), module="fc", source=f"{tmp_path}/model.py:7")
+    assert dict(list_facts(finding, []))["module"] == "fc, model.py:7"
+    elsewhere = replace(finding, source="/other/model.py:7")
+    assert dict(list_facts(elsewhere, []))["module"] == "fc, /other/model.py:7"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Iterator
@@ -14,9 +13,11 @@ USUAL = 0.045
 """CPU seconds of the sample of work on the machine that the limits were chosen on."""
 
 
-@functools.cache
 def measure_slowness() -> float:
-    """Return how many times longer this machine takes for a sample of work than the usual one; at least 1."""
+    """Return how many times longer this machine takes for a sample of work than the usual one; at least 1.
+
+    Measured anew each time, as a busy machine is slower from one minute to the next.
+    """
     return max(1.0, _time_sample() / USUAL)
 
 

@@ -146,9 +146,7 @@ class TracingSession(SessionEvents):
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
-        self._visits = Dispatcher(
-            adapter, self._clock, self._resolver, self._recorder, probes, infers=plan.record == "sketch"
-        )
+        self._visits = Dispatcher(self._clock, self._resolver, self._recorder, probes, infers=plan.record == "sketch")
         self._tensors = ModuleTensors(
             adapter, self._clock, self._resolver, reference, self._visits, self._recorder, self._isolate, entry
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.report.layout_source import describe_provenance
@@ -53,7 +54,7 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
         layout = f'"{comparison.layout}", ' if comparison.layout else ""
         yield "layout", f"{layout}{describe_provenance(comparison.by)}"
     if finding.source:
-        yield "module", f"{finding.module}, {finding.source}"
+        yield "module", f"{finding.module}, {shorten_place(finding.source)}"
     if finding.inside:
         yield "inside", f"in its own code, {finding.inside} returns the first wrong result"
     if finding.alone is not None:
@@ -66,6 +67,13 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
     if finding.num_after:
         after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
         yield "then", f"{after} wrong"
+
+
+def shorten_place(source: str, root: Path | None = None) -> str:
+    """Return a place `file:line` as a path from `root`, or from the working folder, where it lies below it."""
+    root = root or Path.cwd()
+    path = Path(source)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else source
 
 
 def _explain_right(finding: Finding) -> str:

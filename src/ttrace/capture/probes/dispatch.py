@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ttrace.adapters.adapter import Adapter
 from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.probes.probe import Probe, Visit, pass_down
 from ttrace.capture.probes.recorder import Recorder
@@ -21,7 +20,6 @@ class Dispatcher:
 
     def __init__(
         self,
-        adapter: Adapter,
         clock: StepCounter,
         resolver: LayoutResolver,
         recorder: Recorder,
@@ -30,7 +28,6 @@ class Dispatcher:
         infers: bool,
     ) -> None:
         """`infers`: whether layouts are inferred here and now, as a sketch needs them, rather than by the judge."""
-        self._adapter = adapter
         self._clock = clock
         self._resolver = resolver
         self._recorder = recorder

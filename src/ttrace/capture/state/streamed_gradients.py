@@ -28,7 +28,6 @@ class StreamedGradients:
     def __init__(self, parameters: Mapping[str, nn.Parameter], deliver: Deliver, keep: Callable[[str], None]) -> None:
         found = {name: maker_of(parameter) for name, parameter in parameters.items()}
         self._makers: dict[str, Maker] = {name: maker for name, maker in found.items() if maker is not None}
-        self._parameters = parameters
         self._deliver = deliver
         self._keep = keep
         self.begin()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ttrace.judge.verdict import Exit, Finding, Judgement
-from ttrace.report.facts import PASSED, SYMBOLS, group_alike, list_facts, make_headline
+from ttrace.report.facts import PASSED, SYMBOLS, group_alike, list_facts, make_headline, shorten_place
 
 _MOST_ANNOTATIONS = 10
 """GitHub shows at most ten errors of a step."""
@@ -50,12 +50,8 @@ def add_summary(text: str, environment: Mapping[str, str] = os.environ) -> None:
 
 def _format_place(source: str, root: Path) -> str:
     """Locate the module's class; GitHub knows files only by their path in the repository."""
-    file, _, line = source.rpartition(":")
-    path = Path(file)
-    if not file or not line.isdigit():
-        return ""
-    name = path.relative_to(root) if path.is_absolute() and path.is_relative_to(root) else path
-    return f"file={_escape_property(str(name))},line={line},"
+    file, _, line = shorten_place(source, root).rpartition(":")
+    return f"file={_escape_property(file)},line={line}," if file and line.isdigit() else ""
 
 
 def _escape_data(text: str) -> str:
