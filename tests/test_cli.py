@@ -72,6 +72,17 @@ def test_explain_judges_the_run_and_explains_one_tensor(tmp_path: Path) -> None:
     assert json.loads(told.output)["cause"] == "double reduction"
 
 
+def test_doctor_exits_with_2_where_something_does_not_work(tmp_path: Path) -> None:
+    nothing = {"PATH": str(tmp_path)}
+    done = CliRunner().invoke(app, ["doctor", "--out", str(tmp_path)], env=nothing)
+    assert done.exit_code == 2, done.output
+    assert "✗ torchrun is not on PATH." in done.output
+    report = CliRunner().invoke(app, ["doctor", "--out", str(tmp_path / "new"), "--json"], env=nothing)
+    assert report.exit_code == 2
+    assert [problem["name"] for problem in json.loads(report.stdout)["problems"]] == ["torchrun is not on PATH"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_lint_says_when_everything_is_stated(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
     case.right("0/0/fc2/output")

@@ -31,6 +31,7 @@ ELSEWHERE = {
 """Pages whose commands need more than the others, and who runs them."""
 HOW_TO = sorted(path for path in (DOCS / "howto").glob("*.md") if path.name not in ELSEWHERE)
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [target for target in targets if not (page.parent / target).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *FORMS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_their_options_exist(page: Path) -> None:
     text = page.read_text()
     parsers = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group, as the app has commands
@@ -106,6 +107,10 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     }
     theirs = {"--bug", "--nproc-per-node", "--standalone", "--tp", "--sp", "--version", "--help"}
     assert used - theirs <= known
+
+
+def test_a_bug_report_is_asked_for_the_output_of_the_doctor() -> None:
+    assert "`ttrace doctor`" in (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()
 
 
 def test_an_agent_is_told_of_fields_that_reports_have() -> None:

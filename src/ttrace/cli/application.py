@@ -14,6 +14,7 @@ import typer
 from ttrace.cli.commands.archive import archive
 from ttrace.cli.commands.check import check
 from ttrace.cli.commands.diff import diff
+from ttrace.cli.commands.doctor import doctor
 from ttrace.cli.commands.explain import explain
 from ttrace.cli.commands.lint import lint
 from ttrace.cli.commands.report import report
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run, sweep, trace, check, report, show, diff, explain, archive, lint, selftest):
+for command in (run, sweep, trace, check, report, show, diff, explain, archive, lint, selftest, doctor):
     app.command()(command)
 
 

@@ -112,7 +112,10 @@ def _fail(error: Exception) -> int:
     words = " ".join(str(error).split())[:300]
     described = f"{type(error).__name__}: {words}" if words else type(error).__name__
     try:
-        return _refuse(f"could not judge, because of an unexpected {described}. Please report it; {where}")
+        return _refuse(
+            f"could not judge, because of an unexpected {described}. Please report it, with the output of "
+            f"`ttrace doctor`; {where}"
+        )
     except Exception:  # for instance a library that cannot be imported, and is needed for the report
         sys.stderr.write(f"ttrace: could not judge, because of an unexpected {described}; {where}\n")
         return _UNJUDGED

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ttrace.errors import TTraceError
+from ttrace.report.numbers import format_bytes
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,7 @@ class DiskSpace:
     def after(cls, reference: Path, out: Path, num_traces: int) -> DiskSpace:
         """Measure the reference's trace once it is there; the other traces will be written below `out`."""
         size = sum(path.stat().st_size for path in reference.rglob("*") if path.is_file())
-        existing = next(path for path in (out, *out.absolute().parents) if path.exists())
-        return cls(out, size, num_traces, shutil.disk_usage(existing).free)
+        return cls(out, size, num_traces, shutil.disk_usage(find_existing(out)).free)
 
     @property
     def needed(self) -> int:
@@ -51,9 +51,6 @@ class DiskSpace:
             )
 
 
-def format_bytes(num_bytes: int) -> str:
-    """Format a number of bytes for people: `1.7 MB`."""
-    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 999.95 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
+def find_existing(folder: Path) -> Path:
+    """Find the folder itself, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -23,7 +23,7 @@ def archive(
     from rich.text import Text
 
     from ttrace.cli import screen
-    from ttrace.workflow.disk_space import format_bytes
+    from ttrace.report.numbers import format_bytes
     from ttrace.workflow.lock import hold
     from ttrace.workflow.run import Run
 

@@ -1,0 +1,1 @@
+"""Measurements of `ttrace doctor`: what works in this installation."""
