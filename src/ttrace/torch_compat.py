@@ -5,7 +5,7 @@ without it. Nothing else in the package touches an attribute or a module of torc
 except for `_pytree`, `_parameters` and `_modules` (tests/test_private_apis.py holds that). Imports of heavy parts of
 torch stand inside the functions: `import ttrace` must be cheap.
 
-"Since 2.13" means: in the oldest version that TTrace supports; older ones were not looked at.
+"Since 2.6" means: in the oldest version that was looked at.
 """
 
 from __future__ import annotations
@@ -61,13 +61,16 @@ def parse_release(version: str) -> tuple[int, int]:
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
+RELEASE = parse_release(torch.__version__)
+"""Major and minor version of the torch that runs: what is since when, this file decides by it."""
+
 # Autograd
 
 
 def is_in_backward() -> bool:
     """Whether this thread runs inside the autograd engine: a forward that does is a recomputation.
 
-    `torch._C._current_graph_task_id`, since 2.13. Without it recomputations would be recorded as second calls.
+    `torch._C._current_graph_task_id`, since 2.6. Without it recomputations would be recorded as second calls.
     """
     return torch._C._current_graph_task_id() != -1
 
@@ -75,7 +78,7 @@ def is_in_backward() -> bool:
 def read_sequence_nr() -> int:
     """The number that the next autograd node of this thread gets.
 
-    `torch.autograd._get_sequence_nr`, since 2.13. Without it a module's own input gradients cannot be told from those
+    `torch.autograd._get_sequence_nr`, since 2.6. Without it a module's own input gradients cannot be told from those
     of other consumers, and are not recorded.
     """
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # missing in the stubs
@@ -83,14 +86,14 @@ def read_sequence_nr() -> int:
 
 
 def read_node_number(node: Node) -> int:
-    """The sequence number of an autograd node: `Node._sequence_nr`, since 2.13. See `read_sequence_nr`."""
+    """The sequence number of an autograd node: `Node._sequence_nr`, since 2.6. See `read_sequence_nr`."""
     return node._sequence_nr()
 
 
 def will_run(node: Node) -> bool:
     """Whether the backward pass that runs now will still run this node.
 
-    `torch._C._will_engine_execute_node`, since 2.13. Without it a gradient that nobody uses would be waited for.
+    `torch._C._will_engine_execute_node`, since 2.6. Without it a gradient that nobody uses would be waited for.
     """
     return bool(torch._C._will_engine_execute_node(node))
 
@@ -99,14 +102,14 @@ def will_run(node: Node) -> bool:
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """`Tensor._is_view`, since 2.13. Without it views would be recorded as results of functions."""
+    """`Tensor._is_view`, since 2.6. Without it views would be recorded as results of functions."""
     return tensor._is_view()
 
 
 def read_sparse_rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The row numbers and the rows of a sparse gradient, as they are, whether coalesced or not.
 
-    `Tensor._indices` and `Tensor._values`, since 2.13; the public methods coalesce first. Without them a streamed
+    `Tensor._indices` and `Tensor._values`, since 2.6; the public methods coalesce first. Without them a streamed
     embedding's gradient would be summed in another order.
     """
     return gradient._indices()[0], gradient._values()
@@ -115,7 +118,7 @@ def read_sparse_rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def make_wrapper_subclass(cls: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:
     """A tensor of this class with the geometry of another, and without data.
 
-    `Tensor._make_wrapper_subclass`, since 2.13. Without it no reference can be streamed by operators.
+    `Tensor._make_wrapper_subclass`, since 2.6. Without it no reference can be streamed by operators.
     """
     return torch.Tensor._make_wrapper_subclass(
         cls,
@@ -130,13 +133,13 @@ def make_wrapper_subclass(cls: type[torch.Tensor], like: torch.Tensor, device: t
 def without_torch_function() -> AbstractContextManager[Any]:
     """A block in which subclasses' `__torch_function__` is not called.
 
-    `torch._C.DisableTorchFunctionSubclass`, since 2.13. Without it a streamed parameter would call itself for ever.
+    `torch._C.DisableTorchFunctionSubclass`, since 2.6. Without it a streamed parameter would call itself for ever.
     """
     return cast("AbstractContextManager[Any]", torch._C.DisableTorchFunctionSubclass())
 
 
 def read_arguments(operator: Any) -> Sequence[Any]:
-    """The declared arguments of an operator: `OpOverload._schema`, since 2.13.
+    """The declared arguments of an operator: `OpOverload._schema`, since 2.6.
 
     Without it a write to a streamed parameter would be lost in silence.
     """
@@ -145,13 +148,13 @@ def read_arguments(operator: Any) -> Sequence[Any]:
 
 
 TO_COPY = torch.ops.aten._to_copy.default
-"""The operator that copies to another dtype or device, since 2.13. Without it autocast would hold all weights."""
+"""The operator that copies to another dtype or device, since 2.6. Without it autocast would hold all weights."""
 
 # Modules
 
 
 def read_own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """A module's own buffers by name, to be changed in place: `Module._buffers`, since 2.13.
+    """A module's own buffers by name, to be changed in place: `Module._buffers`, since 2.6.
 
     Without it a buffer that a module replaces could not be brought back.
     """
@@ -159,7 +162,7 @@ def read_own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """`nn.modules.dropout._DropoutNd`, since 2.13. Without it dropout would have to be named class by class."""
+    """`nn.modules.dropout._DropoutNd`, since 2.6. Without it dropout would have to be named class by class."""
     return isinstance(module, nn.modules.dropout._DropoutNd)
 
 
@@ -167,14 +170,14 @@ WRAPPER_ATTRIBUTES = frozenset(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 )
 """Attributes under which wrappers keep what they wrap: DDP, torch.compile, FSDP1, activation checkpointing (all since
-2.13), Lightning's strategies. Without them names of wrapped modules have a level that the reference does not have."""
+2.6), Lightning's strategies. Without them names of wrapped modules have a level that the reference does not have."""
 
 COMPILED_CALL = "_compiled_call_impl"
-"""Where `module.compile()` keeps the compiled call, since 2.13. Without it such modules are seen from inside."""
+"""Where `module.compile()` keeps the compiled call, since 2.6. Without it such modules are seen from inside."""
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:
-    """What `torch.compile(module)` wraps, or the module itself: `OptimizedModule._orig_mod`, since 2.13.
+    """What `torch.compile(module)` wraps, or the module itself: `OptimizedModule._orig_mod`, since 2.6.
 
     Without it DDP inside compiled modules is not recognised.
     """
@@ -183,7 +186,7 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
 
 
 def has_compiled_forward(module: nn.Module) -> bool:
-    """Whether dynamo compiles this forward: `_torchdynamo_orig_callable` and `_torchdynamo_disable`, since 2.13.
+    """Whether dynamo compiles this forward: `_torchdynamo_orig_callable` and `_torchdynamo_disable`, since 2.6.
 
     Without them modules with a compiled forward are seen from inside.
     """
@@ -192,13 +195,17 @@ def has_compiled_forward(module: nn.Module) -> bool:
 
 
 DYNAMO = "torch._dynamo"
-"""The module that whoever called torch.compile has loaded, since 2.13; loading it takes seconds."""
+"""The module that whoever called torch.compile has loaded, since 2.6; loading it takes seconds."""
+
+GENERATED_MODULE = "_remote_module_non_scriptable"
+"""A module that torch itself writes into a temporary folder when `torch.distributed.nn` is imported, since 2.6. Without
+this name a trace would be stale as soon as its process has ended, as the file is gone then."""
 
 # Functions that are patched: an owner and an attribute
 
 
 def find_total_norm() -> tuple[ModuleType, str]:
-    """What `clip_grad_norm_` calls to take the norm: `clip_grad._get_total_norm`, since 2.13.
+    """What `clip_grad_norm_` calls to take the norm: `clip_grad._get_total_norm`, since 2.6.
 
     Scripts that call the public `get_total_norm` have it under another name. Without it gradients are recorded where
     they are clipped.
@@ -211,7 +218,7 @@ def find_total_norm() -> tuple[ModuleType, str]:
 def find_clip_cell() -> CellType:
     """The cell in which torch's decorator keeps the function that clips: a change there counts under every name.
 
-    `clip_grad._clip_grads_with_norm_`, since 2.13. `torch.nn.utils.clip_grads_with_norm_` is another name of it, and
+    `clip_grad._clip_grads_with_norm_`, since 2.6. `torch.nn.utils.clip_grads_with_norm_` is another name of it, and
     scripts import that by name. Without it clipping is not recorded.
     """
     from torch.nn.utils import clip_grad
@@ -222,11 +229,15 @@ def find_clip_cell() -> CellType:
 
 
 def find_context_parallel_buffers() -> tuple[ModuleType, str]:
-    """What `context_parallel` calls to split sequences: `_attention._context_parallel_buffers`, since 2.13.
+    """What `context_parallel` calls to split sequences: `_attention._context_parallel_buffers`, since 2.6.
 
-    Without it layouts of context parallelism must be stated by rules.
+    Its fourth argument is what balances the load: none to 2.8, indices in 2.9, an object since 2.10. Without it layouts
+    of context parallelism must be stated by rules.
     """
-    from torch.distributed.tensor.experimental._context_parallel import _attention
+    try:
+        from torch.distributed.tensor.experimental._context_parallel import _attention
+    except ImportError:  # below 2.10
+        from torch.distributed.tensor.experimental import _attention  # type: ignore[no-redef]
 
     return _attention, "_context_parallel_buffers"
 
@@ -234,7 +245,7 @@ def find_context_parallel_buffers() -> tuple[ModuleType, str]:
 def list_stage_classes() -> tuple[type[Any], tuple[type[Any], ...]]:
     """The base class of pipeline stages, and the classes that prepare a pipeline.
 
-    `stage._PipelineStageBase` and `stage._PipelineStage`, since 2.13. Without them pipelines cannot be traced.
+    `stage._PipelineStageBase` and `stage._PipelineStage`, since 2.6. Without them pipelines cannot be traced.
     """
     from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _PipelineStageBase
 
@@ -242,7 +253,7 @@ def list_stage_classes() -> tuple[type[Any], tuple[type[Any], ...]]:
 
 
 PREPARE_STAGE = "_prepare_forward_infra"
-"""The method that a schedule calls before a stage's first chunk, since 2.13. Without it a pass that only learns shapes
+"""The method that a schedule calls before a stage's first chunk, since 2.6. Without it a pass that only learns shapes
 would be recorded."""
 
 # Distributed tensors
@@ -251,8 +262,8 @@ would be recorded."""
 def read_strided_shard(placement: object) -> tuple[int, int] | None:
     """The dim and the split factor of a strided shard; None for any other placement.
 
-    `placement_types._StridedShard`, since 2.13: what FSDP2 makes of a dim that tensor parallelism cuts too. Without it
-    such parameters have a wrong region.
+    `placement_types._StridedShard`, since 2.6: what FSDP2 makes of a dim that tensor parallelism cuts too. Without it
+    such parameters have a wrong region. Below 2.8 it splits evenly only.
     """
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -269,18 +280,34 @@ def make_strided_shard(dim: int, split_factor: int) -> Any:
 def mask_partial(placement: object, local: torch.Tensor) -> torch.Tensor:
     """The values that count in a sum, where a vocabulary-parallel embedding returns rows of foreign tokens too.
 
-    `placement_types._MaskPartial`, since 2.13. Without it those rows would be added up.
+    `_MaskPartial`, since 2.6, in one place or another. Without it those rows would be added up.
     """
-    from torch.distributed.tensor.placement_types import _MaskPartial
-
-    if isinstance(placement, _MaskPartial):
+    if type(placement).__name__ in ("_MaskPartial", "MaskPartial"):  # the latter in 2.10
         local = local.clone()
-        placement.mask_buffer.apply_mask(local)
+        cast("Any", placement).mask_buffer.apply_mask(local)
     return local
 
 
+def split_locally(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> torch.Tensor:
+    """This rank's part of a tensor that every rank has.
+
+    `distribute_tensor(src_data_rank=None)`, since 2.7. Without it the parts are taken placement by placement, with
+    `Shard._split_tensor`; torch itself would communicate.
+    """
+    from torch.distributed.tensor import distribute_tensor
+
+    if RELEASE >= (2, 7):
+        return distribute_tensor(tensor, mesh, placements, src_data_rank=None).to_local()
+    here = mesh.get_coordinate()
+    for axis, placement in enumerate(placements if here is not None else ()):
+        if not placement.is_replicate():
+            parts, _ = placement._split_tensor(tensor, mesh.size(axis), with_padding=False, contiguous=True)
+            tensor = parts[cast("list[int]", here)[axis]]
+    return tensor if here is not None else tensor[:0]
+
+
 def wait_for(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a collective that may still be under way: `AsyncCollectiveTensor`, since 2.13.
+    """The values of a collective that may still be under way: `AsyncCollectiveTensor`, since 2.6.
 
     Without it values would be read before they arrive.
     """
@@ -290,17 +317,23 @@ def wait_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def find_root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that a submesh was sliced from: `DeviceMesh._get_root_mesh`, since 2.13.
+    """The mesh that a submesh was sliced from: `DeviceMesh._get_root_mesh`, since 2.10; `_mesh_resources` before.
 
     Without it `attach` needs `mesh=` where parameters lie on submeshes.
     """
-    return mesh._get_root_mesh()
+    if RELEASE >= (2, 10):
+        return mesh._get_root_mesh()
+    from torch.distributed import device_mesh
+
+    root: DeviceMesh = device_mesh._mesh_resources.get_root_mesh(mesh)
+    return root
 
 
 def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
     """The groups of parameters that FSDP2 shards together: of a module one for each mesh that they lie on.
 
-    `FSDPModule._get_fsdp_state` and `FSDPState._fsdp_param_groups`, since 2.13. Without them `attach` needs
+    `FSDPModule._get_fsdp_state`, since 2.6, and `FSDPState._fsdp_param_groups`, since 2.12; before, a module has at
+    most one group. Without them `attach` needs
     `grad_factor=` for FSDP2, and takes `dp` for its axis.
     """
     from torch.distributed.fsdp import FSDPModule
@@ -308,11 +341,15 @@ def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
     for chunk in chunks:
         for module in chunk.modules():
             if isinstance(module, FSDPModule):
-                yield from module._get_fsdp_state()._fsdp_param_groups
+                state = module._get_fsdp_state()
+                if RELEASE >= (2, 12):
+                    yield from state._fsdp_param_groups
+                elif state._fsdp_param_group is not None:
+                    yield state._fsdp_param_group
 
 
 def make_hash_store() -> Any:
-    """A store for a process group of one process: `torch._C._distributed_c10d.HashStore`, since 2.13.
+    """A store for a process group of one process: `torch._C._distributed_c10d.HashStore`, since 2.6.
 
     Without it a test of one rank needs a port.
     """

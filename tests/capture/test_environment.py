@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import torch
 from torch import nn
 
+from ttrace.capture.environment import sources
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.layouts.rules import Rules
 from ttrace.tensors.mesh import Mesh
+from ttrace.torch_compat import GENERATED_MODULE
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.fingerprint import fingerprint_file
 from zoo.harness.runs import SimulatedRank
@@ -28,3 +33,13 @@ def test_every_rank_says_what_it_was_loaded_from_and_by_which_version(tmp_path: 
         assert written.end is not None
         assert written.end.sources[str(ours)] == fingerprint_file(ours)
         assert {"python", "torch", "ttrace"} <= written.manifest.versions.keys()
+
+
+def test_a_file_that_torch_writes_when_it_starts_makes_no_trace_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generated = ModuleType(GENERATED_MODULE)
+    generated.__file__ = str(tmp_path / "generated.py")
+    (tmp_path / "generated.py").touch()
+    monkeypatch.setitem(sys.modules, GENERATED_MODULE, generated)
+    assert generated.__file__ not in sources()

@@ -73,7 +73,7 @@ def test_a_torch_that_cannot_be_imported_is_told_in_a_sentence(run: Path, option
     done = ttrace("check", str(run), *options, before="sys.modules['torch'] = None")
     assert done.returncode == 2
     assert done.stderr.startswith("ttrace: torch cannot be imported: ")
-    assert "Install PyTorch 2.13 or later in this environment." in done.stderr
+    assert "Install PyTorch 2.8 or later in this environment." in done.stderr
     assert not options or "torch" in json.loads(done.stdout)["problems"][0]
 
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import Placement, Replicate, Shard
 
+from tests.support.device_meshes import mesh_of
 from tests.support.regions import (
     DISTRIBUTIONS,
     check_generating,
@@ -25,6 +25,7 @@ from tests.support.regions import (
 from ttrace.adapters.native.layouts import placements_region
 from ttrace.tensors.coverage import TILING, measure_coverage
 from ttrace.tensors.region import Region, Shape
+from ttrace.torch_compat import RELEASE, make_strided_shard, split_locally
 from ttrace.values.generate import Distribution
 
 
@@ -39,7 +40,7 @@ class LayoutResolver:
     def mesh(self, rank: int) -> DeviceMesh:
         ranks = torch.arange(math.prod(self.mesh_shape)).view(self.mesh_shape)
         names = tuple("abc"[: len(self.mesh_shape)])
-        return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
+        return mesh_of(ranks, rank, names)
 
     @property
     def meshes(self) -> list[DeviceMesh]:
@@ -60,7 +61,7 @@ def placings(draw: st.DrawFn, shape: Shape | None = None, max_ranks: int = 64) -
     placement: st.SearchStrategy[Placement] = st.one_of(
         st.just(Replicate()),
         dims.map(Shard),
-        st.builds(lambda dim, factor: _StridedShard(dim, split_factor=factor), dims, st.integers(1, 4)),
+        *([st.builds(make_strided_shard, dims, st.integers(1, 4))] if RELEASE >= (2, 8) else []),  # even only before
     )
     placements = draw(st.lists(placement, min_size=len(mesh_shape), max_size=len(mesh_shape)))
     return LayoutResolver(shape, tuple(mesh_shape), tuple(placements))
@@ -92,7 +93,7 @@ def test_joining_inverts_dividing(placing: LayoutResolver) -> None:
 def test_torch_distributes_exactly_these_regions(placing: LayoutResolver) -> None:
     full = torch.arange(math.prod(placing.shape)).view(placing.shape)
     for mesh in placing.meshes:
-        local = distribute_tensor(full, mesh, placing.placements, src_data_rank=None).to_local()
+        local = split_locally(full, mesh, placing.placements)
         assert torch.equal(local, placements_region(placing.shape, mesh, placing.placements).take(full))
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.tensors.region import Shape
+from ttrace.torch_compat import RELEASE
 
 
 def device_mesh(shape: Shape, rank: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
-    ranks = torch.arange(math.prod(shape)).view(shape)
-    return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
+    return mesh_of(torch.arange(math.prod(shape)).view(shape), rank, names)
+
+
+def mesh_of(ranks: torch.Tensor, rank: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """The mesh of these ranks as one of them sees it."""
+    if RELEASE >= (2, 10):
+        return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
+    with mock.patch("torch.distributed.device_mesh.get_rank", return_value=rank):
+        return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False)

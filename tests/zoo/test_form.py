@@ -11,6 +11,7 @@ import pytest
 
 import zoo.bugs
 from ttrace.judge.verdict import Exit
+from ttrace.torch_compat import RELEASE
 from zoo.bug import Bug, Run, Tier, Topic, bugs, story, title
 from zoo.controls import Clean, Control, controls, every, few
 from zoo.evaluation import PAGE, Evaluation
@@ -115,7 +116,8 @@ def test_the_evaluation_knows_every_entry_control_and_rule() -> None:
     """It is written by `python -m zoo evaluate`."""
     page = PAGE.read_text()
     assert [name for name in bugs() if f"| `{name}` | {bugs()[name].tier} |" not in page] == []
-    assert f"{len(every())} clean controls" in page
+    if RELEASE >= (2, 9):  # before, torch has fewer schedules
+        assert f"{len(every())} clean controls" in page
     assert [name for name in FIXED if f"| {name} |" not in page] == []
 
 

@@ -25,7 +25,7 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
     rank, world = mesh.get_local_rank("pp"), mesh["pp"].size()
     if issubclass(kind, pp.PipelineScheduleSingle):
         indices = [rank]
-    elif kind in (pp.ScheduleZBVZeroBubble, pp.ScheduleDualPipeV):
+    elif kind in (SCHEDULES["pp-zbv"], SCHEDULES.get("pp-dualpipev")):
         indices = [rank, 2 * world - 1 - rank]
     else:
         indices = [rank, rank + world]
@@ -69,8 +69,9 @@ SCHEDULES: dict[str, Any] = {
     "pp-looped-bfs": pp.ScheduleLoopedBFS,
     "pp-interleaved-zb": pp.ScheduleInterleavedZeroBubble,
     "pp-zbv": pp.ScheduleZBVZeroBubble,
-    "pp-dualpipev": pp.ScheduleDualPipeV,
 }
+if hasattr(pp, "ScheduleDualPipeV"):  # since 2.9
+    SCHEDULES["pp-dualpipev"] = pp.ScheduleDualPipeV
 INNER = ("pp+tp", "pp+fsdp", "pp+fsdp+tp")
 """The layouts of the matrix that have another parallelism inside their stages."""
 AXES = {"dp": {"dp", "ddp", "fsdp"}, "tp": {"tp"}}

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.experimental._context_parallel import _attention
+
+from ttrace.torch_compat import find_context_parallel_buffers
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_attention: Any = find_context_parallel_buffers()[0]
 _SEQUENCE = 2
 """The dim of q, k and v that is cut: batch, head, token, feature."""
 

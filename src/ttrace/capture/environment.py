@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import torch
+
+from ttrace.torch_compat import GENERATED_MODULE
 from ttrace.trace.storage.fingerprint import fingerprint_file
 
 _PREFIXES = (
@@ -54,11 +57,14 @@ def _loaded() -> Iterator[str]:
 
 
 def _is_telling(name: str, file: str) -> bool:
+    if name == GENERATED_MODULE:
+        return False
     return not _is_installed(file) or "." not in name or name.endswith("version")
 
 
 def _is_installed(file: str | None) -> bool:
-    return file is not None and "-packages" in file
+    """Whether the file belongs to a package that nobody edits; torch may lie anywhere, as where it was built."""
+    return file is not None and ("-packages" in file or file.startswith(_TORCH))
 
 
 def _is_standard(file: str) -> bool:
@@ -66,3 +72,4 @@ def _is_standard(file: str) -> bool:
 
 
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep

@@ -22,7 +22,7 @@ from ttrace.errors import TTraceError
 _UNJUDGED = 2
 _LEAST_SIGNAL = 128
 """Exit codes above say by which signal a command was ended: 130 for Ctrl-C, 143 for SIGTERM."""
-_NEEDED = {"torch": "PyTorch 2.13 or later"}
+_NEEDED = {"torch": "PyTorch 2.8 or later"}
 
 
 def main() -> NoReturn:

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
+from ttrace.torch_compat import RELEASE
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged
@@ -65,6 +65,8 @@ def summed() -> nn.Module:
 
 def on_two_meshes() -> nn.Module:
     """Weights and biases are reduced over the same ranks, each by a mesh of its own."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+
     model = build()
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
     other = DeviceMesh.from_group(dist.new_group(list(range(RANKS))), "cpu", mesh_dim_names=("edp",))
@@ -80,9 +82,10 @@ def on_two_meshes() -> nn.Module:
 CASES: dict[str, tuple[Callable[[], nn.Module], float, float]] = {
     "averaged": (sharded, 1.0, 1 / RANKS),
     "summed": (summed, float(RANKS), 1.0),
-    "two meshes": (on_two_meshes, 1.0, 1 / RANKS),
 }
 """How a model is made, what the script divides its losses by, and what the reduction applies."""
+if RELEASE >= (2, 12):
+    CASES["two meshes"] = (on_two_meshes, 1.0, 1 / RANKS)
 
 
 def run_cases(folder: Path) -> dict[str, tuple[Judgement, float]]:

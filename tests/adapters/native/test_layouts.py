@@ -6,11 +6,10 @@ import re
 
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tests.support.device_meshes import device_mesh
+from tests.support.device_meshes import device_mesh, mesh_of
 from ttrace.adapters.native import layouts as adapter
 from ttrace.errors import LayoutError
 from ttrace.layouts.source import LayoutSource
@@ -81,7 +80,7 @@ def test_only_sums_are_pending() -> None:
     mesh = device_mesh((2,), 0, ("tp",))
     assert adapter.pending_axes(mesh, (Partial(),)) == ("tp",)
     assert adapter.pending_axes(mesh, (Shard(0),)) == ()
-    message = "placement P(max) over tp: only pending sums can be added up from shards."
+    message = "placement Partial(max) over tp: only pending sums can be added up from shards."
     with pytest.raises(LayoutError, match=re.escape(message)):
         adapter.pending_axes(mesh, (Partial("max"),))
 
@@ -99,7 +98,7 @@ def test_a_device_mesh_of_all_ranks_is_our_mesh() -> None:
 
 
 def test_a_device_mesh_of_some_ranks_is_refused_with_what_to_do() -> None:
-    part = DeviceMesh("cpu", torch.tensor([4, 5]), mesh_dim_names=("tp",), _init_backend=False, _rank=4)
+    part = mesh_of(torch.tensor([4, 5]), 4, ("tp",))
     with pytest.raises(LayoutError, match=re.escape("holds ranks [4, 5]")) as error:
         adapter.mesh_of(part)
     assert "Give attach(mesh=...) the mesh of all ranks." in str(error.value)

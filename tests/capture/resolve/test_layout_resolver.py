@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from tests.support.device_meshes import mesh_of
 from tests.support.traces import TraceBuilder
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
@@ -36,7 +36,7 @@ def resolver(folder: Path, rules: dict[str, str] | None = None) -> LayoutResolve
 
 
 def along_tp(local: torch.Tensor, placement: Placement) -> DTensor:
-    mesh = DeviceMesh("cpu", torch.tensor([2, 3]), mesh_dim_names=("tp",), _init_backend=False, _rank=3)
+    mesh = mesh_of(torch.tensor([2, 3]), 3, ("tp",))
     return DTensor.from_local(local, mesh, [placement], run_check=False)
 
 

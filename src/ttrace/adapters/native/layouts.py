@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import Placement as DTensorPlacement
 
 from ttrace.errors import LayoutError
@@ -16,7 +16,7 @@ from ttrace.tensors import ranges as rg
 from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region, Shape
-from ttrace.torch_compat import make_strided_shard, mask_partial, read_strided_shard
+from ttrace.torch_compat import make_strided_shard, mask_partial, read_strided_shard, split_locally
 
 
 def read_placement(tensor: DTensor) -> Placement:
@@ -62,7 +62,7 @@ def pending_axes(mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> 
         if not placement.is_partial():
             continue
         if not isinstance(placement, Partial) or placement.reduce_op != "sum":
-            raise LayoutError(f"placement {placement} over {axis}: only pending sums can be added up from shards.")
+            raise LayoutError(f"placement {placement!r} over {axis}: only pending sums can be added up from shards.")
         pending.append(axis)
     return tuple(pending)
 
@@ -114,7 +114,7 @@ def _dim_ranges(
     along = [_along(placement, dim) for placement in placements]
     if all(placement.is_replicate() for placement in along):
         return rg.whole(size)
-    local = distribute_tensor(torch.arange(size), mesh, along, src_data_rank=None).to_local()
+    local = split_locally(torch.arange(size), mesh, along)
     return rg.from_indices(local)
 
 

@@ -41,7 +41,8 @@ def _install(patches: Patches) -> None:
         patches.wrap(base, name, _wrap_chunk)
     for kind in classes:
         patches.wrap(kind, PREPARE_STAGE, _wrap_prepare)
-    patches.wrap(base, "scale_grads", _wrap_scale_grads)
+    if hasattr(base, "scale_grads"):  # since 2.7; before, schedules do not divide
+        patches.wrap(base, "scale_grads", _wrap_scale_grads)
 
 
 _shared = SharedPatches(_install)

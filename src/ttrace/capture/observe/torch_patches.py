@@ -134,14 +134,14 @@ def _choose(scores: torch.Tensor, own: torch.Tensor, dim: int) -> torch.Tensor |
 
 
 def _wrap_buffers(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    def split_buffers(mesh: DeviceMesh, buffers: list[Any], dims: list[int], load_balancer: Any = None) -> list[Any]:
+    def split_buffers(mesh: DeviceMesh, buffers: list[Any], dims: list[int], *args: Any, **kwargs: Any) -> list[Any]:
         """Split the numbers of the tokens as well: they show in which order the tokens are split."""
         session = _find_session()
         for buffer, dim in zip(buffers, dims, strict=False) if session is not None else ():
             if isinstance(buffer, torch.Tensor):
                 num_samples, size = buffer.shape[0] if dim else 1, buffer.shape[dim]
                 index = torch.arange(size, device=buffer.device).expand(num_samples, size)
-                session.on_sequence_split(mesh, size, original(mesh, [index], [1], load_balancer)[0])  # type: ignore[union-attr]
-        return original(mesh, buffers, dims, load_balancer)
+                session.on_sequence_split(mesh, size, original(mesh, [index], [1], *args, **kwargs)[0])  # type: ignore[union-attr]
+        return original(mesh, buffers, dims, *args, **kwargs)
 
     return split_buffers

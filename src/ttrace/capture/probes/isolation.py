@@ -96,7 +96,7 @@ class Isolate:
         self, tensor_id: TensorId, like: torch.Tensor, placement: Placement, source: Distribution
     ) -> torch.Tensor:
         """This rank's local values; of a pending sum the first rank has all, and what is no part of it is zero."""
-        local = torch.zeros_like(self._adapter.to_local(like.detach()))
+        local = torch.zeros_like(self._adapter.to_local(like).detach())
         if any(self._adapter.coord[axis] for axis in placement.pending):
             return local
         held = local[tuple(slice(size) for size in placement.region.local_shape)]

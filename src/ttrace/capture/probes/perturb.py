@@ -52,7 +52,7 @@ class Perturb:
         here = visit.enters_module if self._isolated else visit.entry
         if not here or not visit.tensor.is_floating_point():
             return None
-        local = self._adapter.to_local(visit.tensor.detach())
+        local = self._adapter.to_local(visit.tensor).detach()
         if not bool(local.isfinite().all()):
             return None
         return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, self._nudged(visit, local)))

@@ -55,7 +55,8 @@ class Recorder:
         self._writer.close(end.model_copy(update={"problems": (*end.problems, *self._problems)}))
 
     def _record(self, visit: Visit) -> None:
-        local = self._local(visit.tensor.detach(), visit.id.site)
+        with torch.no_grad():  # not a detached DTensor: since torch 2.14 that may communicate, and use up a mask
+            local = self._local(visit.tensor, visit.id.site).detach()
         placement = visit.placement
         if placement is not None and tuple(local.shape) != placement.region.local_shape:
             # Only padding may be left over here: placement.region was made for this shape.

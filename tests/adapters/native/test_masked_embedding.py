@@ -1,0 +1,50 @@
+"""An embedding that is cut along the vocabulary is recorded without a trace in the training itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+from ttrace.adapters.native.adapter import Native
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import TracingSession
+from ttrace.layouts.rules import Rules
+from ttrace.trace.reader import Trace
+from zoo.harness.ranks import on_ranks
+
+
+class Words(nn.Module):
+    """A model whose embedding is a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok = nn.Embedding(9, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.tok(ids)
+        return rows
+
+
+def embed(folder: Path) -> torch.Tensor:
+    """Return the sum of the rows that one step saw; the mask that torch keeps until the sum must be there then."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    plan = {"tok": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())}
+    model = parallelize_module(Words(), mesh, plan)
+    session = TracingSession(Plan(out=folder, stop=False), model, None, Native([model], mesh=mesh), Rules())
+    with session.step():
+        out = model(session.batch(torch.arange(9).view(1, 9)))
+        out.square().mean().backward()
+    session.close()
+    return out.detach()
+
+
+def test_an_embedding_cut_along_the_vocabulary_still_sums(tmp_path: Path) -> None:
+    first, second = on_ranks(2, embed, tmp_path / "trace")
+    assert torch.equal(first, second)
+    assert list(Trace(tmp_path / "trace").problems()) == []

@@ -1,0 +1,12 @@
+"""Tests of what torch has only since some version."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttrace.torch_compat import RELEASE
+
+
+def since(major: int, minor: int, what: str) -> pytest.MarkDecorator:
+    """Skip a test where torch is older; `what` torch has since this version."""
+    return pytest.mark.skipif((major, minor) > RELEASE, reason=f"torch has {what} since {major}.{minor}")
