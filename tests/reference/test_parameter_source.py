@@ -1,18 +1,18 @@
-"""A maker gives any part of a parameter as the whole has it, whoever makes it."""
+"""A source gives any part of a parameter as the whole has it, whichever thread generates it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ttrace.reference.parameter_source import Maker, Scratch
+from ttrace.reference.parameter_source import ParameterSource, Scratch
 from ttrace.reference.progress import StreamProgress
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Normal, generate_values
 
 
-def maker(*shape: int) -> Maker:
-    return Maker(shape, torch.bfloat16, torch.device("cpu"), "weight", Normal(), Scratch(), StreamProgress(1))
+def source(*shape: int) -> ParameterSource:
+    return ParameterSource(shape, torch.bfloat16, torch.device("cpu"), "weight", Normal(), Scratch(), StreamProgress(1))
 
 
 def whole(*shape: int) -> torch.Tensor:
@@ -23,7 +23,7 @@ def whole(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("cut", [(0, 60), (12, 36), (7, 41), (59, 60)])
 def test_a_run_is_that_of_the_whole(cut: tuple[int, int]) -> None:
     out = torch.empty(cut[1] - cut[0], dtype=torch.bfloat16)
-    assert torch.equal(maker(5, 3, 4).run(*cut, out), whole(5, 3, 4)[slice(*cut)])
+    assert torch.equal(source(5, 3, 4).generate_run(*cut, out), whole(5, 3, 4)[slice(*cut)])
 
 
 def test_threads_make_what_one_makes() -> None:
@@ -33,14 +33,14 @@ def test_threads_make_what_one_makes() -> None:
     try:
         for cut in ((0, 1001 * 1500), (700, 1001 * 1500 - 1)):
             out = torch.empty(cut[1] - cut[0], dtype=torch.bfloat16)
-            assert torch.equal(maker(*shape).run(*cut, out), whole(*shape)[slice(*cut)])
+            assert torch.equal(source(*shape).generate_run(*cut, out), whole(*shape)[slice(*cut)])
     finally:
         torch.set_num_threads(before)
 
 
 def test_rows_are_those_of_the_whole() -> None:
     index = torch.tensor([0, 3, 4])
-    assert torch.equal(maker(5, 3, 4).rows(index), whole(5, 3, 4).view(5, 3, 4)[index])
+    assert torch.equal(source(5, 3, 4).generate_rows(index), whole(5, 3, 4).view(5, 3, 4)[index])
 
 
 def test_scratch_memory_is_the_same_until_it_must_grow() -> None:

@@ -37,7 +37,7 @@ from ttrace.judge.sentences import describe
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Exit, Verdict
 from ttrace.layouts.rules import Rules
-from ttrace.reference.parameter_source import maker_of
+from ttrace.reference.parameter_source import find_source
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Normal
@@ -101,9 +101,9 @@ def test_other_values_in_backward_would_be_seen(tmp_path: Path) -> None:
 
     def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         found = own_loss(model, batch)
-        maker = maker_of(model.get_parameter("model.layers.0.mlp.down_proj.weight"))
-        if maker is not None:
-            maker.seed = 1
+        source = find_source(model.get_parameter("model.layers.0.mlp.down_proj.weight"))
+        if source is not None:
+            source.seed = 1
         return found
 
     with pytest.raises(AssertionError, match="mlp"):
@@ -312,13 +312,15 @@ def test_reentrant_checkpoints_that_share_a_weight_are_a_problem(tmp_path: Path)
 
 def test_spreads_follow_the_rule_unless_stated() -> None:
     model = ttrace.streamed(small, spreads={"*.layers.*.weight": (0.0, 0.5), "*.1.mlp.up_proj.weight": (1.0, 0.25)})
-    found = {name: maker.distribution for name, p in model.named_parameters() if (maker := maker_of(p)) is not None}
+    found = {
+        name: source.distribution for name, p in model.named_parameters() if (source := find_source(p)) is not None
+    }
     assert found["model.norm.weight"] == Normal(1.0, 0.02)
     assert found["lm_head.weight"] == Normal(0.0, 0.02)
     assert found["model.layers.0.mlp.up_proj.weight"] == Normal(0.0, 0.5)
     assert found["model.layers.1.mlp.up_proj.weight"] == Normal(1.0, 0.25)
     wide = ttrace.streamed(lambda: nn.Linear(40000, 4))
-    bias, weight = (maker_of(parameter) for parameter in (wide.bias, wide.weight))  # type: ignore[arg-type]
+    bias, weight = (find_source(parameter) for parameter in (wide.bias, wide.weight))  # type: ignore[arg-type]
     assert bias is not None
     assert bias.distribution == Normal(0.0, 0.02)
     assert weight is not None

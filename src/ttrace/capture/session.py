@@ -253,7 +253,7 @@ class TracingSession(SessionEvents):
             return None
         if again and self._streaming.recomputes:
             return None
-        if not self._adapter.is_watched(name, isolated=self._plan.isolated) or self._skipped.is_passed(name):
+        if not self._adapter.is_watched(name, isolated=self._plan.isolated) or self._skipped.is_skipped(name):
             return None
         number = 0 if again else clock.forward(name, is_repeated=name in self._repeated)
         return ModuleCall(name, clock.step, clock.microbatch, number, again)

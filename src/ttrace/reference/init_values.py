@@ -30,8 +30,8 @@ Spreads = Mapping[str, tuple[float, float]]
 """Mean and std by pattern over names of parameters; the last match wins."""
 
 
-def spread(name: str, parameter: torch.Tensor, owner: nn.Module, stated: Spreads) -> Normal:
-    """What to draw a parameter from."""
+def choose_distribution(name: str, parameter: torch.Tensor, owner: nn.Module, stated: Spreads) -> Normal:
+    """Choose the distribution to generate a parameter from."""
     for pattern, (mean, std) in reversed(list(stated.items())):
         if fnmatchcase(name, pattern):
             return Normal(float(mean), float(std))
@@ -42,7 +42,7 @@ def spread(name: str, parameter: torch.Tensor, owner: nn.Module, stated: Spreads
 
 
 def check_patterns(stated: Spreads, names: list[str]) -> None:
-    """Refuse a pattern that speaks of nothing: it is a mistake that nobody would notice."""
+    """Refuse a pattern that matches no parameter: nobody would notice this mistake."""
     for pattern in stated:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise CaptureError(

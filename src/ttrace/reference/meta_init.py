@@ -14,19 +14,19 @@ from ttrace.errors import CaptureError
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Parameters lose their values as soon as a module gets them; buffers keep theirs."""
-    known = WeakTensorKeyDictionary()  # a parameter that two modules get stays one
+    """Put each parameter on the meta device as soon as a module registers it; buffers keep their values."""
+    known = WeakTensorKeyDictionary()  # a parameter that two modules share stays one parameter
 
-    def hollow(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:  # noqa: ARG001
+    def move_to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:  # noqa: ARG001
         if parameter is None or parameter.is_meta:
             return None
         if parameter not in known:
             known[parameter] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
             vars(known[parameter]).update(vars(parameter))
-        found: nn.Parameter = known[parameter]
-        return found
+        on_meta: nn.Parameter = known[parameter]
+        return on_meta
 
-    handle = register_module_parameter_registration_hook(hollow)  # type: ignore[arg-type]  # it may return one
+    handle = register_module_parameter_registration_hook(move_to_meta)  # type: ignore[arg-type]  # it may return one
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ttrace.errors import CaptureError
-from ttrace.reference.init_values import Spreads, check_patterns, spread
+from ttrace.reference.init_values import Spreads, check_patterns, choose_distribution
 from ttrace.reference.meta_init import check_buffers, parameters_on_meta
 from ttrace.reference.shared_modules import set_divided
 from ttrace.tensors.region import Region
@@ -47,12 +47,12 @@ def pipelined(
         model = build()
     check_buffers(model)
     _refuse_ties(model)
-    path, blocks = _blocks(model)
+    path, blocks = _find_blocks(model)
     names = [name for name, _ in model.named_parameters()]
     check_patterns(spreads or {}, names)
     if len(blocks) < num_stages:
         raise CaptureError(f"{path} has {len(blocks)} blocks, which is not one for each of {num_stages} stages.")
-    before, after = _around(model, path)
+    before, after = _find_neighbours(model, path)
     _leave_out(model, before if stage > 0 else [], after if stage < num_stages - 1 else [])
     first, last = (len(blocks) * number // num_stages for number in (stage, stage + 1))
     for number in range(len(blocks)):
@@ -61,12 +61,12 @@ def pipelined(
     _materialise(model, spreads or {}, torch.device(device))
     parts = path.split(".")
     set_divided(model, [".".join(parts[:depth]) for depth in range(1, len(parts))])
-    model.register_forward_hook(_first_tensor)
+    model.register_forward_hook(_take_first_tensor)
     return model
 
 
 class GPipe:
-    """Runs this rank's stage, as rank of the group, through all microbatches forward, then all backward.
+    """Runner of this rank's stage: all microbatches forward, then all backward. The rank in the group is the stage.
 
     The loss is divided by the number of microbatches, as in a loop that accumulates gradients.
     """
@@ -86,17 +86,17 @@ class GPipe:
         )
 
     def step(self, *, target: torch.Tensor, **inputs: torch.Tensor) -> None:
-        """All microbatches, forward and backward. Every stage is given the whole batch, with the model's own names."""
+        """Run all microbatches, forward and backward. Pass the whole batch to every stage, by the model's own names."""
         is_first, is_last = self._number == 0, self._number == self._num_stages - 1
-        # Torch takes a first stage without positional input for one that receives; `pipelined` drops it.
+        # Torch assumes that a first stage without positional input receives; `pipelined` drops this input.
         received: tuple[Any, ...] = tuple(inputs.values())[:1] if is_first else ()
         more: dict[str, Any] = {**inputs, "target": target} if is_last else dict(inputs)
         self._schedule.step(*received, **more)
 
 
 @dataclass(frozen=True)
-class _Before:
-    """Stands for a module before the blocks: one of them gives what the stage received, others add nothing to it."""
+class _ModuleBefore:
+    """Stand-in for a module before the blocks: one of them returns what the stage received, the others return zeros."""
 
     received: list[torch.Tensor]
     is_first: bool
@@ -107,24 +107,24 @@ class _Before:
         return self.received[0] if self.is_first else self.received[0].new_zeros(())
 
 
-def _after(value: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-    """Stands for a module after the blocks."""
+def _pass_through(value: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
+    """Stand in for a module after the blocks."""
     return value
 
 
 def _leave_out(model: nn.Module, before: list[str], after: list[str]) -> None:
-    """Put functions, which nobody takes for modules, in place of what other stages have."""
+    """Put functions, which are not listed as modules, in place of the modules of other stages."""
     received: list[torch.Tensor] = []
 
     def receive(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
         received[:] = args[:1]
-        return (), kwargs  # the first stage's own input comes by name, too
+        return (), kwargs  # the first stage gets its own input by name, too
 
     model.register_forward_pre_hook(receive, with_kwargs=True)
     for number, path in enumerate(before):
-        _replace(model, path, _Before(received, is_first=number == 0))
+        _replace(model, path, _ModuleBefore(received, is_first=number == 0))
     for path in after:
-        _replace(model, path, _after)
+        _replace(model, path, _pass_through)
 
 
 def _replace(model: nn.Module, path: str, function: Callable[..., Any]) -> None:
@@ -134,21 +134,21 @@ def _replace(model: nn.Module, path: str, function: Callable[..., Any]) -> None:
     object.__setattr__(parent, name, function)
 
 
-def _first_tensor(module: nn.Module, args: Any, output: Any) -> torch.Tensor:  # noqa: ARG001
-    """What a stage sends on; sessions, whose hooks come first, see the model's own output."""
-    found: torch.Tensor = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
-    return found
+def _take_first_tensor(module: nn.Module, args: Any, output: Any) -> torch.Tensor:  # noqa: ARG001
+    """Return what a stage sends on; hooks of sessions run before this one and see the model's own output."""
+    first: torch.Tensor = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
+    return first
 
 
-def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise CaptureError("this model has no list of modules, so nobody knows where to cut it into stages.")
-    return max(lists, key=lambda found: sum(parameter.numel() for parameter in found[1].parameters()))
+    return max(lists, key=lambda pair: sum(parameter.numel() for parameter in pair[1].parameters()))
 
 
-def _around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
-    """The modules that only the first stage has, and only the last: others, as rotary tables, are needed on all."""
+def _find_neighbours(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
+    """Find the modules that only the first and only the last stage has: all stages need others, as rotary tables."""
     before: list[str] = []
     after: list[str] = []
     owner = ""
@@ -170,27 +170,27 @@ def _materialise(model: nn.Module, spreads: Spreads, device: torch.device) -> No
             if parameter is None or not parameter.is_meta:
                 continue
             path = f"{owner_path}.{name}".lstrip(".")
-            made = generate_values(
+            values = generate_values(
                 path,
                 Region.whole(tuple(parameter.shape)),
                 dtype=parameter.dtype,
-                distribution=spread(path, parameter, owner, spreads),
+                distribution=choose_distribution(path, parameter, owner, spreads),
                 device=device,
             )
-            real = nn.Parameter(made, requires_grad=parameter.requires_grad)
+            real = nn.Parameter(values, requires_grad=parameter.requires_grad)
             vars(real).update(vars(parameter))
             owner._parameters[name] = real
 
 
 def _refuse_ties(model: nn.Module) -> None:
-    for alias, name in _ties(model):
+    for alias, name in _find_ties(model):
         raise CaptureError(
             f"{alias} is {name}: stages would have a copy each, and add their gradients in another order than one "
             "process. Untie them, or use ttrace.streamed."
         )
 
 
-def _ties(model: nn.Module) -> Iterator[tuple[str, str]]:
+def _find_ties(model: nn.Module) -> Iterator[tuple[str, str]]:
     first: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(parameter, name) != name:

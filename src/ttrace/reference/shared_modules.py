@@ -9,10 +9,10 @@ from torch import nn
 _ATTRIBUTE = "_ttrace_divided"
 
 
-def divided_in(stage: nn.Module) -> frozenset[str]:
-    """What the stage said."""
-    found: frozenset[str] = getattr(stage, _ATTRIBUTE, frozenset())
-    return found
+def read_divided(stage: nn.Module) -> frozenset[str]:
+    """Return the names that `set_divided` stored on this stage."""
+    names: frozenset[str] = getattr(stage, _ATTRIBUTE, frozenset())
+    return names
 
 
 def set_divided(stage: nn.Module, names: Iterable[str]) -> None:

@@ -20,33 +20,33 @@ from ttrace.tensors.ids import is_inside
 
 
 class SkippedBlocks:
-    """Blocks that give back what they are given, until `remove`."""
+    """Blocks that return their input unchanged, until `remove`."""
 
     def __init__(self, modules: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
-        """`wanted` are the modules that must run, with all that is inside them."""
+        """Skip blocks, except those that are, contain or are part of the modules in `wanted`."""
         self._patches = Patches()
-        kinds: dict[object, _Shown] = {}
-        passed = []
-        for name, block, is_last in _blocks(modules):
-            kind = _kind(block)
+        kinds: dict[object, _ShownOutput] = {}
+        skipped = []
+        for name, block, is_last in _find_blocks(modules):
+            kind = _describe(block)
             if kind not in kinds:
-                kinds[kind] = _Shown(block.forward)
+                kinds[kind] = _ShownOutput(block.forward)
                 self._patches.replace(block, "forward", kinds[kind].run)
             elif not is_last and not any(is_inside(name, other) or is_inside(other, name) for other in wanted):
-                self._patches.replace(block, "forward", partial(_passed, kinds[kind]))
-                passed.append(name)
-        self.blocks: tuple[str, ...] = tuple(passed)
+                self._patches.replace(block, "forward", partial(_skip, kinds[kind]))
+                skipped.append(name)
+        self.blocks: tuple[str, ...] = tuple(skipped)
 
-    def is_passed(self, name: str) -> bool:
-        """Whether a module is one of the blocks, or inside one."""
+    def is_skipped(self, name: str) -> bool:
+        """Whether a module is one of the skipped blocks, or inside one."""
         return any(is_inside(name, block) for block in self.blocks)
 
     def remove(self) -> None:
         self._patches.remove()
 
 
-class _Shown:
-    """What the first of several identical blocks gave last."""
+class _ShownOutput:
+    """The last output of the first of several identical blocks."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
@@ -58,20 +58,20 @@ class _Shown:
         return output
 
 
-def _passed(shown: _Shown, *args: Any, **kwargs: Any) -> Any:
-    """A value of the structure that was shown, with the block's input wherever that has the same shape."""
+def _skip(shown: _ShownOutput, *args: Any, **kwargs: Any) -> Any:
+    """Return a value with the structure of the shown output, with the block's inputs wherever the shapes agree."""
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
-    def like(tensor: torch.Tensor) -> torch.Tensor:
+    def find_input(tensor: torch.Tensor) -> torch.Tensor:
         alike = (leaf for leaf in inputs if (leaf.shape, leaf.dtype) == (tensor.shape, tensor.dtype))
-        found = next(alike, None)
-        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=inputs[0].device) if found is None else found
+        first = next(alike, None)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=inputs[0].device) if first is None else first
 
-    return pytree.tree_map_only(torch.Tensor, like, shown.output)
+    return pytree.tree_map_only(torch.Tensor, find_input, shown.output)
 
 
-def _blocks(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module, bool]]:
-    """The members of the outermost lists of modules, and whether each is the last of its list."""
+def _find_blocks(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Find the members of the outermost lists of modules, and whether each is the last of its list."""
     lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
     for name in lists:
         if not any(other != name and is_inside(name, other) for other in lists):
@@ -79,6 +79,6 @@ def _blocks(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module, 
             yield from ((f"{name}.{key}", block, block is blocks[-1][1]) for key, block in blocks)
 
 
-def _kind(block: nn.Module) -> object:
-    """What identical blocks have in common."""
+def _describe(block: nn.Module) -> object:
+    """Describe a block by what identical blocks have in common."""
     return type(block), tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())

@@ -1,8 +1,8 @@
 """Streamed parameters used as several leaves, where one gradient would be larger than what was used.
 
-One weight that holds all experts gets a dense gradient from every expert, and an embedding one with a row for each
-word. So single experts are leaves of their own, an embedding's gradient has the rows that occurred, and a weight above
-a stated size is used slice by slice.
+One weight that holds all experts gets a dense gradient from every expert, and an embedding gets one with a row for each
+word. So single experts are leaves of their own, an embedding's gradient has only the rows that occurred, and a weight
+above a stated size is used slice by slice.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 
 _EXPERT_DIMS = 3
-"""A parameter with so many dims that is indexed holds one matrix for each expert."""
+"""An indexed parameter with at least this many dims holds one matrix for each expert."""
 _own_item, _own_unbind = torch.Tensor.__getitem__, torch.Tensor.unbind
 _own_embedding, _own_linear = F.embedding, F.linear
 
 
 def item(tensor: Any, index: Any) -> Any:
-    """tensor[index]"""
-    number = _number(index)
+    """Replace tensor[index]."""
+    number = _find_row(index)
     if number is None or not _holds_experts(tensor) or not -tensor.shape[0] <= number < tensor.shape[0]:
         return _own_item(tensor, index)
     row = number % tensor.shape[0]
@@ -29,14 +29,14 @@ def item(tensor: Any, index: Any) -> Any:
 
 
 def unbind(tensor: Any, dim: int = 0) -> Any:
-    """tensor.unbind(dim)"""
+    """Replace tensor.unbind(dim)."""
     if dim != 0 or not _holds_experts(tensor):
         return _own_unbind(tensor, dim)
     return tuple(tensor.part(row, row + 1).squeeze(0) for row in range(tensor.shape[0]))
 
 
 def embedding(input: torch.Tensor, weight: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # torch's name
-    """F.embedding with a gradient of the rows that occurred."""
+    """Replace F.embedding, so that the gradient has only the rows that occurred."""
     names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
     if options.get("max_norm") or options.get("scale_grad_by_freq") or not _is_parameter(weight):
@@ -45,7 +45,7 @@ def embedding(input: torch.Tensor, weight: Any, *args: Any, **kwargs: Any) -> An
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table. Torch's own sparse gradient has a row for each token, and sums of it differ in rounding."""
+    """Lookup of rows in a table. Torch's own sparse gradient has a row for each token, and its sums round otherwise."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, index: torch.Tensor, padding: int | None) -> torch.Tensor:
@@ -60,20 +60,20 @@ class _Lookup(torch.autograd.Function):
         if ctx.padding is not None:
             kept = index != ctx.padding % ctx.shape[0]
             index, rows = index[kept], rows[kept]
-        return summed_rows(index, rows, ctx.shape), None, None
+        return sum_rows(index, rows, ctx.shape), None, None
 
 
-def summed_rows(index: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """A sparse tensor that has each row once, added up by the kernel that makes dense gradients: others round more."""
-    found, inverse = index.unique(return_inverse=True)
-    total = torch.ops.aten.embedding_dense_backward(rows, inverse, found.numel(), -1, False)
-    return torch.sparse_coo_tensor(found[None], total, shape, is_coalesced=True, check_invariants=False)
+def sum_rows(index: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return a sparse tensor that has each row once, summed by the kernel of dense gradients: others round more."""
+    distinct, inverse = index.unique(return_inverse=True)
+    total = torch.ops.aten.embedding_dense_backward(rows, inverse, distinct.numel(), -1, False)
+    return torch.sparse_coo_tensor(distinct[None], total, shape, is_coalesced=True, check_invariants=False)
 
 
 def linear(input: torch.Tensor, weight: Any, bias: Any = None) -> Any:  # noqa: A002  # torch's name
-    """F.linear, in slices of the output if the weight is larger than stated."""
-    limit = weight.maker.max_bytes if _is_parameter(weight) else None
-    if limit is None or weight.nbytes <= limit or weight.maker.num_owners > 1:
+    """Replace F.linear, and compute the output in slices if the weight is larger than stated."""
+    limit = weight.source.max_bytes if _is_parameter(weight) else None
+    if limit is None or weight.nbytes <= limit or weight.source.num_owners > 1:
         return _own_linear(input, weight, bias)
     num_rows = max(1, limit // (weight.nbytes // weight.shape[0]))
     cuts = [(at, min(at + num_rows, weight.shape[0])) for at in range(0, weight.shape[0], num_rows)]
@@ -89,11 +89,11 @@ USES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.embedding: embedding,
     F.linear: linear,
 }
-"""What is called instead of a function of torch that is given a streamed tensor."""
+"""For each function of torch, the function to call in its place when an argument is a streamed tensor."""
 
 
-def _number(index: Any) -> int | None:
-    """The row that an index picks; None for one that picks anything else."""
+def _find_row(index: Any) -> int | None:
+    """Find the row that an index selects; None if it selects anything else."""
     if isinstance(index, torch.Tensor) and index.ndim == 0 and index.dtype in (torch.int64, torch.int32):
         return int(index)
     return index if isinstance(index, int) and not isinstance(index, bool) else None

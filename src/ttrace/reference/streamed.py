@@ -1,7 +1,7 @@
-"""Streamed models: parameters are made when they are read, and never kept.
+"""Streamed models: parameters are generated when they are read, and never kept.
 
-Memory is then one weight, its gradient, and the activations, whatever the size of the model. The model's own code runs
-as it is.
+A step then needs memory for one weight, its gradient, and the activations, whatever the size of the model. The model's
+own code runs unchanged.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import nn
 
 from ttrace.errors import CaptureError
 from ttrace.reference import blocks
-from ttrace.reference.init_values import Spreads, check_patterns, spread
+from ttrace.reference.init_values import Spreads, check_patterns, choose_distribution
 from ttrace.reference.meta_init import check_buffers, parameters_on_meta
-from ttrace.reference.parameter_source import Maker, Scratch
+from ttrace.reference.parameter_source import ParameterSource, Scratch
 from ttrace.reference.progress import StreamProgress
 from ttrace.reference.streamed_tensor import Streamed
 
@@ -32,25 +32,26 @@ def streamed(
     num_microbatches: int = 1,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """The model with every parameter that is on the meta device made anew whenever it is read, and never kept.
+    """Return the model with every parameter on the meta device replaced by one that is generated whenever it is read.
 
-    Give a function that builds the model: only parameters are put on the meta device then, and buffers have values.
-    Attach it without an optimizer, `ttrace.attach(ttrace.streamed(build))`: each gradient is recorded once it is
-    complete, and dropped. `spreads` gives mean and std by pattern over names (`{"*.router.weight": (0.0, 0.1)}`) where
-    the rule of `reference/init_values.py` is not wanted. `by="blocks"` is for kernels that are handed raw addresses:
-    values are there while a block runs, which is recomputed in backward. `max_bytes` cuts the weights of larger linear
-    layers into slices, whose input gradients are then summed in another order. `num_microbatches` is how many backward
-    passes a step has: with more than one, gradients wait for the last in temporary files.
+    Pass a function that builds the model: only parameters are then put on the meta device, and buffers have values.
+    Attach the model without an optimizer, `ttrace.attach(ttrace.streamed(build))`: each gradient is recorded once it is
+    complete, and then dropped. `spreads` gives mean and std by pattern over names (`{"*.router.weight": (0.0, 0.1)}`),
+    in place of the rule in `reference/init_values.py`. `by="blocks"` is for kernels that get raw addresses: the
+    parameters of a block have values while it runs, and the block is recomputed in backward. `max_bytes` cuts the
+    weights of larger linear layers into slices, whose input gradients are then summed in another order.
+    `num_microbatches` is the number of backward passes in a step: with more than one, gradients wait for the last pass
+    in temporary files.
     """
     if not isinstance(model, nn.Module):
         with parameters_on_meta():
             model = model()
     check_buffers(model)
-    makers = _makers(model, spreads or {}, max_bytes, num_microbatches, torch.device(device))
+    sources = _make_sources(model, spreads or {}, max_bytes, num_microbatches, torch.device(device))
     if by == "blocks":
-        blocks.stream(model, makers)
+        blocks.stream(model, sources)
         return model
-    others = {parameter: _dataless(parameter, maker) for parameter, maker in makers.items()}
+    others = {parameter: _make_streamed(parameter, source) for parameter, source in sources.items()}
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None and parameter in others:
@@ -58,19 +59,19 @@ def streamed(
     return model
 
 
-def _dataless(parameter: nn.Parameter, maker: Maker) -> nn.Parameter:
+def _make_streamed(parameter: nn.Parameter, source: ParameterSource) -> nn.Parameter:
     geometry = torch.empty_like(parameter, device="meta", memory_format=torch.contiguous_format)
-    made = nn.Parameter(Streamed(geometry, maker), requires_grad=parameter.requires_grad)
-    vars(made).update(vars(parameter))  # frameworks mark parameters
+    streamed_parameter = nn.Parameter(Streamed(geometry, source), requires_grad=parameter.requires_grad)
+    vars(streamed_parameter).update(vars(parameter))  # frameworks mark parameters
     if parameter.requires_grad:
-        made.register_post_accumulate_grad_hook(maker.tell)
-    return made
+        streamed_parameter.register_post_accumulate_grad_hook(source.report_gradient)
+    return streamed_parameter
 
 
-def _makers(
+def _make_sources(
     model: nn.Module, spreads: Spreads, max_bytes: int | None, num_microbatches: int, device: torch.device
-) -> dict[nn.Parameter, Maker]:
-    """What makes each parameter that has no values, by the parameter."""
+) -> dict[nn.Parameter, ParameterSource]:
+    """Make the source of each parameter that has no values."""
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -83,17 +84,17 @@ def _makers(
     scratch = Scratch()
     progress = StreamProgress(sum(parameter.numel() for parameter in owners), num_microbatches)
     return {
-        parameter: Maker(
+        parameter: ParameterSource(
             shape=tuple(parameter.shape),
             dtype=parameter.dtype,
             device=device,
             name=names[parameter],
-            distribution=spread(names[parameter], parameter, held_by[0], spreads),
+            distribution=choose_distribution(names[parameter], parameter, modules[0], spreads),
             scratch=scratch,
             progress=progress,
-            num_owners=len(held_by),
+            num_owners=len(modules),
             max_bytes=max_bytes,
             num_microbatches=num_microbatches,
         )
-        for parameter, held_by in owners.items()
+        for parameter, modules in owners.items()
     }

@@ -23,7 +23,7 @@ from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.native import layouts
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placement import Placement
-from ttrace.reference.shared_modules import divided_in
+from ttrace.reference.shared_modules import read_divided
 from ttrace.tensors.ids import ROOT, Site, encode_name
 from ttrace.tensors.mesh import Mesh
 from ttrace.torch_compat import find_root_mesh, list_fsdp_groups, unwrap_compiled, wait_for
@@ -88,7 +88,7 @@ class Native(Adapter):
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        return frozenset({ROOT, *(encode_name(path) for chunk in self.chunks for path in divided_in(chunk))})
+        return frozenset({ROOT, *(encode_name(path) for chunk in self.chunks for path in read_divided(chunk))})
 
     @property
     def grad_factor(self) -> float:

@@ -15,7 +15,7 @@ from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError
 from ttrace.layouts.placement import Placement
-from ttrace.reference.parameter_source import Maker, maker_of
+from ttrace.reference.parameter_source import ParameterSource, find_source
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution, Normal, generate_values
 
@@ -45,9 +45,9 @@ class Generator:
         """Replace a parameter's values, unless the plan keeps them."""
         tensor_id, own = TensorId.of(0, None, name, Kind.PARAM), self._adapter.read_values(parameter)
         placement = self._resolver.resolve_or_infer(tensor_id, own)
-        maker = maker_of(parameter)
-        if maker is not None:
-            return self._streamed_parameter(tensor_id, maker, own, placement)
+        source = find_source(parameter)
+        if source is not None:
+            return self._streamed_parameter(tensor_id, source, own, placement)
         made = GeneratedTensor(placement, self._parameter_distribution(tensor_id, own))
         if made.distribution is not None:
             with torch.no_grad():
@@ -58,7 +58,7 @@ class Generator:
         return made
 
     def _streamed_parameter(
-        self, tensor_id: TensorId, maker: Maker, own: torch.Tensor, placement: Placement
+        self, tensor_id: TensorId, source: ParameterSource, own: torch.Tensor, placement: Placement
     ) -> GeneratedTensor:
         """Say what to make a parameter from whenever it is read."""
         if self._plan.parameters == "own":
@@ -66,9 +66,9 @@ class Generator:
         if self._adapter.mesh.num_ranks > 1:
             raise CaptureError(f"{tensor_id.name} is streamed, which takes a single process, not {self._adapter.mesh}.")
         if self._plan.reference is not None:
-            maker.distribution = self._reference.distribution(tensor_id) or maker.distribution
-        maker.name, maker.seed, maker.shape = tensor_id, self._plan.seed, tuple(own.shape)
-        return GeneratedTensor(placement, maker.distribution)
+            source.distribution = self._reference.distribution(tensor_id) or source.distribution
+        source.name, source.seed, source.shape = tensor_id, self._plan.seed, tuple(own.shape)
+        return GeneratedTensor(placement, source.distribution)
 
     def batch_leaf(
         self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int

@@ -19,7 +19,7 @@ from ttrace.capture.state.microbatch_gradients import MicrobatchGradients
 from ttrace.capture.state.optimizer_settings import OptimizerSettings, read_settings
 from ttrace.capture.state.streamed_gradients import StreamedGradients
 from ttrace.layouts.placement import Placement
-from ttrace.reference.parameter_source import maker_of
+from ttrace.reference.parameter_source import find_source
 from ttrace.tensors.ids import Kind, Site, TensorId, encode_name
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Normal
@@ -79,7 +79,7 @@ class ModelState:
             made = self._held.made[name]
             tensor_id = self._id(name, Kind.PARAM)
             values = self._adapter.read_values(parameter)
-            is_made = maker_of(parameter) is not None
+            is_made = find_source(parameter) is not None
             self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placement, is_made=is_made)
         self._held.buffers.on_start()
         self._see_buffers(Kind.BUFFER)
@@ -119,7 +119,7 @@ class ModelState:
         if not self._has_stepped:
             return
         for name, parameter in self._held.parameters.items():
-            if maker_of(parameter) is not None:
+            if find_source(parameter) is not None:
                 continue
             updated = self._adapter.read_updated(parameter)
             if updated is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ttrace.reference.parameter_source import maker_of
+from ttrace.reference.parameter_source import find_source
 from ttrace.tensors.ids import Kind
 
 _UNTRACED = (Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.GRAD_NORM, Kind.CLIP, Kind.MAIN_GRAD)
@@ -24,8 +24,8 @@ class Streaming:
 
     @classmethod
     def of(cls, parameters: Iterable[nn.Parameter]) -> Streaming:
-        makers = [maker for parameter in parameters if (maker := maker_of(parameter)) is not None]
-        return cls(len(makers), any(maker.recomputes for maker in makers))
+        sources = [source for parameter in parameters if (source := find_source(parameter)) is not None]
+        return cls(len(sources), any(source.recomputes for source in sources))
 
     @property
     def untraced(self) -> tuple[Kind, ...]:
