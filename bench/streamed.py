@@ -118,7 +118,7 @@ def iteration(name: str, large: Large, folder: Path, *, num_tokens: int = NUM_TO
         seconds = time.perf_counter() - start
     files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     records = Trace(folder).ranks[0].records
-    kept = [record for record in records if not record.is_made]
+    kept = [record for record in records if not record.is_generated]
     gradients = [record for record in kept if record.id.kind is Kind.PARAM_GRAD]
     return Iteration(
         model=name,

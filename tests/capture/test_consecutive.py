@@ -86,7 +86,7 @@ def test_what_cannot_be_brought_back_shows_in_the_echo(tmp_path: Path, monkeypat
 
 
 def test_a_long_iteration_is_not_repeated_in_the_same_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consecutive, "LONGEST", 0.0)
+    monkeypatch.setattr(consecutive, "MAX_SECONDS", 0.0)
     with training(tmp_path, monkeypatch) as iteration:
         iteration()
         with pytest.raises(SystemExit):

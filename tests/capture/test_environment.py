@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttrace.capture.environment import sources
+from ttrace.capture.environment import fingerprint_sources
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.layouts.rules import Rules
@@ -42,4 +42,4 @@ def test_a_file_that_torch_writes_when_it_starts_makes_no_trace_stale(
     generated.__file__ = str(tmp_path / "generated.py")
     (tmp_path / "generated.py").touch()
     monkeypatch.setitem(sys.modules, GENERATED_MODULE, generated)
-    assert generated.__file__ not in sources()
+    assert generated.__file__ not in fingerprint_sources()

@@ -120,7 +120,7 @@ def test_nothing_is_kept(tmp_path: Path) -> None:
     )
     records = [shards[0].record for tensor_id, shards in trace.shards.items() if tensor_id.kind is Kind.PARAM]
     assert records
-    assert all(record.is_made and record.begin == record.end for record in records)
+    assert all(record.is_generated and record.begin == record.end for record in records)
     embedded = trace.shards[TensorId.of(0, None, "model.embed_tokens.weight", Kind.PARAM_GRAD)]
     assert sum(s.record.end - s.record.begin for s in embedded) <= BATCH * LENGTH * 32 * 4  # rows that occurred
 

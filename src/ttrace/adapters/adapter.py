@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ttrace.adapters.events import FrameworkEvents
-from ttrace.adapters.wrappers import canonical
+from ttrace.adapters.wrappers import find_canonical_name
 from ttrace.errors import CaptureError
 from ttrace.layouts.placement import Placement
 from ttrace.layouts.rules import Rule
@@ -121,7 +121,7 @@ class Adapter:
 
     def name(self, chunk: nn.Module, path: str) -> str:
         """What the reference calls the module, parameter or buffer at this path of a chunk."""
-        return canonical(path, chunk)
+        return find_canonical_name(path, chunk)
 
     @property
     def divided(self) -> frozenset[str]:

@@ -8,14 +8,14 @@ from ttrace.tensors.ids import ROOT, encode_name
 from ttrace.torch_compat import WRAPPER_ATTRIBUTES, read_own_buffers
 
 
-def canonical(path: str, chunk: nn.Module) -> str:
+def find_canonical_name(path: str, chunk: nn.Module) -> str:
     """The name of what lies at this path of a chunk: without wrappers, and encoded; `.` for the model itself."""
     parts = path.split(".") if path else []
-    wrappers = wrapper_levels(path, chunk)
+    wrappers = find_wrapper_levels(path, chunk)
     return encode_name(".".join(part for i, part in enumerate(parts) if i not in wrappers)) or ROOT
 
 
-def wrapper_levels(path: str, chunk: nn.Module) -> frozenset[int]:
+def find_wrapper_levels(path: str, chunk: nn.Module) -> frozenset[int]:
     """Which words of a path stand for a wrapper's level."""
     found, at = set(), chunk
     for i, part in enumerate(path.split(".")):

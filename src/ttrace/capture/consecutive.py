@@ -19,27 +19,27 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.capture.state.snapshot import Snapshot
 
-LONGEST = 60.0
+MAX_SECONDS = 60.0
 """Seconds: where the first plan took longer, to start again costs little beside it, and an echo much."""
 
 
 class ConsecutiveSessions:
     """A session for each plan, one after the other, each from the state in which the first began."""
 
-    def __init__(self, plan: Plan, start: Callable[[Plan], TracingSession], saved: Snapshot) -> None:
+    def __init__(self, plan: Plan, start: Callable[[Plan], TracingSession], snapshot: Snapshot) -> None:
         *first, last = (plan, *plan.then)
-        self._plans = [*(one.model_copy(update={"stop": False}) for one in first), last]
+        self._plans = [*(each.model_copy(update={"stop": False}) for each in first), last]
         self._start = start
-        self._saved = saved
+        self._snapshot = snapshot
         self._session = start(self._plans.pop(0))
-        self._began = 0.0
+        self._start_time = 0.0
         self._stop = plan.stop
 
     @contextmanager
     def step(self) -> Iterator[None]:
         if self._session.is_closed and self._plans:
-            self._go_on()  # only now: between two steps a script sets its learning rate
-        self._began = self._began or time.monotonic()
+            self._start_next()  # only now: between two steps a script sets its learning rate
+        self._start_time = self._start_time or time.monotonic()
         with self._session.step():
             yield
 
@@ -50,28 +50,28 @@ class ConsecutiveSessions:
         self._plans.clear()
         self._session.close()
 
-    def _go_on(self) -> None:
-        is_short = time.monotonic() - self._began <= LONGEST
-        self._began = 0.0
-        if not _all_ranks(is_short and self._is_room()):
+    def _start_next(self) -> None:
+        is_short = time.monotonic() - self._start_time <= MAX_SECONDS
+        self._start_time = 0.0
+        if not _all_ranks_agree(is_short and self._has_room()):
             self._plans.clear()
             if self._stop:
                 sys.exit(0)
             return
-        self._saved.restore()
+        self._snapshot.restore()
         self._session = self._start(self._plans.pop(0))
 
-    def _is_room(self) -> bool:
+    def _has_room(self) -> bool:
         """Whether the disk takes what is still to come."""
         folder = self._session.out
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return size * len(self._plans) < shutil.disk_usage(folder).free
 
 
-def _all_ranks(agree: bool) -> bool:
+def _all_ranks_agree(agrees: bool) -> bool:
     """Whether all ranks do; when this returns, all have written what the next plan reads."""
     if not dist.is_available() or not dist.is_initialized():
-        return agree
+        return agrees
     answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, agree)
+    dist.all_gather_object(answers, agrees)
     return all(answers)

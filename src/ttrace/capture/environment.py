@@ -25,7 +25,7 @@ _LAUNCHERS = ("OMP_NUM_THREADS", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLI
 _SECRET = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 
-def environment() -> dict[str, str]:
+def read_environment() -> dict[str, str]:
     """The variables that change how training computes; none that looks like a secret."""
     return {
         name: value
@@ -34,29 +34,31 @@ def environment() -> dict[str, str]:
     }
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Of Python, of TTrace, and of every installed package that is loaded and tells its version."""
-    found = {"python": platform.python_version(), "ttrace": metadata.version("torch-ttrace")}
+    versions = {"python": platform.python_version(), "ttrace": metadata.version("torch-ttrace")}
     for name, module in sorted(sys.modules.items()):
         version = getattr(module, "__dict__", {}).get("__version__")  # some warn who ask for it
         if "." not in name and isinstance(version, str) and _is_installed(getattr(module, "__file__", None)):
-            found[name] = version
-    return found
+            versions[name] = version
+    return versions
 
 
-def sources() -> dict[str, str]:
+def fingerprint_sources() -> dict[str, str]:
     """Every file that was loaded as a module, of installed packages only those that tell one version from another."""
-    return {path: mark for path in sorted(set(_loaded())) if (mark := fingerprint_file(Path(path)))}
+    return {
+        path: fingerprint for path in sorted(set(_list_loaded_files())) if (fingerprint := fingerprint_file(Path(path)))
+    }
 
 
-def _loaded() -> Iterator[str]:
+def _list_loaded_files() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not _is_standard(file) and _is_telling(name, file):
+        if isinstance(file, str) and not _is_standard(file) and _shows_version(name, file):
             yield str(Path(file).absolute())
 
 
-def _is_telling(name: str, file: str) -> bool:
+def _shows_version(name: str, file: str) -> bool:
     if name == GENERATED_MODULE:
         return False
     return not _is_installed(file) or "." not in name or name.endswith("version")

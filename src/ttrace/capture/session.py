@@ -93,11 +93,11 @@ class TracingSession(SessionEvents):
         self._divisor = 1
         self._resolver = LayoutResolver(adapter, rules, reference, num_microbatches)
         names = Names(chunks, adapter.name)
-        self._generator = Generator(plan, adapter, self._resolver, reference, names.tables())
-        self._repeated = names.repeated()
+        self._generator = Generator(plan, adapter, self._resolver, reference, names.list_table_lengths())
+        self._repeated = names.find_repeated()
 
         parameters, aliases = names.parameters(reference.aliases)
-        made = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
+        generated = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
         adapter.on_parameters_replaced(optimizer)
         streaming = Streaming.of(parameters.values())
         self._streaming = streaming
@@ -131,12 +131,12 @@ class TracingSession(SessionEvents):
                 *adapter.notes,
                 *streaming.notes,
             ),
-            versions=environment.versions(),
-            environment=environment.environment(),
+            versions=environment.read_versions(),
+            environment=environment.read_environment(),
         )
         writer = Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held, claim=plan.claim)
         self._recorder = Recorder(writer, plan, adapter.to_local)
-        for problem in adapter.find_disagreements({name: one.placement for name, one in made.items()}):
+        for problem in adapter.find_disagreements({name: each.placement for name, each in generated.items()}):
             self._recorder.keep(problem)
         replays = plan.decisions == "replayed" and plan.role != "reference"
         self._decisions = Decisions(self._resolver, reference) if replays else None
@@ -146,29 +146,33 @@ class TracingSession(SessionEvents):
         # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
-        self._visits = Dispatcher(self._clock, self._resolver, self._recorder, probes, infers=plan.record == "sketch")
-        self._tensors = ModuleTensors(
-            adapter, self._clock, self._resolver, reference, self._visits, self._recorder, self._isolate, entry
+        self._dispatcher = Dispatcher(
+            self._clock, self._resolver, self._recorder, probes, infers=plan.record == "sketch"
         )
-        self._batches = Batches(self._clock, self._resolver, self._generator, self._visits)
+        self._tensors = ModuleTensors(
+            adapter, self._clock, self._resolver, reference, self._dispatcher, self._recorder, self._isolate, entry
+        )
+        self._batches = Batches(self._clock, self._resolver, self._generator, self._dispatcher)
         self.is_closed = False
         self._is_in_step = False
         self._hooks = Hooks(self._compiled.watched, self)
         self._patches.on_remove(self._hooks.remove)
-        self._calls = FunctionCalls(plan.inside, self._hooks.innermost, self._see_call) if plan.inside else None
+        self._calls = (
+            FunctionCalls(plan.inside, self._hooks.innermost, self._on_function_result) if plan.inside else None
+        )
         self._rng_use = RngUse(self._compiled.watched, lambda: self._clock.is_watched)
         self._patches.on_remove(self._rng_use.remove)
         self._buffers = Buffers(names.buffers, is_reference=plan.role == "reference")
-        held = HeldTensors(parameters, self._buffers, made)
+        tensors = HeldTensors(parameters, self._buffers, generated)
         self._state = ModelState(
-            plan, adapter, optimizer, held, self._visits, self._clock, self._isolate, self._recorder.keep
+            plan, adapter, optimizer, tensors, self._dispatcher, self._clock, self._isolate, self._recorder.keep
         )
         self._patches.on_remove(self._state.remove)
         self._patches.on_remove(adapter.detach)
         adapter.attach(self)
         self._optimizer = optimizer
         if optimizer is not None:
-            for handle in adapter.watch_steps(optimizer, self._state.see_gradients, self._state.see_stepped):
+            for handle in adapter.watch_steps(optimizer, self._state.on_final_gradients, self._state.on_optimizer_step):
                 self._patches.on_remove(handle.remove)
 
     @contextmanager
@@ -188,11 +192,11 @@ class TracingSession(SessionEvents):
     def _traced_step(self) -> Iterator[None]:
         try:
             with self._clock.running(), patch_torch(self), self._calls or nullcontext(), self._compiled.running():
-                self._state.see_start()
+                self._state.on_start()
                 yield
                 if self._optimizer is None:
-                    self._state.see_gradients()
-                self._state.see_end()
+                    self._state.on_final_gradients()
+                self._state.on_end()
                 self._grad_factor = self._read_factor()  # a script may set it in each step
         finally:
             self._recorder.flush()
@@ -229,7 +233,7 @@ class TracingSession(SessionEvents):
                 self._patches.remove()
             except Exception as error:  # another package's object refused; the trace is complete nonetheless
                 self._recorder.keep(f"a patch could not be put back: {type(error).__name__}: {error}")
-            isolated = self._isolate.notes() if self._isolate else ()
+            isolation_notes = self._isolate.notes() if self._isolate else ()
             end = End(
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,
@@ -239,8 +243,8 @@ class TracingSession(SessionEvents):
                 settings_of=dict(self._state.settings.by_parameter),
                 forward_buffers=self._buffers.changed,
                 random=tuple(self._rng_use.modules),
-                notes=(*self._resolver.unused_rules(), *self._state.notes, *isolated),
-                sources=environment.sources(),
+                notes=(*self._resolver.list_unused_rules(), *self._state.notes, *isolation_notes),
+                sources=environment.fingerprint_sources(),
             )
             self._recorder.close(end)
 
@@ -255,12 +259,12 @@ class TracingSession(SessionEvents):
             return None
         if not self._adapter.is_watched(name, isolated=self._plan.isolated) or self._skipped.is_skipped(name):
             return None
-        number = 0 if again else clock.forward(name, is_repeated=name in self._repeated)
+        number = 0 if again else clock.count_forward(name, is_repeated=name in self._repeated)
         return ModuleCall(name, clock.step, clock.microbatch, number, again)
 
     def on_tensor(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor of a call is there."""
-        with self._calls.paused() if self._calls else nullcontext():
+        with self._calls.pause() if self._calls else nullcontext():
             return self._tensors.visit(call, kind, slot, tensor)
 
     # Events of the framework
@@ -277,7 +281,7 @@ class TracingSession(SessionEvents):
         """Backward starts from here."""
         self._buffers.on_backward()
         number = self._clock.microbatch
-        self._visits.visit(self._visits.id_of(Site(ROOT, Kind.LOSS), number), loss, number)
+        self._dispatcher.visit(self._dispatcher.id_of(Site(ROOT, Kind.LOSS), number), loss, number)
 
     def on_auxiliary_loss(self, loss: torch.Tensor) -> None:
         """A module has a loss of its own; what it weighs is known when its gradient comes."""
@@ -287,10 +291,10 @@ class TracingSession(SessionEvents):
         site = Site(call.name, Kind.LOSS, str(call.number_of(Kind.LOSS)))
         tensor_id = self._tensors.make_id(call, site)
 
-        def weighed(gradient: torch.Tensor) -> None:
-            self._visits.visit(tensor_id, loss.detach() * gradient, call.microbatch)
+        def on_gradient(gradient: torch.Tensor) -> None:
+            self._dispatcher.visit(tensor_id, loss.detach() * gradient, call.microbatch)
 
-        loss.register_hook(weighed)
+        loss.register_hook(on_gradient)
 
     def on_divide(self, divisor: int) -> None:
         """Gradients of all microbatches together will be divided."""
@@ -298,7 +302,7 @@ class TracingSession(SessionEvents):
 
     def on_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
         """What this rank's microbatches add up to, before any reduction."""
-        self._state.see_main_gradients(gradients)
+        self._state.on_main_gradients(gradients)
 
     # Events of torch functions
 
@@ -310,19 +314,19 @@ class TracingSession(SessionEvents):
 
     def on_final_gradients(self) -> None:
         """Gradients are final, and not yet clipped: one wrong gradient would rescale them all."""
-        self._state.see_gradients()
+        self._state.on_final_gradients()
 
     def on_grad_norm(self, norm: torch.Tensor) -> None:
         """The norm is there; nothing is clipped yet."""
         if Kind.GRAD_NORM in self._streaming.untraced:
             return
-        self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.to_full(norm))
+        self._dispatcher.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.to_full(norm))
 
     def on_clip(self, factor: torch.Tensor) -> None:
         """Gradients are about to be clipped."""
         if Kind.CLIP in self._streaming.untraced:
             return
-        self._visits.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.to_full(factor))
+        self._dispatcher.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.to_full(factor))
 
     def on_topk(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
         """Numbers decide inside a module: record what this run chose and why, and choose as the reference did."""
@@ -334,19 +338,19 @@ class TracingSession(SessionEvents):
             self._tensors.make_id(call, Site(call.name, Kind.DECISION, name)) for name in (slot, make_scores_slot(slot))
         )
         # Recomputed ones are recorded only if they are the first: auxiliary losses choose where there are gradients.
-        self._visits.visit(reasons, scores, call.microbatch)
-        self._visits.visit(choice, chosen, call.microbatch)
+        self._dispatcher.visit(reasons, scores, call.microbatch)
+        self._dispatcher.visit(choice, chosen, call.microbatch)
         if self._decisions is None or type(chosen) is not torch.Tensor:
             return None
-        return self._decisions.replay(choice, chosen, self._visits.resolve(choice, chosen, call.microbatch))
+        return self._decisions.replay(choice, chosen, self._dispatcher.resolve(choice, chosen, call.microbatch))
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """context_parallel deals out a sequence."""
         try:
-            self._resolver.state(find_cut(mesh, size, held))
+            self._resolver.set_split(find_cut(mesh, size, held))
         except TTraceError as error:
             self._recorder.keep(str(error))
 
-    def _see_call(self, call: ModuleCall, slot: str, tensor: torch.Tensor) -> None:
+    def _on_function_result(self, call: ModuleCall, slot: str, tensor: torch.Tensor) -> None:
         site = Site(call.name, Kind.CALL, slot)
-        self._visits.visit(self._tensors.make_id(call, site), tensor, call.microbatch)
+        self._dispatcher.visit(self._tensors.make_id(call, site), tensor, call.microbatch)

@@ -188,7 +188,7 @@ class Record:
         return math.prod(shape) * dtype.itemsize
 
     @property
-    def is_made(self) -> bool:
+    def is_generated(self) -> bool:
         """Whether no bytes are stored, because `values` generates them all."""
         return self.values is not None and self.region is not None and self.begin == self.end
 
@@ -259,7 +259,7 @@ def encode_form(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 def decode(line: str) -> Record:
     """Decode one line; raise TraceError for anything that a hostile or damaged file may hold."""
     record = parse_line(line)
-    if record.end - record.begin != record.num_bytes and not record.is_made:
+    if record.end - record.begin != record.num_bytes and not record.is_generated:
         raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored_form[0]}.")
     check_region(record)
     return record

@@ -100,7 +100,7 @@ class RankTrace:
         try:
             if record.num_bytes == 0:
                 return torch.empty(shape, dtype=dtype)
-            if record.is_made:
+            if record.is_generated:
                 return self.generate(record)
             if self.packed is not None:
                 return self.packed.read_stored(record)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ttrace.capture.environment import environment
+from ttrace.capture.environment import read_environment
 from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TraceError, TTraceError
 from ttrace.trace.format import MANIFEST, rank_folder
@@ -67,7 +67,7 @@ class Stage:
         mark = _read_mark(self.plan.out)
         if mark is None or (mark.command, mark.plan) != (self.command, self._plan):
             return False
-        return (mark.of, mark.environment) == (self._reference_stamp, environment()) and find_changed_file(
+        return (mark.of, mark.environment) == (self._reference_stamp, read_environment()) and find_changed_file(
             mark.sources
         ) is None
 
@@ -127,7 +127,7 @@ class Stage:
             of=self._reference_stamp,
             command=self.command,
             plan=self._plan,
-            environment=environment(),
+            environment=read_environment(),
             sources={**words, **_collect_sources(trace)},
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             git=_git_state(Path.cwd()),

@@ -29,4 +29,4 @@ def test_tables_are_found_by_what_embeddings_call_their_length() -> None:
     own = nn.Module()
     own.num_embeddings = 128  # type: ignore[assignment]  # as Megatron's has it
     model = nn.Sequential(nn.Embedding(61, 4), nn.Linear(4, 4), own)
-    assert Names([model]).tables() == {61, 128}
+    assert Names([model]).list_table_lengths() == {61, 128}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ttrace.adapters.wrappers import canonical, wrapper_levels
+from ttrace.adapters.wrappers import find_canonical_name, find_wrapper_levels
 from ttrace.tensors.ids import ROOT, encode_name
 
 TIED = ("output_layer.weight", "embedding.word_embeddings.weight")
@@ -25,16 +25,23 @@ class ChunkNames:
         self._expert_rank = expert_rank
         self._numbers = dict(_numbers(chunk, expert_rank))
         self._num_local = {
-            canonical(p, chunk): m.num_local_experts for p, m in chunk.named_modules() if _has_experts(m)
+            find_canonical_name(p, chunk): m.num_local_experts for p, m in chunk.named_modules() if _has_experts(m)
         }
         self._copies_embedding = any(map(_copies_embedding, chunk.modules()))
         self.divided = frozenset(
-            {ROOT, *(canonical(path.rpartition(".layers.")[0], chunk) for path in self._numbers if ".layers." in path)}
+            {
+                ROOT,
+                *(
+                    find_canonical_name(path.rpartition(".layers.")[0], chunk)
+                    for path in self._numbers
+                    if ".layers." in path
+                ),
+            }
         )
         """The modules of which each stage has a part: those that hold the layers."""
 
     def name(self, path: str) -> str:
-        parts, wrappers = path.split("."), wrapper_levels(path, self._chunk)
+        parts, wrappers = path.split("."), find_wrapper_levels(path, self._chunk)
         numbered = (self._numbers.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
         name = encode_name(".".join(part for i, part in enumerate(numbered) if i not in wrappers)) or ROOT
         if self._copies_embedding and name == TIED[0]:

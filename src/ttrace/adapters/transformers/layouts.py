@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.adapters.transformers.compat import find_device_mesh, has_experts
-from ttrace.adapters.wrappers import canonical
+from ttrace.adapters.wrappers import find_canonical_name
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.rules import Rule
 from ttrace.layouts.source import LayoutSource
@@ -80,7 +80,9 @@ class PlannedModel:
     @classmethod
     def at(cls, path: str, chunk: nn.Module, module: nn.Module) -> PlannedModel:
         tp_plan, ep_plan = _applied_plans(module)
-        names = {name: canonical(".".join(filter(None, (path, name))), chunk) for name, _ in module.named_modules()}
+        names = {
+            name: find_canonical_name(".".join(filter(None, (path, name))), chunk) for name, _ in module.named_modules()
+        }
         owned = re.compile(rf"(?:{'|'.join(map(re.escape, ep_plan)) or '(?!)'})(?:\..+)?")
         styles = {}
         for name, canonical_name in names.items():

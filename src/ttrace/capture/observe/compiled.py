@@ -28,13 +28,13 @@ class Compiled:
         self._runs_eagerly = runs_eagerly
         self._patches = Patches()
         self._naming = names.naming
-        outermost = [(chunk, _outermost(chunk)) for chunk in names.chunks]
+        outermost = [(chunk, _find_outermost(chunk)) for chunk in names.chunks]
         compiled = (names.naming(chunk, path) for chunk, paths in outermost for path in paths)
         self.names = tuple(dict.fromkeys(compiled))
         if runs_eagerly:
             self.watched = list(names.modules())
         else:
-            self.watched = [pair for chunk, paths in outermost for pair in self._boundaries(chunk, paths)]
+            self.watched = [pair for chunk, paths in outermost for pair in self._find_boundaries(chunk, paths)]
 
     @property
     def opaque(self) -> tuple[str, ...]:
@@ -61,25 +61,25 @@ class Compiled:
         """Put back every compiled call."""
         self._patches.remove()
 
-    def _boundaries(self, chunk: nn.Module, outermost: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
+    def _find_boundaries(self, chunk: nn.Module, outermost: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
         """What is not inside compiled code; in place of a module with a compiled call, what stands around that."""
         found: dict[str, nn.Module] = {}
         for path, module in chunk.named_modules():
             if not any(_is_inside(path, outer) for outer in outermost):
-                found[self._naming(chunk, path)] = self._boundary(module)
+                found[self._naming(chunk, path)] = self._wrap_compiled_call(module)
         yield from found.items()
 
-    def _boundary(self, module: nn.Module) -> nn.Module:
+    def _wrap_compiled_call(self, module: nn.Module) -> nn.Module:
         call = vars(module).get(COMPILED_CALL)
         if call is None:
             return module
-        around = _Around(call)
-        vars(module)[COMPILED_CALL] = around  # not by setattr, which would make it a part of the model
+        boundary = _CallBoundary(call)
+        vars(module)[COMPILED_CALL] = boundary  # not by setattr, which would make it a part of the model
         self._patches.on_remove(partial(vars(module).__setitem__, COMPILED_CALL, call))
-        return around
+        return boundary
 
 
-class _Around(nn.Module):
+class _CallBoundary(nn.Module):
     """Stands around a compiled call, so that hooks may be outside of it."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -90,7 +90,7 @@ class _Around(nn.Module):
         return self._call(*args, **kwargs)
 
 
-def _outermost(chunk: nn.Module) -> list[str]:
+def _find_outermost(chunk: nn.Module) -> list[str]:
     """The paths of compiled modules that are not inside others."""
     found: list[str] = []
     for path, module in chunk.named_modules():

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ttrace import torch_compat
 from ttrace.capture.observe.events import ModuleCall
 
-See = Callable[[ModuleCall, str, torch.Tensor], None]
+OnResult = Callable[[ModuleCall, str, torch.Tensor], None]
 _SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "backward", "requires_grad_"})
 """Functions that compute nothing."""
 
@@ -25,15 +25,15 @@ _SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "backward"
 class FunctionCalls(TorchFunctionMode):
     """While it is entered, shows what functions return that modules of these names call."""
 
-    def __init__(self, modules: Sequence[str], innermost: Callable[[], ModuleCall | None], see: See) -> None:
+    def __init__(self, modules: Sequence[str], innermost: Callable[[], ModuleCall | None], on_result: OnResult) -> None:
         super().__init__()
         self._modules = frozenset(modules)
         self._innermost = innermost
-        self._see = see
+        self._on_result = on_result
         self._is_paused = False
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Around what is not the module's own code: probes compute too. Gradients come while the modules wait."""
         outer, self._is_paused = self._is_paused, True
         try:
@@ -48,7 +48,7 @@ class FunctionCalls(TorchFunctionMode):
             return result
         name = getattr(func, "__name__", "")
         if name and name not in _SILENT and _is_new(result):
-            self._see(call, f"{name}.{call.number_of(name)}", result)
+            self._on_result(call, f"{name}.{call.number_of(name)}", result)
         return result
 
 

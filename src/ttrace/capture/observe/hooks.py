@@ -48,39 +48,39 @@ class Hooks:
     def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if name == ROOT and not is_recompute():
             self._calls.clear()  # recomputation stops early, by an exception, and leaves calls behind
-        call = self._entered(name)
+        call = self._begin_call(name)
         self._calls.append((module, call))
         if call is None:
             return None
         call.first_node = torch_compat.read_sequence_nr()
-        seen, replaced = self._visited(call, Kind.RECOMPUTE_INPUT if call.again else Kind.INPUT, (args, kwargs))
+        seen, replacement = self._show_tensors(call, Kind.RECOMPUTE_INPUT if call.again else Kind.INPUT, (args, kwargs))
         call.inputs = {slot: tensor for slot, tensor in seen.items() if tensor.requires_grad}
         call.takes_floats = any(tensor.is_floating_point() for tensor in seen.values())
-        return replaced
+        return replacement
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ARG002
-        call = self._left(module)
+        call = self._end_call(module)
         if call is None:
             return None
-        seen, replaced = self._visited(call, Kind.RECOMPUTE_OUTPUT if call.again else Kind.OUTPUT, output)
+        seen, replacement = self._show_tensors(call, Kind.RECOMPUTE_OUTPUT if call.again else Kind.OUTPUT, output)
         if (outer := self.innermost()) is not None:
             outer.holds_floats |= call.takes_floats or any(tensor.is_floating_point() for tensor in seen.values())
         for slot, tensor in seen.items():
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._gradient, call, Kind.GRAD_OUTPUT, slot))
+                tensor.register_hook(partial(self._on_gradient, call, Kind.GRAD_OUTPUT, slot))
         if call.inputs and seen:
-            _watch_input_gradients(call, list(seen.values()), partial(self._gradient, call, Kind.GRAD_INPUT))
+            _watch_input_gradients(call, list(seen.values()), partial(self._on_gradient, call, Kind.GRAD_INPUT))
         call.inputs = {}  # hooks keep the call until backward; it must not keep activations
-        return replaced
+        return replacement
 
-    def _entered(self, name: str) -> ModuleCall | None:
+    def _begin_call(self, name: str) -> ModuleCall | None:
         again = is_recompute()
         # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
         if not (torch.is_grad_enabled() or again or any(call is not None for _, call in self._calls)):
             return None
         return self._events.on_call(name, again=again)
 
-    def _left(self, module: nn.Module) -> ModuleCall | None:
+    def _end_call(self, module: nn.Module) -> ModuleCall | None:
         """The call that ends now. Calls inside it that an exception ended never came here: recomputation does that."""
         while self._calls:
             entered, call = self._calls.pop()
@@ -92,20 +92,20 @@ class Hooks:
         """The call that runs now, if it is watched."""
         return self._calls[-1][1] if self._calls else None
 
-    def _visited(self, call: ModuleCall, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    def _show_tensors(self, call: ModuleCall, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
         """Show every tensor in a structured value; the tensors now in use by slot, and the value if any changed."""
         seen: dict[str, torch.Tensor] = {}
-        replaced: dict[int, torch.Tensor] = {}
-        for i, (slot, leaf) in enumerate(_leaves(value, kind)):
+        replacement: dict[int, torch.Tensor] = {}
+        for i, (slot, leaf) in enumerate(_list_leaves(value, kind)):
             # A parameter that is passed on, to be tied or added elsewhere, is seen as what it is.
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter):
                 other = self._events.on_tensor(call, kind, slot, leaf)
                 if other is not None:
-                    replaced[i] = other
+                    replacement[i] = other
                 seen[slot] = leaf if other is None else other
-        return seen, _with_leaves(value, replaced) if replaced else None
+        return seen, _replace_leaves(value, replacement) if replacement else None
 
-    def _gradient(self, call: ModuleCall, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _on_gradient(self, call: ModuleCall, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
         return self._events.on_tensor(call, kind, slot, gradient)
 
 
@@ -114,7 +114,7 @@ def is_recompute() -> bool:
     return torch_compat.is_in_backward()
 
 
-def _leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
+def _list_leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
     """Every leaf with a name: its path. The first positional input and a bare output need none."""
     if kind.primal is not Kind.INPUT:
         if isinstance(value, torch.Tensor):
@@ -128,7 +128,7 @@ def _leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
     return [("" if slot == "0" else slot, leaf) for slot, leaf in named]
 
 
-def _with_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
+def _replace_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
     """The same structure with some leaves replaced."""
     leaves, structure = pytree.tree_flatten(value)
     return pytree.tree_unflatten([others.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
@@ -151,9 +151,9 @@ def _watch_input_gradients(
             for slot, edge in edges.items():
                 if source is edge.node and number == edge.output_nr:
                     consumers[slot].append((node, position))
-    for slot, found in consumers.items():
-        if found:
-            _sum_at(found, partial(deliver, slot))
+    for slot, nodes in consumers.items():
+        if nodes:
+            _sum_at(nodes, partial(deliver, slot))
 
 
 def _nodes_of_call(call: ModuleCall, outputs: list[torch.Tensor], stops: set[Node]) -> Iterator[tuple[Node, Sources]]:
@@ -179,7 +179,7 @@ def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor],
     waiting = dict(enumerate({node for node, _ in consumers}))
     parts: list[torch.Tensor] = []
 
-    def arrived(number: int, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
+    def on_gradients(number: int, positions: list[int], gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
         parts.extend(gradient for i in positions if (gradient := gradients[i]) is not None)
         waiting.pop(number, None)
         if parts and not any(map(torch_compat.will_run, waiting.values())):
@@ -192,4 +192,4 @@ def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor],
     for number, node in tuple(waiting.items()):
         # A number in place of the node: a hook that holds its own node is a cycle that Python cannot collect, and the
         # model stays with it (tests/capture/test_session.py::test_a_closed_session_lets_the_model_go).
-        node.register_hook(partial(arrived, number, [at for other, at in consumers if other is node]))
+        node.register_hook(partial(on_gradients, number, [at for other, at in consumers if other is node]))

@@ -34,10 +34,10 @@ class _Frame:
 
         A call that puts the state back drew nothing that lasts: forks of the generators around inner calls do that.
         """
-        if _same(self.states[0], self.states[-1]):
+        if _is_same(self.states[0], self.states[-1]):
             return False
         own = zip(self.states[::2], self.states[1::2], strict=True)
-        return any(not _same(before, after) for before, after in own)
+        return any(not _is_same(before, after) for before, after in own)
 
 
 class RngUse:
@@ -46,7 +46,7 @@ class RngUse:
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], is_watched: Callable[[], bool]) -> None:
         self.modules: dict[str, None] = {}
         self._is_watched = is_watched
-        self._readers = _readers()
+        self._readers = _find_readers()
         self._running: list[_Frame] = []
         self._handles: list[RemovableHandle] = []
         if dist.is_initialized() and dist.get_backend() == "threaded":
@@ -70,7 +70,7 @@ class RngUse:
         is_training = torch.is_grad_enabled() or bool(self._running)
         if not self._is_watched() or not is_training or is_recompute():
             return
-        now = self._state()
+        now = self._read_state()
         if self._running:
             self._running[-1].states.append(now)
         self._running.append(_Frame(name, module, [now]))
@@ -78,7 +78,7 @@ class RngUse:
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         if is_recompute() or not any(frame.module is module for frame in self._running):
             return
-        now = self._state()
+        now = self._read_state()
         ended = None
         while ended is not module:  # calls inside that an exception ended never came here
             frame = self._running.pop()
@@ -89,16 +89,16 @@ class RngUse:
             if frame.drew_itself():
                 self.modules[frame.name] = None
 
-    def _state(self) -> RngState:
+    def _read_state(self) -> RngState:
         return tuple(read() for read in self._readers)
 
 
-def _readers() -> tuple[Callable[[], torch.Tensor], ...]:
+def _find_readers() -> tuple[Callable[[], torch.Tensor], ...]:
     """How to read the state of the generators that operators draw from when nobody gives them one."""
     if torch.accelerator.is_available():
         return torch.get_rng_state, torch.get_device_module().get_rng_state
     return (torch.get_rng_state,)
 
 
-def _same(a: RngState, b: RngState) -> bool:
+def _is_same(a: RngState, b: RngState) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -64,7 +64,7 @@ class StepCounter:
         finally:
             self.chunk = outer
 
-    def forward(self, name: str, *, is_repeated: bool) -> int:
+    def count_forward(self, name: str, *, is_repeated: bool) -> int:
         """A module begins a forward; the number of this call within its microbatch."""
         if is_repeated and self.chunk is not None:
             return 0  # each stage on this rank has a part or a copy of it

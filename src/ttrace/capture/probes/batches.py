@@ -18,11 +18,13 @@ from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 class Batches:
     """Replaces the tensors of each batch by this rank's part of generated data, and shows them to the probes."""
 
-    def __init__(self, clock: StepCounter, resolver: LayoutResolver, generator: Generator, visits: Dispatcher) -> None:
+    def __init__(
+        self, clock: StepCounter, resolver: LayoutResolver, generator: Generator, dispatcher: Dispatcher
+    ) -> None:
         self._clock = clock
         self._resolver = resolver
         self._generator = generator
-        self._visits = visits
+        self._dispatcher = dispatcher
 
     def generate(self, batch: Any) -> Any:
         """Generate data with the batch's own structure, shapes, ranges and dtypes."""
@@ -36,8 +38,10 @@ class Batches:
         leaves = []
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
-                tensor_id = self._visits.id_of(Site(ROOT, Kind.BATCH, slot_of(path)), number)
-                leaf, made = self._generator.batch_leaf(tensor_id, leaf, number)
-                self._visits.visit(tensor_id, leaf, number, values=made.distribution, fallback=made.placement)
+                tensor_id = self._dispatcher.id_of(Site(ROOT, Kind.BATCH, slot_of(path)), number)
+                leaf, generated = self._generator.generate_leaf(tensor_id, leaf, number)
+                self._dispatcher.visit(
+                    tensor_id, leaf, number, values=generated.distribution, fallback=generated.placement
+                )
             leaves.append(leaf)
         return pytree.tree_unflatten(leaves, structure)

@@ -30,6 +30,6 @@ class Decisions:
         placement = placement or self._resolver.infer(tensor_id, own)
         if full is None or placement is None or placement.region.local_shape != tuple(own.shape):
             return None
-        known = placement.region.take(full).to(own.device, own.dtype)
-        same = (known.sort(-1).values == own.sort(-1).values).all(-1) if own.ndim else known == own
-        return known if float(same.float().mean()) >= _AGREEMENT else None
+        chosen = placement.region.take(full).to(own.device, own.dtype)
+        same = (chosen.sort(-1).values == own.sort(-1).values).all(-1) if own.ndim else chosen == own
+        return chosen if float(same.float().mean()) >= _AGREEMENT else None

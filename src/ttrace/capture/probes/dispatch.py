@@ -45,20 +45,27 @@ class Dispatcher:
         stated: Placement | None = None,
         fallback: Placement | None = None,
         held: HeldIndices | None = None,
-        is_made: bool = False,
+        is_generated: bool = False,
     ) -> torch.Tensor | None:
         """Show a tensor to the probes; what to use in its place, if anything."""
         if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
             # With its graph, as isolation replaces it: what the module gets must be complex again, and have a gradient.
             real = torch.view_as_real(tensor.resolve_conj())
             other = self.visit(
-                tensor_id, real, microbatch, values=values, stated=stated, fallback=fallback, held=held, is_made=is_made
+                tensor_id,
+                real,
+                microbatch,
+                values=values,
+                stated=stated,
+                fallback=fallback,
+                held=held,
+                is_generated=is_generated,
             )
             return None if other is None else torch.view_as_complex(other.contiguous())
         placement = stated or self.resolve(tensor_id, tensor, microbatch, held, fallback)
         if placement is None and self._infers:
             placement = self._resolver.infer(tensor_id, tensor)
-        return pass_down(self._probes, Visit(tensor_id, tensor, placement, microbatch, entry, values, is_made))
+        return pass_down(self._probes, Visit(tensor_id, tensor, placement, microbatch, entry, values, is_generated))
 
     def resolve(
         self,

@@ -33,16 +33,16 @@ def measure_batch(data: torch.Tensor, tables: Collection[int] = ()) -> Distribut
     if data.dtype == torch.bool:
         return Mask(float(data.to(torch.float64).mean()))
     low, high = int(data.min()), int(data.max())
-    rising = data.ndim > 0 and data.shape[-1] > 1 and bool((data.diff(dim=-1) >= 0).all())
-    if rising:  # positions, offsets, a constant
+    is_rising = data.ndim > 0 and data.shape[-1] > 1 and bool((data.diff(dim=-1) >= 0).all())
+    if is_rising:  # positions, offsets, a constant
         return None
     num_rows = min((length for length in tables if high < length <= 2 * high), default=None)
     if low >= 0:
         return Integers(low, high + 1) if num_rows is None else Rows(num_rows)
-    kept = data >= 0
-    if not bool(kept.any()) or bool((data[~kept] != low).any()):
+    is_kept = data >= 0
+    if not bool(is_kept.any()) or bool((data[~is_kept] != low).any()):
         return None
-    share = float(kept.to(torch.float64).mean())
+    share = float(is_kept.to(torch.float64).mean())
     if num_rows is not None:
         return Rows(num_rows, keep=share, hole=low)
-    return Integers(int(data[kept].min()), high + 1, keep=share, hole=low)
+    return Integers(int(data[is_kept].min()), high + 1, keep=share, hole=low)

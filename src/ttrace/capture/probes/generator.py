@@ -47,17 +47,17 @@ class Generator:
         placement = self._resolver.resolve_or_infer(tensor_id, own)
         source = find_source(parameter)
         if source is not None:
-            return self._streamed_parameter(tensor_id, source, own, placement)
-        made = GeneratedTensor(placement, self._parameter_distribution(tensor_id, own))
-        if made.distribution is not None:
+            return self._fill_source(tensor_id, source, own, placement)
+        generated = GeneratedTensor(placement, self._choose_parameter_distribution(tensor_id, own))
+        if generated.distribution is not None:
             with torch.no_grad():
                 local = self._adapter.to_local(own)
                 local.zero_()  # what the region does not hold is padding
-                held = local[tuple(slice(size) for size in placement.region.local_shape)]
-                held.copy_(self._values(tensor_id, made, local))
-        return made
+                inner = local[tuple(slice(size) for size in placement.region.local_shape)]
+                inner.copy_(self._generate(tensor_id, generated, local))
+        return generated
 
-    def _streamed_parameter(
+    def _fill_source(
         self, tensor_id: TensorId, source: ParameterSource, own: torch.Tensor, placement: Placement
     ) -> GeneratedTensor:
         """Say what to make a parameter from whenever it is read."""
@@ -70,7 +70,7 @@ class Generator:
         source.name, source.seed, source.shape = tensor_id, self._plan.seed, tuple(own.shape)
         return GeneratedTensor(placement, source.distribution)
 
-    def batch_leaf(
+    def generate_leaf(
         self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int
     ) -> tuple[torch.Tensor, GeneratedTensor]:
         """Generated data in place of one tensor of a batch.
@@ -78,24 +78,24 @@ class Generator:
         Data that random numbers would destroy stays what it is in the reference, and is replayed from there by others.
         """
         placement = self._resolver.resolve_or_infer(tensor_id, leaf, microbatch)
-        made = GeneratedTensor(placement, self._batch_distribution(tensor_id, leaf))
-        if made.distribution is not None:
-            return self._values(tensor_id, made, leaf), made
+        generated = GeneratedTensor(placement, self._choose_batch_distribution(tensor_id, leaf))
+        if generated.distribution is not None:
+            return self._generate(tensor_id, generated, leaf), generated
         full = self._reference.tensor(tensor_id)
-        return (leaf if full is None else placement.region.take(full).to(leaf.device, leaf.dtype)), made
+        return (leaf if full is None else placement.region.take(full).to(leaf.device, leaf.dtype)), generated
 
-    def _values(self, tensor_id: TensorId, made: GeneratedTensor, like: torch.Tensor) -> torch.Tensor:
-        assert made.distribution is not None
+    def _generate(self, tensor_id: TensorId, generated: GeneratedTensor, like: torch.Tensor) -> torch.Tensor:
+        assert generated.distribution is not None
         return generate_values(
             tensor_id,
-            made.placement.region,
+            generated.placement.region,
             dtype=like.dtype,
-            distribution=made.distribution,
+            distribution=generated.distribution,
             seed=self._plan.seed,
             device=like.device,
         )
 
-    def _parameter_distribution(self, tensor_id: TensorId, parameter: torch.Tensor) -> Distribution | None:
+    def _choose_parameter_distribution(self, tensor_id: TensorId, parameter: torch.Tensor) -> Distribution | None:
         if self._plan.parameters == "own":
             return None
         if self._plan.reference is not None:
@@ -104,7 +104,7 @@ class Generator:
         # A shard must not decide the spread of the whole: on many ranks only the kind of initialisation is taken.
         return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
 
-    def _batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
+    def _choose_batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
         # Of several ranks only some have the embedding, and all must make the same data.

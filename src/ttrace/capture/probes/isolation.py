@@ -32,7 +32,7 @@ class Isolate:
         self._adapter = adapter
         self._resolver = resolver
         self._reference = reference
-        self._left_alone: dict[str, None] = {}
+        self._not_isolated: dict[str, None] = {}
 
     def distribution(self, tensor_id: TensorId) -> Distribution | None:
         """What this tensor is generated from; None if it is not generated."""
@@ -44,13 +44,13 @@ class Isolate:
         if self._plan.role != "reference":
             return self._reference.distribution(first)
         moments = self._reference.moments(first)
-        return None if moments is None else _like(first.kind, *moments)
+        return None if moments is None else _choose_distribution(first.kind, *moments)
 
     def visit(self, visit: Visit) -> torch.Tensor | None:
         if not visit.tensor.is_floating_point():
             return None
         if visit.enters_module:
-            return self._generated(visit) if visit.values is not None else self._replayed(visit)
+            return self._generate(visit) if visit.values is not None else self._replay(visit)
         if visit.id.kind is Kind.OUTPUT and visit.tensor.requires_grad:
             # A tensor of its own: an inner module's output is often the outer one's too, and each has its gradient.
             return replace_tensor(visit.tensor, visit.tensor.detach().clone())
@@ -61,27 +61,27 @@ class Isolate:
     ) -> None:
         """Put generated values into a final gradient."""
         with torch.no_grad():
-            self._adapter.to_local(gradient).copy_(self._values(tensor_id, gradient, placement, source))
+            self._adapter.to_local(gradient).copy_(self._generate_values(tensor_id, gradient, placement, source))
 
     def notes(self) -> list[str]:
         """Which sites could not be isolated."""
-        sites = list(self._left_alone)
+        sites = list(self._not_isolated)
         return (
             [f"{len(sites)} sites could not be isolated: no layout is known, the first is {sites[0]}"] if sites else []
         )
 
-    def _generated(self, visit: Visit) -> torch.Tensor | None:
+    def _generate(self, visit: Visit) -> torch.Tensor | None:
         assert visit.values is not None
         placement = visit.placement or self._resolver.infer(visit.id.first, visit.tensor)
         if placement is None:
-            self._left_alone[str(visit.id.site)] = None
+            self._not_isolated[str(visit.id.site)] = None
             return None
-        local = self._values(visit.id.first, visit.tensor, placement, visit.values)
+        local = self._generate_values(visit.id.first, visit.tensor, placement, visit.values)
         if visit.id.kind is Kind.GRAD_OUTPUT:
             local = local / self._plan.grad_factor
         return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, local))
 
-    def _replayed(self, visit: Visit) -> torch.Tensor | None:
+    def _replay(self, visit: Visit) -> torch.Tensor | None:
         if visit.id.kind is Kind.GRAD_OUTPUT:
             return None  # zero in the reference
         placement = visit.placement or self._resolver.infer(visit.id.first, visit.tensor)
@@ -92,15 +92,15 @@ class Isolate:
         # graph: a module that hands its input on unchanged has no gradient of its own there.
         return replace_tensor(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placement.region.take(full)))
 
-    def _values(
+    def _generate_values(
         self, tensor_id: TensorId, like: torch.Tensor, placement: Placement, source: Distribution
     ) -> torch.Tensor:
         """This rank's local values; of a pending sum the first rank has all, and what is no part of it is zero."""
         local = torch.zeros_like(self._adapter.to_local(like).detach())
         if any(self._adapter.coord[axis] for axis in placement.pending):
             return local
-        held = local[tuple(slice(size) for size in placement.region.local_shape)]
-        made = generate_values(
+        inner = local[tuple(slice(size) for size in placement.region.local_shape)]
+        values = generate_values(
             tensor_id,
             placement.region,
             dtype=like.dtype,
@@ -108,11 +108,11 @@ class Isolate:
             seed=self._plan.seed,
             device=local.device,
         )
-        held.copy_(made)
+        inner.copy_(values)
         return local
 
 
-def _like(kind: Kind, mean: float, size: float) -> Distribution:
+def _choose_distribution(kind: Kind, mean: float, size: float) -> Distribution:
     """Values of the same mean and size; final gradients keep away from zero, where an optimizer is erratic."""
     if kind is Kind.PARAM_GRAD:
         return Signed(size)

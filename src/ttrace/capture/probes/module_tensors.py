@@ -33,7 +33,7 @@ class ModuleTensors:
         clock: StepCounter,
         resolver: LayoutResolver,
         reference: ReferenceTrace,
-        visits: Dispatcher,
+        dispatcher: Dispatcher,
         recorder: Recorder,
         isolate: Isolate | None,
         gradient_entry: GradientEntry | None,
@@ -41,7 +41,7 @@ class ModuleTensors:
         self._adapter = adapter
         self._clock = clock
         self._resolver = resolver
-        self._visits = visits
+        self._dispatcher = dispatcher
         self._recorder = recorder
         self._isolate = isolate
         self._gradient_entry = gradient_entry
@@ -68,11 +68,11 @@ class ModuleTensors:
         held = None if is_input else call.held
         values = self._isolate.distribution(tensor_id) if self._isolate else None
         entry = call.is_entry(kind) or self._is_gradient_entry(call, kind, tensor)
-        return self._visits.visit(tensor_id, tensor, call.microbatch, entry=entry, values=values, held=held)
+        return self._dispatcher.visit(tensor_id, tensor, call.microbatch, entry=entry, values=values, held=held)
 
     def make_id(self, call: ModuleCall, site: Site) -> TensorId:
         """Make the id of a site in a call."""
-        return self._visits.id_of(site, call.microbatch, step=call.step, call=call.number)
+        return self._dispatcher.id_of(site, call.microbatch, step=call.step, call=call.number)
 
     def _is_models_own(self, kind: Kind) -> bool:
         """Whether what enters or leaves a divided module does so for all of it: not between stages."""

@@ -16,14 +16,14 @@ NUDGE = 2.0
 """A twin's nudge in units of u = eps / 2, relative to the tensor's norm."""
 
 
-class Replaced(torch.autograd.Function):
+class ReplaceValues(torch.autograd.Function):
     """Other values in the forward pass, the same gradient in the backward pass: the graph is kept."""
 
     @staticmethod
-    def forward(ctx: Any, original: torch.Tensor, made: Callable[[], torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
+    def forward(ctx: Any, original: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
         # Made in here and no argument: an argument that is returned becomes a view of itself, and pipelines that free
         # what they have sent refuse views.
-        return made()
+        return make()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
@@ -34,7 +34,7 @@ def replace_tensor(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Other values in place of a tensor, with the tensor's own graph behind them."""
     if not original.requires_grad:
         return other
-    result: torch.Tensor = Replaced.apply(original, lambda: other)  # type: ignore[no-untyped-call]  # torch's own
+    result: torch.Tensor = ReplaceValues.apply(original, lambda: other)  # type: ignore[no-untyped-call]  # torch's own
     return result
 
 
@@ -55,14 +55,14 @@ class Perturb:
         local = self._adapter.to_local(visit.tensor).detach()
         if not bool(local.isfinite().all()):
             return None
-        return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, self._nudged(visit, local)))
+        return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, self._nudge(visit, local)))
 
-    def _nudged(self, visit: Visit, local: torch.Tensor) -> torch.Tensor:
+    def _nudge(self, visit: Visit, local: torch.Tensor) -> torch.Tensor:
         """This rank's values, each moved as all ranks that have it move it; padding stays."""
         region = visit.placement.region if visit.placement else Region.whole(tuple(local.shape))
         direction = torch.zeros_like(local, dtype=torch.float32)
-        held = direction[tuple(slice(size) for size in region.local_shape)]
-        made = generate_values(
+        inner = direction[tuple(slice(size) for size in region.local_shape)]
+        noise = generate_values(
             f"nudge {self._twin} {visit.id.first}",
             region,
             dtype=torch.float32,
@@ -70,7 +70,7 @@ class Perturb:
             seed=self._seed,
             device=local.device,
         )
-        held.copy_(made.view(held.shape))
+        inner.copy_(noise.view(inner.shape))
         unit = torch.finfo(local.dtype).eps / 2
         exact = local.to(torch.float64)
         length = NUDGE * unit * exact.norm() / direction.to(torch.float64).norm().clamp_min(1e-300)

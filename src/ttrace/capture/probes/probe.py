@@ -24,7 +24,7 @@ class Visit:
     """Whether floating-point numbers enter the model here: its input, an embedding's output, its logits' gradient."""
     values: Distribution | None = None
     """What the tensor was drawn from or, in isolation, what it is to be replaced by."""
-    is_made: bool = False
+    is_generated: bool = False
     """Whether the tensor has no data, as `values` says it all."""
 
     @property

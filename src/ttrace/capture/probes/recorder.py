@@ -18,7 +18,7 @@ from ttrace.values.sketch import compute_sketch
 
 Local = Callable[[torch.Tensor, Site], torch.Tensor]
 
-_SAMPLED = 1 << 14
+_NUM_SAMPLES = 1 << 14
 """Elements of which a tensor's mean is told."""
 
 
@@ -61,7 +61,7 @@ class Recorder:
         if placement is not None and tuple(local.shape) != placement.region.local_shape:
             # Only padding may be left over here: placement.region was made for this shape.
             local = local[tuple(slice(size) for size in placement.region.local_shape)]
-        stored, kept = self._stored(visit, local)
+        stored, sketch = self._choose_stored(visit, local)
         record = Record(
             id=visit.id,
             shape=tuple(local.shape),
@@ -72,7 +72,7 @@ class Recorder:
             by=placement.by if placement else None,
             microbatch=visit.microbatch,
             values=visit.values,
-            sketch=kept,
+            sketch=sketch,
         )
         with self._lock:
             # Gradients of streamed parameters may come in parts.
@@ -80,31 +80,31 @@ class Recorder:
             if key in self._seen:
                 return
             self._seen.add(key)
-            if visit.is_made:
+            if visit.is_generated:
                 self._writer.write_generated(record)
             else:
                 self._writer.write(record, stored)
 
-    def _stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, SketchInfo | None]:
+    def _choose_stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, SketchInfo | None]:
         """What is written of a tensor: itself, or its sketch where the plan wants one, and that is less."""
         plan, placement = self._plan, visit.placement
-        if visit.is_made:
+        if visit.is_generated:
             return local, None
         is_less = local.numel() * local.dtype.itemsize > plan.num_buckets * torch.float64.itemsize
         if placement is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
             return local, None
         if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
             return local, None  # isolation replays it
-        made = compute_sketch(visit.id.name, local, placement.region, plan.num_buckets)
+        sketch = compute_sketch(visit.id.name, local, placement.region, plan.num_buckets)
         if plan.role != "reference":
-            return made, SketchInfo(plan.num_buckets)
+            return sketch, SketchInfo(plan.num_buckets)
         # For isolation, which generates values like these.
-        mean = _mean(local) if visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT) else 0.0
-        return made, SketchInfo(plan.num_buckets, mean if math.isfinite(mean) else 0.0)
+        mean = _estimate_mean(local) if visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT) else 0.0
+        return sketch, SketchInfo(plan.num_buckets, mean if math.isfinite(mean) else 0.0)
 
 
-def _mean(tensor: torch.Tensor) -> float:
+def _estimate_mean(tensor: torch.Tensor) -> float:
     """About the mean: that of some elements, in an odd distance, so that they are not all of a few columns."""
     if tensor.is_contiguous():
-        tensor = tensor.view(-1)[:: tensor.numel() // _SAMPLED | 1]
+        tensor = tensor.view(-1)[:: tensor.numel() // _NUM_SAMPLES | 1]
     return float(tensor.mean(dtype=torch.float32))

@@ -17,7 +17,7 @@ from ttrace.trace.format import ModuleInfo
 def list_modules(names: Names) -> dict[str, ModuleInfo]:
     """Every module with its class and where that class is defined."""
     kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
-    return {name: _info(kind) for name, kind in kinds.items()}
+    return {name: _describe_class(kind) for name, kind in kinds.items()}
 
 
 def switch_dropout_off(names: Names, patches: Patches) -> list[str]:
@@ -41,7 +41,7 @@ _parsing = threading.Lock()
 
 
 @cache
-def _info(kind: type) -> ModuleInfo:
+def _describe_class(kind: type) -> ModuleInfo:
     try:
         with _parsing:
             source = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"

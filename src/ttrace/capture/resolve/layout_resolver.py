@@ -40,7 +40,7 @@ class LayoutResolver:
         microbatches of its own."""
         self._whole: dict[Shape, Placement] = {}
 
-    def state(self, cut: Cut) -> None:
+    def set_split(self, cut: Cut) -> None:
         """A framework says that an axis cuts activations, and how."""
         if cut.axis not in self._adapter.mesh.sizes:
             raise LayoutError(
@@ -104,7 +104,7 @@ class LayoutResolver:
         rule = self._rules.decide(site)
         return rule is not None and MICROBATCH_AXIS in rule.layout.axes
 
-    def unused_rules(self) -> list[str]:
+    def list_unused_rules(self) -> list[str]:
         return [f"{rule} matched nothing" for rule in self._rules.unused()]
 
     def cuts(self, axis: str) -> bool:
@@ -144,7 +144,7 @@ class LayoutResolver:
             raise LayoutError(
                 f"{tensor_id.site}: this rank holds shape {local} of the reference's {shape}, and no single axis of "
                 f"mesh {str(self._adapter.mesh)!r} explains that. Add a rule, for instance "
-                f'{{"{tensor_id.name}": "{_suggestion(local, shape)}"}}.'
+                f'{{"{tensor_id.name}": "{_suggest_layout(local, shape)}"}}.'
             )
         return placement
 
@@ -192,7 +192,7 @@ class LayoutResolver:
         layout = infer_layout(shape, [(self._adapter.coord, inner.shape)], others, self.splits)
         if layout is None:
             return stated
-        text = _joined(layout, stated.layout)
+        text = _join_layouts(layout, stated.layout)
         region = inner.within(layout.region(shape, others, self._adapter.coord))
         return Placement(region, stated.pending, text, Provenance(LayoutSource.DTENSOR_AND_SHAPES))
 
@@ -217,14 +217,14 @@ class LayoutResolver:
         return apply_rule(rule, tensor_id.site, local, shape, sizes=self._sizes, where=where)
 
 
-def _joined(outer: Layout, inner: str) -> str:
+def _join_layouts(outer: Layout, inner: str) -> str:
     """A layout in words, of which each dim is cut further as another says."""
     words = inner.split()
     dims = [f"{dim}{word.removeprefix(dim.name)}" for dim, word in zip(outer.dims, words, strict=False)]
     return " ".join([*dims, *words[len(dims) :]])
 
 
-def _suggestion(local: Shape, shape: Shape) -> str:
+def _suggest_layout(local: Shape, shape: Shape) -> str:
     if len(local) != len(shape):
         return "..."
     return " ".join(f"d{i}/AXIS" if a != b else f"d{i}" for i, (a, b) in enumerate(zip(local, shape, strict=True)))

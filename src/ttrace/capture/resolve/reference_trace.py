@@ -37,43 +37,43 @@ class ReferenceTrace:
 
     def tensor(self, tensor_id: TensorId) -> torch.Tensor | None:
         """The whole tensor as the reference had it, for what must be replayed; None if its parts do not make it up."""
-        pieces = self._pieces(tensor_id)
-        if not pieces or measure_coverage(pieces).num_gap:
+        regions = self._group_by_region(tensor_id)
+        if not regions or measure_coverage(regions).num_gap:
             return None
-        first = next(iter(pieces.values()))[0].record
+        first = next(iter(regions.values()))[0].record
         assert first.region is not None
         full = torch.empty(first.region.shape, dtype=first.dtype)
-        for region, summands in pieces.items():
+        for region, summands in regions.items():
             region.put(_add_up([shard.tensor() for shard in summands]), full)
         return full
 
     def moments(self, tensor_id: TensorId) -> tuple[float, float] | None:
         """The mean and the root mean square of what the reference had; None for what is zero or not finite."""
-        pieces = self._pieces(tensor_id)
-        if not pieces:
+        regions = self._group_by_region(tensor_id)
+        if not regions:
             return None
-        if any(shard.record.sketch is None for summands in pieces.values() for shard in summands):
+        if any(shard.record.sketch is None for summands in regions.values() for shard in summands):
             full = self.tensor(tensor_id)
             if full is None:
                 return None
             data = full.to(torch.float64)
             mean, square = float(data.mean()), float(data.square().mean())
         else:
-            count = sum(region.numel for region in pieces)
-            mean = sum(region.numel * _sum_of_means(summands) for region, summands in pieces.items()) / count
-            sketches = (_add_up([shard.read_stored() for shard in summands]) for summands in pieces.values())
+            count = sum(region.numel for region in regions)
+            mean = sum(region.numel * _sum_of_means(summands) for region, summands in regions.items()) / count
+            sketches = (_add_up([shard.read_stored() for shard in summands]) for summands in regions.values())
             square = float(sum(sketch.square().sum() for sketch in sketches)) / count
         return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
 
-    def _pieces(self, tensor_id: TensorId) -> dict[Region, list[Shard]]:
+    def _group_by_region(self, tensor_id: TensorId) -> dict[Region, list[Shard]]:
         """By region, what must be added up to give it: of replicas the first one."""
-        found: dict[Region, dict[tuple[int, ...], Shard]] = {}
+        shards: dict[Region, dict[tuple[int, ...], Shard]] = {}
         for shard in self._trace.shards.get(tensor_id, []) if self._trace else []:
             record = shard.record
             if record.region is not None:
                 where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
-                found.setdefault(record.region, {}).setdefault(tuple(where[axis] for axis in record.pending), shard)
-        return {region: list(summands.values()) for region, summands in found.items()}
+                shards.setdefault(record.region, {}).setdefault(tuple(where[axis] for axis in record.pending), shard)
+        return {region: list(own.values()) for region, own in shards.items()}
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class ReferenceTrace:
     @cached_property
     def _records(self) -> dict[TensorId, Record]:
         shards = self._trace.shards if self._trace else {}
-        return {tensor_id: found[0].record for tensor_id, found in shards.items()}
+        return {tensor_id: first[0].record for tensor_id, first in shards.items()}
 
 
 def _add_up(summands: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -26,24 +26,24 @@ class MicrobatchGradients:
         self._microbatch = microbatch
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[int, torch.Tensor]] = {}
+        self._totals: dict[str, tuple[int, torch.Tensor]] = {}
         trained = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
-        self._silent = dict(trained)
+        self._unseen = dict(trained)
         self._handles = [parameter.register_hook(partial(self._add, name)) for name, parameter in trained]
 
     def flush(self) -> None:
         """Deliver what is there: every microbatch is through."""
         with self._lock:
-            done, self._kept = self._kept, {}
-        for name, (microbatch, total) in done.items():
+            totals, self._totals = self._totals, {}
+        for name, (microbatch, total) in totals.items():
             self._deliver(name, microbatch, total)
 
     def notes(self) -> list[str]:
         """Which parameters have a gradient that no microbatch was seen to add to."""
-        silent = [name for name, parameter in self._silent.items() if parameter.grad is not None]
-        if not silent:
+        unseen = [name for name, parameter in self._unseen.items() if parameter.grad is not None]
+        if not unseen:
             return []
-        return [f"{len(silent)} parameters have no gradients of single microbatches, the first is {silent[0]}"]
+        return [f"{len(unseen)} parameters have no gradients of single microbatches, the first is {unseen[0]}"]
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -55,12 +55,12 @@ class MicrobatchGradients:
         if microbatch is None:
             return
         with self._lock:
-            self._silent.pop(name, None)
-            number, total = self._kept.get(name, (microbatch, None))
+            self._unseen.pop(name, None)
+            number, total = self._totals.get(name, (microbatch, None))
             if total is None or number != microbatch:
                 # A copy, as torch goes on to accumulate into this very memory.
-                self._kept[name] = microbatch, gradient.detach().clone()
+                self._totals[name] = microbatch, gradient.detach().clone()
             else:
-                self._kept[name] = microbatch, total + gradient.detach()
+                self._totals[name] = microbatch, total + gradient.detach()
         if total is not None and number != microbatch:
             self._deliver(name, number, total)

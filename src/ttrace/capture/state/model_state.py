@@ -34,7 +34,7 @@ class HeldTensors:
 
     parameters: Mapping[str, nn.Parameter]
     buffers: Buffers
-    made: Mapping[str, GeneratedTensor]
+    generated: Mapping[str, GeneratedTensor]
 
 
 class ModelState:
@@ -45,16 +45,16 @@ class ModelState:
         plan: Plan,
         adapter: Adapter,
         optimizer: Optimizer | None,
-        held: HeldTensors,
-        visits: Dispatcher,
+        tensors: HeldTensors,
+        dispatcher: Dispatcher,
         clock: StepCounter,
         isolate: Isolate | None,
         keep: Callable[[str], None],
     ) -> None:
         self._adapter = adapter
         self._optimizer = optimizer
-        self._held = held
-        self._visits = visits
+        self._tensors = tensors
+        self._dispatcher = dispatcher
         self._clock = clock
         self._isolate = isolate
         self.notes: list[str] = []
@@ -62,37 +62,43 @@ class ModelState:
         self.settings = OptimizerSettings()
         """The optimizer's settings when it stepped, as far as they decide updates."""
         self._has_stepped = False
-        added_to = held.parameters if plan.microbatch_grads else {}
-        self._microbatch_gradients = MicrobatchGradients(added_to, self._microbatch, self._see_contribution)
-        self._streamed_gradients = StreamedGradients(held.parameters, self._see_arrival, keep)
+        watched = tensors.parameters if plan.microbatch_grads else {}
+        self._microbatch_gradients = MicrobatchGradients(watched, self._read_microbatch, self._on_microbatch_gradient)
+        self._streamed_gradients = StreamedGradients(tensors.parameters, self._on_streamed_gradient, keep)
 
     def remove(self) -> None:
         """Take all hooks away."""
         self._microbatch_gradients.remove()
         self._streamed_gradients.remove()
 
-    def see_start(self) -> None:
+    def on_start(self) -> None:
         """A step begins."""
         self._has_stepped = False
         self._streamed_gradients.begin()
-        for name, parameter in self._held.parameters.items():
-            made = self._held.made[name]
-            tensor_id = self._id(name, Kind.PARAM)
+        for name, parameter in self._tensors.parameters.items():
+            generated = self._tensors.generated[name]
+            tensor_id = self._make_id(name, Kind.PARAM)
             values = self._adapter.read_values(parameter)
-            is_made = find_source(parameter) is not None
-            self._visits.visit(tensor_id, values, values=made.distribution, fallback=made.placement, is_made=is_made)
-        self._held.buffers.on_start()
-        self._see_buffers(Kind.BUFFER)
+            is_generated = find_source(parameter) is not None
+            self._dispatcher.visit(
+                tensor_id,
+                values,
+                values=generated.distribution,
+                fallback=generated.placement,
+                is_generated=is_generated,
+            )
+        self._tensors.buffers.on_start()
+        self._show_buffers(Kind.BUFFER)
 
-    def see_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    def on_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
         """All microbatches of this rank are added up, and no other rank's yet."""
         if not self._clock.is_running:
             return
-        names = {parameter: name for name, parameter in self._held.parameters.items()}
+        names = {parameter: name for name, parameter in self._tensors.parameters.items()}
         for parameter, gradient in gradients:
-            self._visit(self._id(names[parameter], Kind.MAIN_GRAD), OwnedSlice(gradient))
+            self._show_slice(self._make_id(names[parameter], Kind.MAIN_GRAD), OwnedSlice(gradient))
 
-    def see_gradients(self) -> None:
+    def on_final_gradients(self) -> None:
         """Once a step, as soon as they are final: by the time the optimizer steps they may have been clipped."""
         if not self._clock.is_running or self._clock.has_final_gradients:
             return
@@ -100,82 +106,84 @@ class ModelState:
         self._microbatch_gradients.flush()
         self._streamed_gradients.flush()
         self.notes = self._microbatch_gradients.notes()
-        for name, parameter in self._held.parameters.items():
+        for name, parameter in self._tensors.parameters.items():
             owned = self._adapter.read_gradient(parameter)
             if owned is not None:
-                self._see_gradient(self._id(name, Kind.PARAM_GRAD), owned)
+                self._show_gradient(self._make_id(name, Kind.PARAM_GRAD), owned)
 
-    def see_stepped(self) -> None:
+    def on_optimizer_step(self) -> None:
         """An optimizer has made its step. What that left is read later: others may still have to bring it to all."""
         if self._clock.is_running:
             self._has_stepped = True
-            names = {parameter: name for name, parameter in self._held.parameters.items()}
+            names = {parameter: name for name, parameter in self._tensors.parameters.items()}
             grouped = self._adapter.find_groups(self._optimizer, names)
             self.settings = read_settings((names[parameter], group) for parameter, group in grouped)
 
-    def see_end(self) -> None:
+    def on_end(self) -> None:
         """The step is over."""
-        self._see_buffers(Kind.BUFFER_AFTER)  # whether or not an optimizer has stepped: forward passes change them
+        self._show_buffers(Kind.BUFFER_AFTER)  # whether or not an optimizer has stepped: forward passes change them
         if not self._has_stepped:
             return
-        for name, parameter in self._held.parameters.items():
+        for name, parameter in self._tensors.parameters.items():
             if find_source(parameter) is not None:
                 continue
             updated = self._adapter.read_updated(parameter)
             if updated is not None:
-                self._visit(self._id(name, Kind.PARAM_AFTER), updated)
+                self._show_slice(self._make_id(name, Kind.PARAM_AFTER), updated)
             for key, owned in self._adapter.read_optimizer_state(self._optimizer, parameter).items():
-                tensor_id = self._id(name, Kind.OPTIM, encode_name(key))
+                tensor_id = self._make_id(name, Kind.OPTIM, encode_name(key))
                 if owned.run is not None or owned.tensor.shape == self._adapter.read_values(parameter).shape:
-                    self._visit(tensor_id, owned)
+                    self._show_slice(tensor_id, owned)
                 else:  # a step counter for instance is not cut like the parameter
                     whole = Placement(Region.whole(tuple(owned.tensor.shape)))
-                    self._visits.visit(tensor_id, owned.tensor, stated=whole)
+                    self._dispatcher.visit(tensor_id, owned.tensor, stated=whole)
 
-    def _see_buffers(self, kind: Kind) -> None:
-        for name, buffer in self._held.buffers.read().items():
-            self._visits.visit(self._id(name, kind), buffer)
+    def _show_buffers(self, kind: Kind) -> None:
+        for name, buffer in self._tensors.buffers.read().items():
+            self._dispatcher.visit(self._make_id(name, kind), buffer)
 
-    def _see_gradient(self, tensor_id: TensorId, owned: OwnedSlice) -> None:
+    def _show_gradient(self, tensor_id: TensorId, owned: OwnedSlice) -> None:
         source = self._isolate.distribution(tensor_id) if self._isolate else None
-        self._visit(tensor_id, owned, source)
+        self._show_slice(tensor_id, owned, source)
         if self._isolate is not None and source is not None:
-            like = self._held.made[tensor_id.name].placement
-            placement = self._run_of(tensor_id, owned) or self._visits.resolve(tensor_id, owned.tensor, fallback=like)
+            like = self._tensors.generated[tensor_id.name].placement
+            placement = self._place_run(tensor_id, owned) or self._dispatcher.resolve(
+                tensor_id, owned.tensor, fallback=like
+            )
             if placement is not None:
                 self._isolate.replace_gradient(tensor_id, owned.tensor, placement, source)
 
-    def _microbatch(self) -> int | None:
+    def _read_microbatch(self) -> int | None:
         return self._clock.microbatch if self._clock.is_watched else None
 
-    def _see_contribution(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
-        tensor_id = self._visits.id_of(Site(name, Kind.PARAM_GRAD), microbatch)
-        self._visits.visit(tensor_id, gradient, microbatch, fallback=self._held.made[name].placement)
+    def _on_microbatch_gradient(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
+        tensor_id = self._dispatcher.id_of(Site(name, Kind.PARAM_GRAD), microbatch)
+        self._dispatcher.visit(tensor_id, gradient, microbatch, fallback=self._tensors.generated[name].placement)
 
-    def _see_arrival(self, name: str, gradient: torch.Tensor | None, region: Region | None) -> None:
+    def _on_streamed_gradient(self, name: str, gradient: torch.Tensor | None, region: Region | None) -> None:
         """A streamed parameter's gradient is complete: all of it, or a region; what nothing reached is zero."""
         if not self._clock.is_running:
             return
-        tensor_id, placement = self._id(name, Kind.PARAM_GRAD), self._held.made[name].placement
+        tensor_id, placement = self._make_id(name, Kind.PARAM_GRAD), self._tensors.generated[name].placement
         if region is not None:
             placement = replace(placement, region=region)
         if gradient is not None:
-            self._visits.visit(tensor_id, gradient, stated=placement)
+            self._dispatcher.visit(tensor_id, gradient, stated=placement)
         else:
-            zeros = torch.zeros((), dtype=self._held.parameters[name].dtype).expand(placement.region.local_shape)
-            self._visits.visit(tensor_id, zeros, stated=placement, values=ZERO, is_made=True)
+            zeros = torch.zeros((), dtype=self._tensors.parameters[name].dtype).expand(placement.region.local_shape)
+            self._dispatcher.visit(tensor_id, zeros, stated=placement, values=ZERO, is_generated=True)
 
-    def _visit(self, tensor_id: TensorId, owned: OwnedSlice, values: Distribution | None = None) -> None:
+    def _show_slice(self, tensor_id: TensorId, owned: OwnedSlice, values: Distribution | None = None) -> None:
         """What is shaped like a parameter, or a run of it."""
-        stated, like = self._run_of(tensor_id, owned), self._held.made[tensor_id.name].placement
-        self._visits.visit(tensor_id, owned.tensor, values=values, stated=stated, fallback=like)
+        stated, like = self._place_run(tensor_id, owned), self._tensors.generated[tensor_id.name].placement
+        self._dispatcher.visit(tensor_id, owned.tensor, values=values, stated=stated, fallback=like)
 
-    def _run_of(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement | None:
+    def _place_run(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement | None:
         """Where a run of a parameter's part lies; None for what is not a run."""
         if owned.run is None:
             return None
-        like = self._held.made[tensor_id.name].placement
+        like = self._tensors.generated[tensor_id.name].placement
         return replace(like, region=replace(like.region, flat=(owned.run,)))
 
-    def _id(self, name: str, kind: Kind, slot: str = "") -> TensorId:
+    def _make_id(self, name: str, kind: Kind, slot: str = "") -> TensorId:
         return TensorId.of(self._clock.step, None, name, kind, slot=slot)

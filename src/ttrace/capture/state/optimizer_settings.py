@@ -33,19 +33,19 @@ class OptimizerSettings:
 
 def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> OptimizerSettings:
     """The settings of every parameter, given by name with its group. Groups that are set alike are one."""
-    spelled: dict[int, tuple[tuple[str, str], ...]] = {}  # of each group once: many parameters have one
+    texts: dict[int, tuple[tuple[str, str], ...]] = {}  # of each group once: many parameters have one
     numbers: dict[tuple[tuple[str, str], ...], int] = {}
     by_parameter = {}
     for name, group in grouped:
-        if id(group) not in spelled:
-            spelled[id(group)] = tuple((key, _spell(group[key])) for key in _DECIDING if group.get(key) is not None)
-        by_parameter[name] = numbers.setdefault(spelled[id(group)], len(numbers))
+        if id(group) not in texts:
+            texts[id(group)] = tuple((key, _format(group[key])) for key in _DECIDING if group.get(key) is not None)
+        by_parameter[name] = numbers.setdefault(texts[id(group)], len(numbers))
     return OptimizerSettings(tuple(map(dict, numbers)), by_parameter)
 
 
-def _spell(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_spell, value))})"
+        return f"({', '.join(map(_format, value))})"
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     return f"{float(value):g}" if isinstance(value, (int, float)) else str(value)

@@ -26,16 +26,16 @@ class Snapshot:
         self, chunks: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], *, with_parameters: bool
     ) -> None:
         modules = dict.fromkeys(module for chunk in chunks for module in chunk.modules())
-        held = ((module, name, buffer) for module in modules for name, buffer in read_own_buffers(module).items())
+        buffers = ((module, name, buffer) for module in modules for name, buffer in read_own_buffers(module).items())
         # With their places: a module may put another tensor there.
-        self._buffers = [(module, name, buffer) for module, name, buffer in held if buffer is not None]
-        kept = [buffer for _, _, buffer in self._buffers]
+        self._buffers = [(module, name, buffer) for module, name, buffer in buffers if buffer is not None]
+        tensors = [buffer for _, _, buffer in self._buffers]
         if with_parameters:
-            kept += [parameter for chunk in chunks for parameter in nn.Module.parameters(chunk)]
+            tensors += [parameter for chunk in chunks for parameter in nn.Module.parameters(chunk)]
         self._chunks = chunks
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in kept]
-        self._optimizers = [(optimizer, _of(optimizer)) for optimizer in optimizers]
-        self._random = [save() for save in _GENERATORS]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._optimizers = [(optimizer, _copy_state(optimizer)) for optimizer in optimizers]
+        self._random = [save() for save in _SAVE_GENERATORS]
 
     def restore(self) -> None:
         """As it was; and without gradients."""
@@ -55,19 +55,19 @@ class Snapshot:
             restore()
 
 
-def _of(optimizer: torch.optim.Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
+def _copy_state(optimizer: torch.optim.Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
     """State by parameter, and the options of each group; the parameters themselves are not copied."""
-    state = {parameter: copy.deepcopy(kept) for parameter, kept in optimizer.state.items()}
+    state = {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
     options = [{key: option for key, option in group.items() if key != "params"} for group in optimizer.param_groups]
     return state, copy.deepcopy(options)
 
 
-def _python() -> Restore:
+def _save_python() -> Restore:
     state = random.getstate()
     return lambda: random.setstate(state)
 
 
-def _numpy() -> Restore:
+def _save_numpy() -> Restore:
     if "numpy" not in sys.modules:
         return lambda: None
     numbers: Any = sys.modules["numpy"].random
@@ -75,12 +75,12 @@ def _numpy() -> Restore:
     return lambda: numbers.set_state(state)
 
 
-def _torch() -> Restore:
+def _save_torch() -> Restore:
     state = torch.get_rng_state()
     return lambda: torch.set_rng_state(state)
 
 
-def _accelerator() -> Restore:
+def _save_accelerator() -> Restore:
     if not torch.accelerator.is_available():
         return lambda: None
     device: Any = torch.get_device_module()
@@ -88,4 +88,4 @@ def _accelerator() -> Restore:
     return lambda: device.set_rng_state(state)
 
 
-_GENERATORS = (_python, _numpy, _torch, _accelerator)
+_SAVE_GENERATORS = (_save_python, _save_numpy, _save_torch, _save_accelerator)
