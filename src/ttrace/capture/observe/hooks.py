@@ -20,7 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ttrace import torch_compat
 from ttrace.capture.observe.events import ModuleCall, SessionEvents
-from ttrace.tensors.ids import ROOT, Kind, encode_name
+from ttrace.capture.observe.structures import flatten_with_paths, name_slot
+from ttrace.tensors.ids import ROOT, Kind
 
 Sources = tuple[tuple[Node | None, int], ...]
 """Where a node sends gradients to, by position: a node and the number of its output."""
@@ -119,12 +120,12 @@ def _list_leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
     if kind.primal is not Kind.INPUT:
         if isinstance(value, torch.Tensor):
             return [("", value)]  # most values are one tensor, and walking a tree costs more than writing it
-        return [(slot_of(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
+        return [(name_slot(path), leaf) for path, leaf in flatten_with_paths(value)]
     args, kwargs = value
     if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
         return [("", args[0])]
     # Positional inputs are numbered, keyword inputs are named.
-    named = ((slot_of(path[1:]), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0])
+    named = ((name_slot(path[1:]), leaf) for path, leaf in flatten_with_paths(value))
     return [("" if slot == "0" else slot, leaf) for slot, leaf in named]
 
 
@@ -132,12 +133,6 @@ def _replace_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
     """The same structure with some leaves replaced."""
     leaves, structure = pytree.tree_flatten(value)
     return pytree.tree_unflatten([others.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
-
-
-def slot_of(path: tuple[Any, ...]) -> str:
-    """A path in a structured value as a slot."""
-    words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
-    return encode_name(".".join(words))
 
 
 def _watch_input_gradients(

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ttrace.capture.observe.hooks import slot_of
 from ttrace.capture.observe.step_counter import StepCounter
+from ttrace.capture.observe.structures import flatten_with_paths, name_slot
 from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import Generator
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
@@ -30,15 +30,15 @@ class Batches:
         """Generate data with the batch's own structure, shapes, ranges and dtypes."""
         number = self._clock.num_batches
         self._clock.num_batches += 1
-        paths, structure = pytree.tree_flatten_with_path(batch)
+        paths, structure = flatten_with_paths(batch), pytree.tree_structure(batch)
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
-                site = Site(ROOT, Kind.BATCH, slot_of(path))
+                site = Site(ROOT, Kind.BATCH, name_slot(path))
                 self._resolver.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
         leaves = []
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
-                tensor_id = self._dispatcher.id_of(Site(ROOT, Kind.BATCH, slot_of(path)), number)
+                tensor_id = self._dispatcher.id_of(Site(ROOT, Kind.BATCH, name_slot(path)), number)
                 leaf, generated = self._generator.generate_leaf(tensor_id, leaf, number)
                 self._dispatcher.visit(
                     tensor_id, leaf, number, values=generated.distribution, fallback=generated.placement

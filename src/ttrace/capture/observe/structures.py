@@ -1,0 +1,45 @@
+"""Structured values, such as tuples, dicts and a library's outputs, and the names of what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from ttrace.tensors.ids import encode_name
+
+Path = tuple[Any, ...]
+"""Keys from the outside to the inside, as pytree or the structure itself has them."""
+
+
+def flatten_with_paths(value: Any) -> list[tuple[Path, Any]]:
+    """Return every leaf with its path, in the order of `tree_flatten`.
+
+    A library may register a type without saying what its children are called, as transformers 4 does with its outputs.
+    Their names are then the keys of a mapping, or numbers.
+    """
+    leaves: list[tuple[Path, Any]] = []
+    for path, leaf in pytree.tree_flatten_with_path(value, is_leaf=_has_unnamed_children)[0]:
+        if _has_unnamed_children(leaf):
+            children = pytree.SUPPORTED_NODES[type(leaf)].flatten_fn(leaf)[0]
+            for key, child in zip(_list_keys(leaf, len(children)), children, strict=True):
+                leaves += [((*path, key, *inner), tensor) for inner, tensor in flatten_with_paths(child)]
+        else:
+            leaves.append((path, leaf))
+    return leaves
+
+
+def name_slot(path: Path) -> str:
+    """Return a path in a structured value as a slot."""
+    words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+    return encode_name(".".join(words))
+
+
+def _has_unnamed_children(value: Any) -> bool:
+    node = pytree.SUPPORTED_NODES.get(type(value))
+    return node is not None and node.flatten_with_keys_fn is None
+
+
+def _list_keys(value: Any, num_children: int) -> Sequence[Any]:
+    return list(value) if isinstance(value, Mapping) and len(value) == num_children else range(num_children)
