@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tomllib
 from pathlib import Path
@@ -10,6 +11,9 @@ from typer.testing import CliRunner, Result
 
 from tests.support.traces import Case, drawn
 from ttrace.cli import app
+from ttrace.cli.commands.run import run
+from ttrace.cli.commands.trace import trace
+from ttrace.cli.plans import make_plan
 from ttrace.errors import TTraceError
 
 
@@ -255,3 +259,9 @@ def test_an_archived_run_is_judged_alike_and_comes_back(tmp_path: Path) -> None:
     told = json.loads(CliRunner().invoke(app, ["archive", str(tmp_path), "--restore", "--json"]).output)
     assert told["bytes_before"] < told["bytes_after"] == sum(map(len, files.values()))
     assert contents() == files
+
+
+def test_run_and_trace_have_the_same_options_for_the_plan() -> None:
+    of_run, of_trace = inspect.signature(run).parameters, inspect.signature(trace).parameters
+    names = [name for name in inspect.signature(make_plan).parameters if name != "store"]
+    assert [of_run[name] for name in names] == [of_trace[name] for name in names]

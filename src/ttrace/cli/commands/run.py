@@ -44,8 +44,8 @@ def run(
 
     Exit code: 0 every tensor agrees, 1 something is wrong, 2 no verdict.
     """
-    from ttrace.capture.plan import Plan
     from ttrace.cli import outcome
+    from ttrace.cli.plans import make_plan
     from ttrace.cli.stage_lines import StageLines
     from ttrace.workflow.flow import Commands, Flow
     from ttrace.workflow.investigation import Investigation
@@ -53,15 +53,15 @@ def run(
     from ttrace.workflow.lock import hold
     from ttrace.workflow.run import Run, Strictness
 
-    settings = Plan(
-        out=out,
+    settings = make_plan(
+        out,
         seed=seed,
-        num_steps=steps,
-        only=tuple(only),
-        skip=tuple(skip),
+        steps=steps,
+        only=only,
+        skip=skip,
         record=record,
-        full=tuple(full),
-        parameters="own" if own_parameters else "generated",
+        full=full,
+        own_parameters=own_parameters,
         compiled=compiled,
         microbatch_grads=microbatch_grads,
     )

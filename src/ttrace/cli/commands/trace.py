@@ -37,23 +37,23 @@ def trace(
     """
     from rich.console import Console
 
-    from ttrace.capture.plan import Plan
+    from ttrace.cli.plans import make_plan
     from ttrace.report.terminal import listing
     from ttrace.workflow.disk_space import DiskSpace
     from ttrace.workflow.stages import Stage
 
-    settings = Plan(
-        out=out,
-        store=store,
+    settings = make_plan(
+        out,
         seed=seed,
-        num_steps=steps,
-        only=tuple(only),
-        skip=tuple(skip),
+        steps=steps,
+        only=only,
+        skip=skip,
         record=record,
-        full=tuple(full),
-        parameters="own" if own_parameters else "generated",
+        full=full,
+        own_parameters=own_parameters,
         compiled=compiled,
         microbatch_grads=microbatch_grads,
+        store=store,
     )
     if reference is not None:
         if not store:

@@ -1,0 +1,39 @@
+"""Plans from the options of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from ttrace.capture.plan import Plan
+
+
+def make_plan(
+    out: Path,
+    *,
+    seed: int,
+    steps: int,
+    only: Sequence[str],
+    skip: Sequence[str],
+    record: Literal["full", "sketch"],
+    full: Sequence[str],
+    own_parameters: bool,
+    compiled: Literal["eager", "boundary"],
+    microbatch_grads: bool,
+    store: str = "",
+) -> Plan:
+    """Make the plan that these options describe; each parameter is named as its option."""
+    return Plan(
+        out=out,
+        store=store,
+        seed=seed,
+        num_steps=steps,
+        only=tuple(only),
+        skip=tuple(skip),
+        record=record,
+        full=tuple(full),
+        parameters="own" if own_parameters else "generated",
+        compiled=compiled,
+        microbatch_grads=microbatch_grads,
+    )
