@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import pytest
 
 from zoo.harness.limits import HANG
 
-SOURCE = Path(__file__).parent.parent / "src" / "ttrace"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "ttrace"
 
 MAY_IMPORT = {
     "errors": set(),
@@ -102,30 +104,33 @@ MOST_MODULES = 12
 MOST_LINES = 400
 
 
-def files() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+def files(folder: Path = SOURCE) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
 
 
-def module(path: Path) -> tuple[str, ...]:
-    """The name of a module below `ttrace`; a package is its folder."""
-    parts = path.relative_to(SOURCE).with_suffix("").parts
+def module(path: Path, folder: Path = SOURCE) -> tuple[str, ...]:
+    """The name of a module below the package `folder`; a package is its folder."""
+    parts = path.relative_to(folder).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-MODULES = {module(path) for path in files()}
-
-
-def targets(path: Path) -> Iterator[tuple[str, ...]]:
-    """The modules of ours that a file imports; `from package import name` counts as the module `package.name`."""
+def targets(path: Path, folder: Path = SOURCE) -> Iterator[tuple[str, ...]]:
+    """The modules of a package that a file imports; `from package import name` counts as the module `package.name`."""
+    modules = find_modules(folder)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if tuple(name.split(".")[1:]) in MODULES else node.module or "" for name in whole]
+            names = [name if tuple(name.split(".")[1:]) in modules else node.module or "" for name in whole]
         else:
             continue
-        yield from (tuple(name.split(".")[1:]) for name in names if name.split(".")[0] == "ttrace")
+        yield from (tuple(name.split(".")[1:]) for name in names if name.split(".")[0] == folder.name)
+
+
+@functools.cache
+def find_modules(folder: Path) -> set[tuple[str, ...]]:
+    return {module(path, folder) for path in files(folder)}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -171,9 +176,11 @@ def test_imports_point_down_within_a_folder(folder: str) -> None:
                 assert floor_of[target[1]] < floor_of[own], f"{path} imports {'.'.join(target)}"
 
 
-def test_no_imports_go_in_a_circle() -> None:
+@pytest.mark.parametrize("folder", [SOURCE, ROOT / "zoo", ROOT / "bench"], ids=lambda folder: folder.name)
+def test_no_imports_go_in_a_circle(folder: Path) -> None:
     """Counts imports inside functions and under TYPE_CHECKING too."""
-    graph = {module(path): {known for t in targets(path) if (known := t) in MODULES} for path in files()}
+    modules = find_modules(folder)
+    graph = {module(path, folder): modules.intersection(targets(path, folder)) for path in files(folder)}
     order = TopologicalSorter({name: {t for t in needed if t != name} for name, needed in graph.items()})
     order.prepare()  # raises CycleError, which names the circle
 

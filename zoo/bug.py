@@ -17,7 +17,7 @@ import zoo.bugs
 if TYPE_CHECKING:
     from zoo.harness.candidate import Candidate
     from zoo.harness.cells import Traced
-    from zoo.launch import Seen
+    from zoo.seen import Seen
 
 Patch = Callable[["Candidate"], AbstractContextManager[object] | None]
 """A change to an attached candidate, on every rank; a returned context manager is open while it trains."""

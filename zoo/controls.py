@@ -21,8 +21,9 @@ from zoo.harness.cells import LAYOUTS
 from zoo.harness.cover import NUM_RANKS
 from zoo.harness.small import Small
 from zoo.harness.transformer import Shape
-from zoo.launch import Seen, by_ttrace, seen
+from zoo.launch import by_ttrace, seen
 from zoo.lookalikes import Lookalike
+from zoo.seen import Seen
 
 MOST_RANKS = 4
 FLOAT8 = ("ddp", "zero", "fsdp", "hsdp", "pp-gpipe", "pp-1f1b", "pp-interleaved", "pp-zbv", "moe+ddp", "moe+fsdp")

@@ -6,69 +6,25 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
-from ttrace.judge.sentences import describe
-from ttrace.judge.verdict import CauseName, Exit, Judgement
 from ttrace.trace.reader import Trace
-from zoo.bug import Case, Expected, Judge, Patch
+from zoo.bug import Case, Judge, Patch
 from zoo.fixed import accusers
 from zoo.harness.cells import Traced, shared_out
 from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import judged, measured_twins
+from zoo.seen import Seen
 
 NUM_TOGETHER = 16
 """So many runs are traced before they are judged: their traces lie on disk until then."""
 TIMEOUT = HANG / 10
 """Seconds for each run of a launch, and five times that for the launch itself."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What is kept of a judgement."""
-
-    exit: Exit
-    module: str = ""
-    kind: str = ""
-    cause: str = ""
-    axis: str | None = None
-    sentence: str = ""
-    num_wrong: int = 0
-    num_tensors: int = 0
-    trouble: tuple[str, ...] = ()
-    """Some of what was wrong or not judged."""
-    seconds: float = 0.0
-    """Candidate and judgement, with the reference and its twins where no earlier run had the same."""
-    accusers: frozenset[str] = frozenset()
-    """The fixed rules that accuse it, if they were applied."""
-
-    @classmethod
-    def of(cls, judgement: Judgement) -> Seen:
-        wrong = [c for c in judgement.comparisons if c.verdict.is_wrong]
-        open_ends = [c for c in judgement.comparisons if c.verdict.is_wrong or c.spoils]
-        trouble = (*judgement.problems, *(f"{c.id} {c.verdict} {describe(c.why)} {c.excess:.2g}" for c in open_ends))
-        seen = cls(judgement.exit, num_wrong=len(wrong), num_tensors=len(judgement.comparisons), trouble=trouble[:6])
-        if not judgement.findings:
-            return seen
-        first = judgement.findings[0]
-        kind = str(first.comparison.id.kind)
-        cause = first.cause
-        return replace(
-            seen, module=first.module, kind=kind, cause=cause.name.value, axis=cause.axis, sentence=cause.sentence
-        )
-
-    def is_at(self, expected: Expected) -> bool:
-        return self.module == expected.module
-
-    def is_because(self, expected: Expected) -> bool:
-        """Whether the expected cause is named; an unexplained one never counts."""
-        is_same = (self.kind, self.cause, self.axis) == (expected.kind, expected.cause, expected.axis)
-        return is_same and expected.words in self.sentence and self.cause != CauseName.UNEXPLAINED.value
 
 
 class Traceable(Protocol):

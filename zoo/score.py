@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttrace.judge.verdict import Exit
+from ttrace.judge.verdict import CauseName, Exit
 from zoo.bug import Bug, Judge, Run, bugs
-from zoo.launch import Seen, by_ttrace, seen
+from zoo.launch import by_ttrace, seen
+from zoo.seen import Seen
 
 LOCALISED, CAUSE = 0.9, 0.85
 """The bars: the fraction of bugs located in their exact module, and rightly explained by the first finding."""
@@ -35,11 +36,15 @@ class Line:
 
     @property
     def is_localised(self) -> bool:
-        return self.is_detected and self.broken.is_at(self.bug.expected)
+        return self.is_detected and self.broken.module == self.bug.expected.module
 
     @property
     def is_explained(self) -> bool:
-        return self.is_localised and self.broken.is_because(self.bug.expected)
+        """Whether the expected cause is named; an unexplained one never counts."""
+        found, expected = self.broken, self.bug.expected
+        is_same = (found.kind, found.cause, found.axis) == (expected.kind, expected.cause, expected.axis)
+        is_named = found.cause != CauseName.UNEXPLAINED.value
+        return self.is_localised and is_same and is_named and expected.words in found.sentence
 
     @property
     def is_clean(self) -> bool:

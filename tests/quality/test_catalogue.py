@@ -15,7 +15,7 @@ from ttrace.judge.verdict import CauseName, Exit
 from zoo.harness.cells import judge_all
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import judged
-from zoo.launch import Seen
+from zoo.seen import Seen
 
 
 def is_exact(seen: Seen, fault: Fault) -> bool:

@@ -16,9 +16,9 @@ from zoo.bug import Bug, Run, Tier, Topic, bugs, story, title
 from zoo.controls import Clean, Control, controls, every, few
 from zoo.evaluation import PAGE, Evaluation
 from zoo.fixed import FIXED
-from zoo.launch import Seen
 from zoo.naive import Cost, parted
 from zoo.score import Line, Score
+from zoo.seen import Seen
 
 FOLDER = Path(zoo.bugs.__path__[0])
 PAPER = set(range(1, 15))

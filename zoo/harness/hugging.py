@@ -29,7 +29,8 @@ from zoo.harness.cells import Traced
 from zoo.harness.plans import planned
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import NUM_TWINS, judged
-from zoo.launch import TIMEOUT, Seen, Sided, on_torch, patched
+from zoo.launch import TIMEOUT, Sided, on_torch, patched
+from zoo.seen import Seen
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when transformers is imported
 

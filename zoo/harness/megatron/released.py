@@ -11,7 +11,8 @@ from zoo.bug import Judge
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.traced import Fault, judgements
 from zoo.harness.megatron.wheels import NEWEST
-from zoo.launch import TIMEOUT, Seen, Sided
+from zoo.launch import TIMEOUT, Sided
+from zoo.seen import Seen
 
 
 @dataclass(frozen=True)
