@@ -41,8 +41,13 @@ class Megatron(Adapter):
         chunks: Sequence[nn.Module],
         optimizer: Optimizer | None = None,
         *,
-        mesh: object = None,  # noqa: ARG002  # Megatron's process groups decide
+        mesh: object = None,
     ) -> None:
+        if mesh is not None:
+            raise CaptureError(
+                f'attach(mesh="{mesh}"): the mesh of a Megatron model is read from Megatron\'s process groups, so it '
+                "cannot be given. Leave mesh= out, and set the sizes in parallel_state.initialize_model_parallel."
+            )
         self.chunks = chunks
         self._optimizer = optimizer
         self._config = _config(chunks)
