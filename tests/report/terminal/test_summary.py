@@ -182,13 +182,13 @@ def plain(text: str) -> list[str]:
 
 def test_the_strip_has_a_mark_for_each_layer(tmp_path: Path) -> None:
     lines = shown(many_layers(Case(tmp_path), 6), width=100).splitlines()
-    assert "  forward   ▁▁▁✗✗✗" in lines
-    assert "  weights   ▁▁▁▁▁▁" in lines
+    assert "  forward     ▁▁▁✗✗✗" in lines
+    assert "  param_grad  ▁▁▁▁▁▁" in lines
     assert not [line for line in lines if line.startswith("  backward")]
 
 
 def test_many_layers_share_marks(tmp_path: Path) -> None:
-    lines = shown(many_layers(Case(tmp_path), 60), width=42).splitlines()
+    lines = shown(many_layers(Case(tmp_path), 60), width=44).splitlines()
     (forward,) = [line.split()[1] for line in lines if line.startswith("  forward")]
     assert forward == "▁" + "✗" * 29
     assert any("model.layers.0 to 59, 2 layers per mark" in line for line in lines)

@@ -14,7 +14,7 @@ _LEVELS = "▁▂▃▄▅▆▇"
 _ROWS: Mapping[str, frozenset[Kind]] = {
     "forward": frozenset({Kind.INPUT, Kind.OUTPUT, Kind.DECISION, Kind.BUFFER}),
     "backward": frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.RECOMPUTE_INPUT, Kind.RECOMPUTE_OUTPUT}),
-    "weights": frozenset({Kind.PARAM_GRAD, Kind.MAIN_GRAD}),
+    "param_grad": frozenset({Kind.PARAM_GRAD, Kind.MAIN_GRAD}),
     "updates": frozenset({Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.BUFFER_AFTER}),
 }
 

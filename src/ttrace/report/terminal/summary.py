@@ -20,6 +20,8 @@ from ttrace.report.terminal.strip import WRONG, draw_strip
 
 _MOST_SHOWN = 5
 _INDENT = 12
+_STRIP_INDENT = 14
+"""The labels of the strip are longer than those of facts."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def _describe_findings(judgement: Judgement, width: int) -> list[_Block]:
 
 def _draw_strip_lines(judgement: Judgement, width: int) -> list[Text]:
     return [
-        Text.assemble((f"  {label:<{_INDENT - 4}}  ", "dim"), _colour_marks(marks))
-        for label, marks in draw_strip(judgement.comparisons, max(width - _INDENT, 20))
+        Text.assemble((f"  {label:<{_STRIP_INDENT - 4}}  ", "dim"), _colour_marks(marks))
+        for label, marks in draw_strip(judgement.comparisons, max(width - _STRIP_INDENT, 20))
     ]
 
 
