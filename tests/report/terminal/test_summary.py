@@ -67,6 +67,18 @@ def test_what_could_not_be_judged_is_told_with_its_reason(found: Judgement) -> N
     assert "✓" not in text
 
 
+def test_verdicts_are_explained_where_they_occur(tmp_path: Path) -> None:
+    case, full = Case(tmp_path), drawn(4, 8)
+    case.right("0/0/a/output")
+    case.trusted("0/0/fc/output", full)
+    case.trusted("0/0/head/output", full)
+    for rank in range(2):
+        case.candidate.record(rank, "0/0/fc/output", (rank + 1) * full, "a b")
+    case.candidate.record(0, "0/0/head/output", full[:2], "a/tp b", shape=(4, 8))
+    lines = shown(case.judged(), width=200).splitlines()
+    assert "3 tensors: 1 PASS, 1 CONFLICT (replicas differ), 1 GAP (no rank holds some part)" in lines
+
+
 def test_success_is_told(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.right("0/0/a/output")

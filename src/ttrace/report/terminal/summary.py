@@ -22,6 +22,8 @@ _MOST_SHOWN = 5
 _INDENT = 12
 _STRIP_INDENT = 14
 """The labels of the strip are longer than those of facts."""
+_LEGENDS = {Verdict.CONFLICT: " (replicas differ)", Verdict.GAP: " (no rank holds some part)"}
+"""What the verdicts mean whose names do not say it."""
 
 
 @dataclass(frozen=True)
@@ -142,5 +144,6 @@ def _list_unjudged(judgement: Judgement) -> list[RenderableType]:
 
 
 def _format_counts(judgement: Judgement) -> Text:
-    words = [f"{count} {verdict}" for verdict in Verdict if (count := judgement.count(verdict))]
+    counts = {verdict: count for verdict in Verdict if (count := judgement.count(verdict))}
+    words = [f"{count} {verdict}{_LEGENDS.get(verdict, '')}" for verdict, count in counts.items()]
     return Text(f"{len(judgement.comparisons)} tensors: {', '.join(words) or 'none'}")
