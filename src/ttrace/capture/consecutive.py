@@ -1,7 +1,7 @@
 """Several plans in one process: starting a training script takes longer than running one step.
 
-Whether the script allows that cannot be known beforehand: it may end its loop, or keep something that is not brought
-back. So one of the plans is an echo, the reference again without a nudge, and who launched the script compares the two.
+TTrace cannot know beforehand whether the script allows this: the script may end its loop, or keep some state that is
+not restored. So one of the plans is an echo: the reference again, without a nudge. The launcher compares the two.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from ttrace.capture.session import TracingSession
 from ttrace.capture.state.snapshot import Snapshot
 
 MAX_SECONDS = 60.0
-"""Seconds: where the first plan took longer, to start again costs little beside it, and an echo much."""
+"""If the first plan takes longer, the others run in processes of their own: in comparison, a new start is then cheap
+and an echo expensive."""
 
 
 class ConsecutiveSessions:
-    """A session for each plan, one after the other, each from the state in which the first began."""
+    """Sessions for several plans, one after the other; each starts from the state in which the first one started."""
 
     def __init__(self, plan: Plan, start: Callable[[Plan], TracingSession], snapshot: Snapshot) -> None:
         *first, last = (plan, *plan.then)
@@ -38,7 +39,7 @@ class ConsecutiveSessions:
     @contextmanager
     def step(self) -> Iterator[None]:
         if self._session.is_closed and self._plans:
-            self._start_next()  # only now: between two steps a script sets its learning rate
+            self._start_next()  # not earlier: between two steps a script sets its learning rate
         self._start_time = self._start_time or time.monotonic()
         with self._session.step():
             yield
@@ -62,14 +63,14 @@ class ConsecutiveSessions:
         self._session = self._start(self._plans.pop(0))
 
     def _has_room(self) -> bool:
-        """Whether the disk takes what is still to come."""
+        """Whether the disk has room for the traces of the remaining plans."""
         folder = self._session.out
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return size * len(self._plans) < shutil.disk_usage(folder).free
 
 
 def _all_ranks_agree(agrees: bool) -> bool:
-    """Whether all ranks do; when this returns, all have written what the next plan reads."""
+    """Whether all ranks agree; when this returns, all of them have written what the next plan reads."""
     if not dist.is_available() or not dist.is_initialized():
         return agrees
     answers: list[Any] = [None] * dist.get_world_size()

@@ -21,12 +21,12 @@ _PREFIXES = (
     *("UCC_", "UCX_", "XLA"),
 )
 _LAUNCHERS = ("OMP_NUM_THREADS", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
-"""What torchrun sets by itself, on one side only."""
+"""Variables that torchrun sets by itself, on one side only."""
 _SECRET = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 
 def read_environment() -> dict[str, str]:
-    """The variables that change how training computes; none that looks like a secret."""
+    """Read the variables that change how training computes, but none that looks like a secret."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -35,17 +35,17 @@ def read_environment() -> dict[str, str]:
 
 
 def read_versions() -> dict[str, str]:
-    """Of Python, of TTrace, and of every installed package that is loaded and tells its version."""
+    """Read the versions of Python, of TTrace, and of every installed and loaded package that states one."""
     versions = {"python": platform.python_version(), "ttrace": metadata.version("torch-ttrace")}
     for name, module in sorted(sys.modules.items()):
-        version = getattr(module, "__dict__", {}).get("__version__")  # some warn who ask for it
+        version = getattr(module, "__dict__", {}).get("__version__")  # getattr makes some modules warn
         if "." not in name and isinstance(version, str) and _is_installed(getattr(module, "__file__", None)):
             versions[name] = version
     return versions
 
 
 def fingerprint_sources() -> dict[str, str]:
-    """Every file that was loaded as a module, of installed packages only those that tell one version from another."""
+    """Fingerprint every file that was loaded as a module; of an installed package only files that show its version."""
     return {
         path: fingerprint for path in sorted(set(_list_loaded_files())) if (fingerprint := fingerprint_file(Path(path)))
     }
@@ -65,7 +65,7 @@ def _shows_version(name: str, file: str) -> bool:
 
 
 def _is_installed(file: str | None) -> bool:
-    """Whether the file belongs to a package that nobody edits; torch may lie anywhere, as where it was built."""
+    """Whether the file belongs to a package that nobody edits; torch may also lie where it was built."""
     return file is not None and ("-packages" in file or file.startswith(_TORCH))
 
 

@@ -18,76 +18,76 @@ from ttrace.values.sketch import NUM_BUCKETS
 
 
 class Plan(BaseModel):
-    """What to trace, where to put it, and what to replace."""
+    """The plan of a traced run: what to trace, where to write it, and what to replace."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     out: Path
     role: Literal["reference", "echo", "twin", "candidate"] = "reference"
     reference: Path | None = None
-    """The reference's trace: where shapes and distributions come from. Twins and candidates need it."""
+    """The reference's trace, which shapes and distributions are read from. Twins and candidates need it."""
     store: str = ""
-    """A URL under which traces are kept in place of the disk: this one and the reference's, by the names of their
+    """A URL under which traces are stored instead of on the disk: this trace and the reference's, by the names of their
     folders."""
     launch: str = ""
-    """Another one for each launch: a process that outlived its own must not write into the trace of the next."""
+    """An id of the launch: a process that outlives its own launch must not write into the trace of the next one."""
     twin: int = 0
-    """Which draw of the nudge a twin uses."""
+    """The number of a twin; each number gives another random nudge."""
     seed: int = 0
     num_steps: int = 1
     parameters: Literal["generated", "own"] = "generated"
     decisions: Literal["replayed", "own"] = "replayed"
-    """Whether twins and candidates choose as the reference did where numbers decide, as routers do."""
+    """Whether twins and candidates repeat the reference's discrete decisions, such as those of routers."""
     isolated: bool = False
-    """Generate what enters every module, forward and backward, so that each is judged alone."""
+    """Whether to generate what enters every module, forward and backward, so that each module is judged alone."""
     inside: tuple[str, ...] = ()
-    """The modules whose calls of torch functions to record."""
+    """The modules whose calls of torch functions are recorded."""
     grad_factor: float = 1.0
-    """In isolation: what the candidate's reduction still applies to gradients, as its ordinary run said."""
+    """In isolation, the factor that the candidate's reduction still applies to gradients, from its ordinary run."""
     compiled: Literal["eager", "boundary"] = "eager"
-    """What becomes of compiled code while traced: it runs eagerly or, in a candidate, as it is, seen from outside."""
+    """How compiled code runs in traced steps: eagerly or, in a candidate, compiled, with only its boundary traced."""
     microbatch_grads: bool = False
-    """Record what each microbatch adds to a parameter's gradient, besides the final gradient."""
+    """Whether to record what each microbatch adds to a parameter's gradient, besides the final gradient."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     record: Literal["full", "sketch"] = "full"
     """What is stored of large tensors: all their values, or a sketch."""
     full: tuple[str, ...] = ()
-    """Sites that are recorded in full in any case."""
+    """Sites that are always recorded in full."""
     num_buckets: PositiveInt = NUM_BUCKETS
-    """How many numbers a sketch has."""
+    """The number of values in a sketch."""
     max_bytes_held: PositiveInt = MAX_BYTES_HELD
-    """What recording may hold in the host's memory at any time: the arena through which tensors are written, and those
-    that must be copied first: from an accelerator, or because they do not lie in order."""
+    """The most bytes of host memory that recording uses at any time: the arena through which tensors are written, and
+    tensors that must be copied first, because they lie on an accelerator or are not contiguous."""
     stop: bool = True
-    """End the script after the last traced step."""
+    """Whether to end the script after the last traced step."""
     then: tuple[Plan, ...] = ()
-    """What follows in the same process, each from the state in which this plan began."""
+    """The plans that follow in the same process; each starts from the state in which this plan started."""
 
     @property
     def written(self) -> Place:
-        """Where the trace goes."""
+        """The folder or URL that the trace is written to."""
         return self._in_store(self.out)
 
     @property
     def trusted(self) -> Place | None:
-        """Where the reference's trace is."""
+        """The folder or URL of the reference's trace."""
         return None if self.reference is None else self._in_store(self.reference)
 
     @property
     def claim(self) -> Path | None:
-        """The file that says which launch the trace belongs to; None for a plan that no launcher wrote."""
+        """The file with the id of the launch that the trace belongs to; None for a plan that no launcher wrote."""
         return claim_of(self.out) if self.launch else None
 
     def address(self, path: Path) -> str:
-        """What a script is told in order to find this plan at this path, and no other one that replaced it."""
+        """Return the address by which a script finds this plan at this path, and not a later one that replaced it."""
         return f"{path}{_BEFORE_LAUNCH}{self.launch}" if self.launch else str(path)
 
     def _in_store(self, folder: Path) -> Place:
         return parse_place(f"{self.store.rstrip('/')}/{folder.name}") if self.store else folder
 
     def wants(self, site: Site) -> bool:
-        """Whether to record this site; parameters and batches are always recorded: they say what was generated."""
+        """Whether to record this site; parameters and batches always are: their records say what was generated."""
         if site.kind in (Kind.PARAM, Kind.BATCH):
             return True
         if self.only and not any(matches(pattern, site) for pattern in self.only):
@@ -95,7 +95,7 @@ class Plan(BaseModel):
         return not any(matches(pattern, site) for pattern in self.skip)
 
     def sketches(self, site: Site) -> bool:
-        """Whether a sketch of this site is enough; what is replayed from the reference is recorded in full."""
+        """Whether to record a sketch of this site; what other runs replay from the reference is recorded in full."""
         if self.record == "full" or site.kind in (Kind.BATCH, Kind.DECISION):
             return False
         return not any(matches(pattern, site) for pattern in self.full)
@@ -113,7 +113,7 @@ class Plan(BaseModel):
 
     @classmethod
     def find(cls, address: str) -> Plan:
-        """The plan that an address names; refused if a later launch has replaced it meanwhile."""
+        """Load the plan that an address names; raise an error if a later launch has replaced it."""
         path, _, launch = address.rpartition(_BEFORE_LAUNCH)
         if not re.fullmatch("[0-9a-f]{32}", launch):
             return cls.load(Path(address))
@@ -127,5 +127,5 @@ _BEFORE_LAUNCH = "#"
 
 
 def claim_of(out: Path) -> Path:
-    """The file beside a trace that holds the id of the launch that it belongs to."""
+    """Return the path of the file beside a trace that holds the id of the trace's launch."""
     return out.parent / f"{out.name}.launch"

@@ -50,7 +50,7 @@ from ttrace.trace.writer import Writer
 
 
 class TracingSession(SessionEvents):
-    """Traces a model's training steps as a plan says. `ttrace.attach` makes one."""
+    """A session that traces a model's training steps as a plan says. `ttrace.attach` returns one."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class TracingSession(SessionEvents):
         if plan.role != "reference" and plan.reference is None:
             raise CaptureError(f"a {plan.role} needs the reference's trace: `ttrace trace --reference DIR`.")
         self._patches = Patches()
-        """Everything that `close` takes away again, the last one first."""
+        """Everything that `close` removes, the last one first."""
         try:
             self._build(plan, model, optimizer, adapter, rules, num_microbatches, grad_factor)
         except BaseException:
@@ -101,11 +101,11 @@ class TracingSession(SessionEvents):
         adapter.on_parameters_replaced(optimizer)
         streaming = Streaming.of(parameters.values())
         self._streaming = streaming
-        # A reference that is larger than memory takes long, and only what is accused is asked for in isolation.
+        # A reference that is larger than memory takes long, and isolation needs only the accused modules of it.
         is_needed_whole = plan.role == "candidate" or not (plan.isolated and plan.inside and streaming.num_streamed)
         self._skipped = SkippedBlocks({} if is_needed_whole else dict(names.modules()), plan.inside)
         self._patches.on_remove(self._skipped.remove)
-        # Reference and twins must be seen in full: that is where tolerances come from.
+        # Reference and twins must be traced in full, because tolerances come from them.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         self._patches.on_remove(self._compiled.remove)
         manifest = Manifest(
@@ -143,7 +143,7 @@ class TracingSession(SessionEvents):
         self._isolate = Isolate(plan, adapter, self._resolver, reference) if plan.isolated else None
         nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated) if plan.role == "twin" else None
         entry = GradientEntry() if nudge is not None else None
-        # What arrived is recorded before isolation replaces it; a twin's nudge is recorded where it enters the model.
+        # A tensor is recorded before isolation replaces it; outside of isolation, a twin's nudge is recorded with it.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
         self._dispatcher = Dispatcher(
@@ -177,7 +177,7 @@ class TracingSession(SessionEvents):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one optimizer update. After the plan's last step the trace is closed and the script ends."""
+        """Trace this block as one optimizer update. After the plan's last step, close the trace and end the script."""
         self._is_in_step = True
         try:
             if self._clock.step < self._plan.num_steps:
@@ -206,16 +206,16 @@ class TracingSession(SessionEvents):
                 sys.exit(0)
 
     def _read_factor(self) -> float:
-        """What a later reduction still applies to gradients."""
+        """Read the factor that a later reduction still applies to gradients."""
         return self._adapter.grad_factor if self._given_factor is None else self._given_factor
 
     @property
     def out(self) -> Path:
-        """Where the trace is."""
+        """The folder of the trace."""
         return self._plan.out
 
     def batch(self, batch: Any) -> Any:
-        """This rank's part of generated data with the batch's own shapes, ranges and dtypes."""
+        """Return this rank's part of generated data with the batch's own shapes, ranges and dtypes."""
         if self._clock.is_running:
             return self._batches.generate(batch)
         if not self._is_in_step and not self.is_closed:
@@ -231,7 +231,7 @@ class TracingSession(SessionEvents):
             self.is_closed = True
             try:
                 self._patches.remove()
-            except Exception as error:  # another package's object refused; the trace is complete nonetheless
+            except Exception as error:  # an object of another package refused; the trace is complete all the same
                 self._recorder.keep(f"a patch could not be put back: {type(error).__name__}: {error}")
             isolation_notes = self._isolate.notes() if self._isolate else ()
             end = End(
@@ -251,7 +251,7 @@ class TracingSession(SessionEvents):
     # Events of modules
 
     def on_call(self, name: str, *, again: bool) -> ModuleCall | None:
-        """A module is about to run, or to be recomputed."""
+        """Begin a call of a module that is about to run, or to be recomputed; return None if it is not watched."""
         clock = self._clock
         if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
             return None
@@ -263,28 +263,28 @@ class TracingSession(SessionEvents):
         return ModuleCall(name, clock.step, clock.microbatch, number, again)
 
     def on_tensor(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A tensor of a call is there."""
+        """Show a tensor of a call to the probes."""
         with self._calls.pause() if self._calls else nullcontext():
             return self._tensors.visit(call, kind, slot, tensor)
 
     # Events of the framework
 
     def on_pipeline(self) -> None:
-        """A pipeline is about to run."""
+        """Count chunks from now on, as a pipeline is about to run."""
         self._clock.is_pipelined = True
 
     def on_chunk(self, microbatch: int, *, is_first: bool, is_last: bool) -> AbstractContextManager[None]:
-        """A pipeline stage works on one microbatch."""
+        """Return the context in which a pipeline stage works on one microbatch."""
         return self._clock.in_chunk(PipelineChunk(microbatch, is_first, is_last))
 
     def on_loss(self, loss: torch.Tensor) -> None:
-        """Backward starts from here."""
+        """Record the loss, from which backward starts."""
         self._buffers.on_backward()
         number = self._clock.microbatch
         self._dispatcher.visit(self._dispatcher.id_of(Site(ROOT, Kind.LOSS), number), loss, number)
 
     def on_auxiliary_loss(self, loss: torch.Tensor) -> None:
-        """A module has a loss of its own; what it weighs is known when its gradient comes."""
+        """Record a module's own loss as soon as its gradient, which shows its weight, arrives."""
         call = self._hooks.innermost()
         if call is None or not loss.requires_grad:
             return
@@ -297,39 +297,39 @@ class TracingSession(SessionEvents):
         loss.register_hook(on_gradient)
 
     def on_divide(self, divisor: int) -> None:
-        """Gradients of all microbatches together will be divided."""
+        """Remember the number by which the sum of all microbatches' gradients will be divided."""
         self._divisor = divisor
 
     def on_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
-        """What this rank's microbatches add up to, before any reduction."""
+        """Record the sums over this rank's microbatches, before any reduction."""
         self._state.on_main_gradients(gradients)
 
     # Events of torch functions
 
     def on_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """A backward pass starts; in a pipeline the adapter tells of the loss."""
+        """Record the loss from which a backward pass starts; in a pipeline, the adapter reports the loss."""
         self._buffers.on_backward()
         if len(tensors) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
             self.on_loss(tensors[0])
 
     def on_final_gradients(self) -> None:
-        """Gradients are final, and not yet clipped: one wrong gradient would rescale them all."""
+        """Record the final gradients before they are clipped: one wrong gradient would rescale them all."""
         self._state.on_final_gradients()
 
     def on_grad_norm(self, norm: torch.Tensor) -> None:
-        """The norm is there; nothing is clipped yet."""
+        """Record the norm of all gradients before they are clipped."""
         if Kind.GRAD_NORM in self._streaming.untraced:
             return
         self._dispatcher.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.to_full(norm))
 
     def on_clip(self, factor: torch.Tensor) -> None:
-        """Gradients are about to be clipped."""
+        """Record the factor by which gradients are about to be clipped."""
         if Kind.CLIP in self._streaming.untraced:
             return
         self._dispatcher.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.to_full(factor))
 
     def on_topk(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Numbers decide inside a module: record what this run chose and why, and choose as the reference did."""
+        """Record what this run chose and the scores it chose by, and return the reference's choice if it is known."""
         call = self._hooks.innermost()
         if call is None or not scores.is_floating_point():
             return None
@@ -337,7 +337,7 @@ class TracingSession(SessionEvents):
         choice, reasons = (
             self._tensors.make_id(call, Site(call.name, Kind.DECISION, name)) for name in (slot, make_scores_slot(slot))
         )
-        # Recomputed ones are recorded only if they are the first: auxiliary losses choose where there are gradients.
+        # A recomputed choice is recorded only if it is the first: auxiliary losses choose only if gradients are on.
         self._dispatcher.visit(reasons, scores, call.microbatch)
         self._dispatcher.visit(choice, chosen, call.microbatch)
         if self._decisions is None or type(chosen) is not torch.Tensor:
@@ -345,7 +345,7 @@ class TracingSession(SessionEvents):
         return self._decisions.replay(choice, chosen, self._dispatcher.resolve(choice, chosen, call.microbatch))
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
-        """context_parallel deals out a sequence."""
+        """Learn how context_parallel splits a sequence."""
         try:
             self._resolver.set_split(find_cut(mesh, size, held))
         except TTraceError as error:

@@ -38,7 +38,7 @@ class Compiled:
 
     @property
     def opaque(self) -> tuple[str, ...]:
-        """The modules inside of which nothing is seen."""
+        """The modules whose inner modules are not observed."""
         return () if self._runs_eagerly else self.names
 
     def notes(self) -> list[str]:
@@ -50,8 +50,8 @@ class Compiled:
         return [f"torch.compile was left on, so that nothing inside is seen: {which}"]
 
     def running(self) -> AbstractContextManager[object]:
-        """Around one traced step."""
-        # Whoever called torch.compile has loaded this already; loading it takes seconds.
+        """Return the context in which one traced step runs."""
+        # A script that called torch.compile has loaded this already; to load it takes seconds.
         if self._runs_eagerly and DYNAMO in sys.modules:
             stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
             return stance
@@ -62,25 +62,25 @@ class Compiled:
         self._patches.remove()
 
     def _find_boundaries(self, chunk: nn.Module, outermost: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
-        """What is not inside compiled code; in place of a module with a compiled call, what stands around that."""
-        found: dict[str, nn.Module] = {}
+        """Find the modules outside of compiled code; the boundary stands in for a module with a compiled call."""
+        boundaries: dict[str, nn.Module] = {}
         for path, module in chunk.named_modules():
             if not any(_is_inside(path, outer) for outer in outermost):
-                found[self._naming(chunk, path)] = self._wrap_compiled_call(module)
-        yield from found.items()
+                boundaries[self._naming(chunk, path)] = self._wrap_compiled_call(module)
+        yield from boundaries.items()
 
     def _wrap_compiled_call(self, module: nn.Module) -> nn.Module:
         call = vars(module).get(COMPILED_CALL)
         if call is None:
             return module
         boundary = _CallBoundary(call)
-        vars(module)[COMPILED_CALL] = boundary  # not by setattr, which would make it a part of the model
+        vars(module)[COMPILED_CALL] = boundary  # setattr would register it as a submodule
         self._patches.on_remove(partial(vars(module).__setitem__, COMPILED_CALL, call))
         return boundary
 
 
 class _CallBoundary(nn.Module):
-    """Stands around a compiled call, so that hooks may be outside of it."""
+    """A module around a compiled call, so that hooks run outside of the compiled code."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -91,16 +91,16 @@ class _CallBoundary(nn.Module):
 
 
 def _find_outermost(chunk: nn.Module) -> list[str]:
-    """The paths of compiled modules that are not inside others."""
-    found: list[str] = []
+    """Find the paths of compiled modules that are not inside other compiled modules."""
+    outermost: list[str] = []
     for path, module in chunk.named_modules():
-        if _is_compiled(module) and not any(_is_inside(path, outer) for outer in found):
-            found.append(path)
-    return found
+        if _is_compiled(module) and not any(_is_inside(path, outer) for outer in outermost):
+            outermost.append(path)
+    return outermost
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether it was made by torch.compile(module), module.compile(), or has a compiled forward."""
+    """Whether torch.compile(module) or module.compile() compiled this module, or its forward is compiled."""
     if vars(module).get(COMPILED_CALL) is not None:
         return True
     return has_compiled_forward(module)

@@ -15,7 +15,7 @@ from ttrace.tensors.ids import ROOT, Kind
 
 @dataclass
 class ModuleCall:
-    """One call of one module: when it happens, and what it was given."""
+    """One call of one module: its step, microbatch and number, and its inputs."""
 
     name: str
     step: int
@@ -27,14 +27,14 @@ class ModuleCall:
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     takes_floats: bool = False
     holds_floats: bool = False
-    """Whether a module inside this call already had floating-point numbers."""
+    """Whether a module inside this call already took or returned floating-point numbers."""
     counts: Counter[str] = field(default_factory=Counter)
-    """How often something of a name happened in this call so far."""
+    """By name, how often something of that name happened in this call so far."""
     held: HeldIndices | None = None
-    """What an input said that it holds: outputs and gradients with as many rows hold the same."""
+    """The indices that an input states that it holds: outputs and gradients with as many rows hold the same."""
 
     def number_of(self, name: str) -> int:
-        """Which one this is of all that have this name in this call; the next one is another."""
+        """Count one more event of this name in this call, and return its number; the first one is 0."""
         self.counts[name] += 1
         return self.counts[name] - 1
 
@@ -46,17 +46,17 @@ class ModuleCall:
 
 
 class SessionEvents(FrameworkEvents):
-    """Everything that can happen in a traced step. Who wants to hear of an event overrides it."""
+    """Everything that can happen in a traced step. A subclass overrides the events that it needs."""
 
     # Hooks on modules
 
     def on_call(self, name: str, *, again: bool) -> ModuleCall | None:
-        """A module is about to run, or to be recomputed; None if this call is not to be watched."""
+        """A module is about to run, or to be recomputed. Return None if this call is not watched."""
         del name, again
         return None
 
     def on_tensor(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A call has a tensor; a returned tensor replaces it."""
+        """A call takes or returns a tensor, or gets its gradient. A returned tensor replaces it."""
         del call, kind, slot, tensor
         return None
 
@@ -69,9 +69,9 @@ class SessionEvents(FrameworkEvents):
         """All gradients are final: their norm is about to be computed."""
 
     def on_topk(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
-        """These indices were chosen along the last dim of the scores; a returned tensor is chosen instead."""
+        """These indices were chosen along the last dim of the scores. A returned tensor replaces them."""
         del scores, chosen
         return None
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
-        """A sequence of this size was split over a mesh; of each sample (a row) this rank holds these indices."""
+        """A sequence of this size was split over a mesh. Each row of `held` has this rank's indices of one sample."""

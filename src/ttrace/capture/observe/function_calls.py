@@ -1,8 +1,8 @@
 """Results of every torch function that a module's own code calls.
 
-Only for modules that the plan names, as each function then passes through Python twice. The n-th call of a function in
-one call of a module is told by name and number, so that a candidate that calls others besides, to communicate for
-instance, is still compared call by call.
+They are recorded only for modules that the plan names, as each function then passes through Python twice. The n-th call
+of a function in one call of a module is identified by name and number. So a candidate that also calls other functions,
+for instance to communicate, is still compared call by call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "backward"
 
 
 class FunctionCalls(TorchFunctionMode):
-    """While it is entered, shows what functions return that modules of these names call."""
+    """Observer of the results of functions that the named modules call, while the mode is entered."""
 
     def __init__(self, modules: Sequence[str], innermost: Callable[[], ModuleCall | None], on_result: OnResult) -> None:
         super().__init__()
@@ -34,7 +34,10 @@ class FunctionCalls(TorchFunctionMode):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Around what is not the module's own code: probes compute too. Gradients come while the modules wait."""
+        """Ignore functions in this block, which is not the module's own code: probes compute too.
+
+        Gradients may arrive while a module's call is still open.
+        """
         outer, self._is_paused = self._is_paused, True
         try:
             yield
@@ -53,5 +56,5 @@ class FunctionCalls(TorchFunctionMode):
 
 
 def _is_new(result: Any) -> bool:
-    """Whether a function computed numbers: a view of others shows nothing that was not seen."""
+    """Whether a function computed new numbers: the values of a view have been recorded already."""
     return isinstance(result, torch.Tensor) and result.is_floating_point() and not torch_compat.is_view(result)

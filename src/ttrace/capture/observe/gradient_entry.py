@@ -16,28 +16,28 @@ from ttrace.capture.observe.events import ModuleCall
 from ttrace.tensors.ids import Kind
 
 _MANY = 16
-"""Numbers from which on a gradient is not that of a loss."""
+"""A gradient with at least this many elements is not that of a loss."""
 
 
 @dataclass
 class _BackwardPass:
-    """One microbatch's backward pass, as far as it has come."""
+    """The state of one microbatch's backward pass."""
 
     seen: set[torch.Size] = field(default_factory=set)
     calls: list[ModuleCall] = field(default_factory=list)
     """The calls at whose outputs gradients entered."""
     is_inside: bool = False
-    """Whether one of them is through."""
+    """Whether the backward pass of one of them is finished."""
 
 
 class GradientEntry:
-    """Follows the gradients of a twin."""
+    """Detector of the place where gradients enter a twin's model."""
 
     def __init__(self) -> None:
         self._passes: dict[tuple[int, int], _BackwardPass] = {}
 
     def is_at(self, call: ModuleCall, kind: Kind, gradient: torch.Tensor) -> bool:
-        """Whether gradients enter the model here; what a module's and its last child's output share counts once."""
+        """Whether gradients enter the model here; a gradient that a module shares with its last child counts once."""
         if not kind.is_activation_grad or gradient.layout is not torch.strided or gradient.numel() < _MANY:
             return False
         now = self._passes.setdefault((call.step, call.microbatch), _BackwardPass())

@@ -24,11 +24,11 @@ from ttrace.capture.observe.structures import flatten_with_paths, name_slot
 from ttrace.tensors.ids import ROOT, Kind
 
 Sources = tuple[tuple[Node | None, int], ...]
-"""Where a node sends gradients to, by position: a node and the number of its output."""
+"""The nodes to which a node sends its gradients, by position: each node with the number of its output."""
 
 
 class Hooks:
-    """Hooks on these modules, by name, until `remove`."""
+    """Hooks on the given modules, until `remove`."""
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], events: SessionEvents) -> None:
         self._events = events
@@ -48,7 +48,7 @@ class Hooks:
 
     def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if name == ROOT and not is_recompute():
-            self._calls.clear()  # recomputation stops early, by an exception, and leaves calls behind
+            self._calls.clear()  # recomputation stops early, with an exception, and leaves calls behind
         call = self._begin_call(name)
         self._calls.append((module, call))
         if call is None:
@@ -76,13 +76,13 @@ class Hooks:
 
     def _begin_call(self, name: str) -> ModuleCall | None:
         again = is_recompute()
-        # Without gradients only the first pass of a recomputed segment counts, not an evaluation.
+        # Without gradients, only the first pass of a segment that is recomputed later counts; an evaluation does not.
         if not (torch.is_grad_enabled() or again or any(call is not None for _, call in self._calls)):
             return None
         return self._events.on_call(name, again=again)
 
     def _end_call(self, module: nn.Module) -> ModuleCall | None:
-        """The call that ends now. Calls inside it that an exception ended never came here: recomputation does that."""
+        """Return the call that ends now. Drop calls inside it that an exception ended, as recomputation does."""
         while self._calls:
             entered, call = self._calls.pop()
             if entered is module:
@@ -90,15 +90,18 @@ class Hooks:
         return None
 
     def innermost(self) -> ModuleCall | None:
-        """The call that runs now, if it is watched."""
+        """Return the call that runs now; None if it is not watched."""
         return self._calls[-1][1] if self._calls else None
 
     def _show_tensors(self, call: ModuleCall, kind: Kind, value: Any) -> tuple[dict[str, torch.Tensor], Any]:
-        """Show every tensor in a structured value; the tensors now in use by slot, and the value if any changed."""
+        """Report every tensor in a structured value.
+
+        Return the tensors now in use, by slot, and the new value if a tensor was replaced.
+        """
         seen: dict[str, torch.Tensor] = {}
         replacement: dict[int, torch.Tensor] = {}
         for i, (slot, leaf) in enumerate(_list_leaves(value, kind)):
-            # A parameter that is passed on, to be tied or added elsewhere, is seen as what it is.
+            # A parameter that a module passes on, to be tied or added elsewhere, is recorded as a parameter only.
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter):
                 other = self._events.on_tensor(call, kind, slot, leaf)
                 if other is not None:
@@ -111,15 +114,15 @@ class Hooks:
 
 
 def is_recompute() -> bool:
-    """A forward that runs inside the autograd engine is a recomputation."""
+    """Whether a forward that runs now is a recomputation: it runs inside the autograd engine."""
     return torch_compat.is_in_backward()
 
 
 def _list_leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
-    """Every leaf with a name: its path. The first positional input and a bare output need none."""
+    """List every leaf with its path as the slot; the first positional input and a bare output have an empty slot."""
     if kind.primal is not Kind.INPUT:
         if isinstance(value, torch.Tensor):
-            return [("", value)]  # most values are one tensor, and walking a tree costs more than writing it
+            return [("", value)]  # most values are one tensor, and to walk a tree costs more than to write the tensor
         return [(name_slot(path), leaf) for path, leaf in flatten_with_paths(value)]
     args, kwargs = value
     if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
@@ -130,7 +133,7 @@ def _list_leaves(value: Any, kind: Kind) -> list[tuple[str, Any]]:
 
 
 def _replace_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
-    """The same structure with some leaves replaced."""
+    """Return the same structure with some leaves replaced."""
     leaves, structure = pytree.tree_flatten(value)
     return pytree.tree_unflatten([others.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
 
@@ -138,7 +141,7 @@ def _replace_leaves(value: Any, others: dict[int, torch.Tensor]) -> Any:
 def _watch_input_gradients(
     call: ModuleCall, outputs: list[torch.Tensor], deliver: Callable[[str, torch.Tensor], object]
 ) -> None:
-    """Deliver this call's own gradient of each input: not what other consumers of the same tensor add to it."""
+    """Deliver this call's own gradient of each input, without what other consumers of the same tensor add to it."""
     edges = {slot: get_gradient_edge(tensor) for slot, tensor in call.inputs.items()}
     consumers: dict[str, list[tuple[Node, int]]] = {slot: [] for slot in edges}
     for node, sources in _nodes_of_call(call, outputs, {edge.node for edge in edges.values()}):
@@ -152,7 +155,7 @@ def _watch_input_gradients(
 
 
 def _nodes_of_call(call: ModuleCall, outputs: list[torch.Tensor], stops: set[Node]) -> Iterator[tuple[Node, Sources]]:
-    """The autograd nodes that this call made with what they send gradients to, found backwards from its outputs."""
+    """Find this call's autograd nodes, backwards from its outputs, each with the nodes that it sends gradients to."""
     start = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
     seen: set[Node] = set()
     while start:
@@ -160,16 +163,16 @@ def _nodes_of_call(call: ModuleCall, outputs: list[torch.Tensor], stops: set[Nod
         if node in seen or node in stops or torch_compat.read_node_number(node) < call.first_node:
             continue
         seen.add(node)
-        sources = node.next_functions  # made anew whenever asked for
+        sources = node.next_functions  # torch builds a new tuple at each access
         yield node, sources
         start += [source for source, _ in sources if source is not None]
 
 
 def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor], object]) -> None:
-    """Add up the gradients that several nodes send along one edge, and deliver once all have that run in this pass.
+    """Add up the gradients that several nodes send along one edge, and deliver the sum.
 
-    What only leads to an output that nobody uses does not run
-    (tests/capture/observe/test_hooks.py::test_an_unused_output_is_not_waited_for).
+    It is delivered when all nodes that run in this pass have sent theirs. A node that only leads to an unused output
+    does not run (tests/capture/observe/test_hooks.py::test_an_unused_output_is_not_waited_for).
     """
     waiting = dict(enumerate({node for node, _ in consumers}))
     parts: list[torch.Tensor] = []
@@ -185,6 +188,6 @@ def _sum_at(consumers: list[tuple[Node, int]], deliver: Callable[[torch.Tensor],
             deliver(total)
 
     for number, node in tuple(waiting.items()):
-        # A number in place of the node: a hook that holds its own node is a cycle that Python cannot collect, and the
-        # model stays with it (tests/capture/test_session.py::test_a_closed_session_lets_the_model_go).
+        # A number in place of the node: a hook that holds its own node is a cycle that Python cannot collect, and it
+        # would keep the model alive (tests/capture/test_session.py::test_a_closed_session_lets_the_model_go).
         node.register_hook(partial(on_gradients, number, [at for other, at in consumers if other is node]))

@@ -23,7 +23,7 @@ RngState = tuple[torch.Tensor, ...]
 
 @dataclass
 class _Frame:
-    """A call that runs: the state when it began, and before and after each call inside it."""
+    """A running call: the generators' state when it began, and before and after each call inside it."""
 
     name: str
     module: nn.Module
@@ -32,7 +32,7 @@ class _Frame:
     def drew_itself(self) -> bool:
         """Whether the state changed in this call's own code, and not only in calls inside it.
 
-        A call that puts the state back drew nothing that lasts: forks of the generators around inner calls do that.
+        A call that restores the state has drawn nothing that lasts: forks of the generators around inner calls do that.
         """
         if _is_same(self.states[0], self.states[-1]):
             return False
@@ -41,7 +41,10 @@ class _Frame:
 
 
 class RngUse:
-    """Watches these modules while `is_watched` says so, until `remove`; `modules` are the innermost that drew."""
+    """Observer of the given modules while `is_watched()` is true, until `remove`.
+
+    `modules` are the innermost modules that drew random numbers.
+    """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], is_watched: Callable[[], bool]) -> None:
         self.modules: dict[str, None] = {}
@@ -50,9 +53,9 @@ class RngUse:
         self._running: list[_Frame] = []
         self._handles: list[RemovableHandle] = []
         if dist.is_initialized() and dist.get_backend() == "threaded":
-            return  # ranks that are threads share a generator, so nobody knows whose draw it was
+            return  # ranks that are threads share a generator, so it is unknown which rank drew
         for name, module in modules:
-            # Last before the call and first after it, so that no other hook's draws are the module's.
+            # Last before the call and first after it, so that draws of other hooks are not counted as the module's.
             self._handles += [
                 module.register_forward_pre_hook(partial(self._before, name)),
                 module.register_forward_hook(self._after, prepend=True),
@@ -66,7 +69,7 @@ class RngUse:
     def _before(self, name: str, module: nn.Module, args: Any) -> None:  # noqa: ARG002
         if name == ROOT:
             self._running.clear()  # an exception may have ended the last forward
-        # Neither an evaluation counts, nor a recomputation: that draws what the first forward drew.
+        # An evaluation does not count, and neither does a recomputation, which draws what the first forward drew.
         is_training = torch.is_grad_enabled() or bool(self._running)
         if not self._is_watched() or not is_training or is_recompute():
             return
@@ -80,7 +83,7 @@ class RngUse:
             return
         now = self._read_state()
         ended = None
-        while ended is not module:  # calls inside that an exception ended never came here
+        while ended is not module:  # this hook did not run for inner calls that an exception ended
             frame = self._running.pop()
             ended = frame.module
             frame.states.append(now)
@@ -94,7 +97,7 @@ class RngUse:
 
 
 def _find_readers() -> tuple[Callable[[], torch.Tensor], ...]:
-    """How to read the state of the generators that operators draw from when nobody gives them one."""
+    """Return functions that read the state of the generators that operators use by default."""
     if torch.accelerator.is_available():
         return torch.get_rng_state, torch.get_device_module().get_rng_state
     return (torch.get_rng_state,)

@@ -20,7 +20,7 @@ class PipelineChunk:
 
 
 class StepCounter:
-    """Counts steps and microbatches. Without a pipeline, each forward of the model begins a microbatch."""
+    """Counter of steps and microbatches. Without a pipeline, each forward of the model begins a microbatch."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -39,12 +39,15 @@ class StepCounter:
 
     @property
     def is_watched(self) -> bool:
-        """Whether tensors count now: inside a step and, in a pipeline, inside a chunk (a pass for shapes is not)."""
+        """Whether tensors are traced now: inside a step and, in a pipeline, inside a chunk.
+
+        A pass that only finds shapes runs outside of any chunk.
+        """
         return self.is_running and (self.chunk is not None or not self.is_pipelined)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around one step."""
+        """Count this block as one step."""
         self._microbatch, self.num_batches = -1, 0
         self.has_final_gradients = False
         self._calls.clear()
@@ -57,7 +60,7 @@ class StepCounter:
 
     @contextmanager
     def in_chunk(self, chunk: PipelineChunk) -> Iterator[None]:
-        """Around what a pipeline schedule does for one microbatch."""
+        """Count this block as what a pipeline schedule does for one microbatch."""
         outer, self.chunk = self.chunk, chunk
         try:
             yield
@@ -65,9 +68,9 @@ class StepCounter:
             self.chunk = outer
 
     def count_forward(self, name: str, *, is_repeated: bool) -> int:
-        """A module begins a forward; the number of this call within its microbatch."""
+        """Count a module's forward that begins, and return the number of this call within its microbatch."""
         if is_repeated and self.chunk is not None:
-            return 0  # each stage on this rank has a part or a copy of it
+            return 0  # each stage on this rank has a part or a copy of the module
         if name == ROOT:
             self._microbatch += 1
         key = (self.microbatch, name)
@@ -75,5 +78,5 @@ class StepCounter:
         return self._calls[key] - 1
 
     def is_repeat_clear(self, name: str) -> bool:
-        """Whether a recomputation of this module can only be that of one call."""
+        """Whether a recomputation of this module can only belong to one call."""
         return self._calls[self.microbatch, name] == 1

@@ -20,12 +20,12 @@ from ttrace.capture.observe.hooks import is_recompute
 from ttrace.patches import Patches, SharedPatches
 
 _sessions: dict[int, SessionEvents] = {}
-"""By thread."""
+"""The session of each thread, by the thread's id."""
 
 
 @contextmanager
 def patch_torch(events: SessionEvents) -> Iterator[None]:
-    """Report what this thread does with torch's functions, until the end of the block."""
+    """Report this thread's calls of the patched functions to `events`, until the end of the block."""
     thread = threading.get_ident()
     _patches.acquire()
     _sessions[thread] = events
@@ -38,8 +38,8 @@ def patch_torch(events: SessionEvents) -> Iterator[None]:
 
 def _install(patches: Patches) -> None:
     patches.wrap(torch.autograd, "backward", _wrap_backward)  # Tensor.backward looks it up here
-    # And clip_grad_norm_ this one. Scripts that call get_total_norm have it under another name, and are not seen: what
-    # they take the norm of may be the gradients of some layers, or of one stage. What they clip by is seen.
+    # clip_grad_norm_ looks this one up. A script that calls get_total_norm uses another name, and is not observed: it
+    # may take the norm of the gradients of some layers, or of one stage. The norm that it clips by is observed.
     patches.wrap(*torch_compat.find_total_norm(), _wrap_total_norm)
     patches.wrap_cell(torch_compat.find_clip_cell(), _wrap_clip)
     patches.wrap(*torch_compat.find_context_parallel_buffers(), _wrap_buffers)
@@ -52,9 +52,10 @@ _patches = SharedPatches(_install)
 
 
 def _find_session() -> SessionEvents | None:
-    """This thread's session; accelerators recompute in threads of the autograd engine, which have none.
+    """Return this thread's session; None if it has none.
 
-    Any other thread does something of its own, whatever module runs meanwhile.
+    Accelerators recompute in threads of the autograd engine, which have no session: they get the only one there is. Any
+    other thread does something of its own, whatever module runs meanwhile.
     """
     session = _sessions.get(threading.get_ident())
     if session is None and len(_sessions) == 1 and is_recompute():
@@ -95,7 +96,7 @@ def _wrap_clip(original: Callable[..., None]) -> Callable[..., None]:
 
 
 _INPUT, _DIM = ("input", "x", "a", "x1"), ("dim", "axis")
-"""The names by which torch takes an argument: its own, and NumPy's."""
+"""The names under which torch accepts an argument: its own, and NumPy's."""
 
 
 def _wrap_topk(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +122,7 @@ def _wrap_argmax(original: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 def _find_argument(
     args: Sequence[Any], kwargs: Mapping[str, Any], position: int, names: Sequence[str], default: Any = None
 ) -> Any:
-    """Find what a function was given: by position, or by one of these names."""
+    """Find an argument that was passed by position, or by one of these names."""
     if position < len(args):
         return args[position]
     return next((kwargs[name] for name in names if name in kwargs), default)
@@ -135,7 +136,7 @@ def _choose(scores: torch.Tensor, own: torch.Tensor, dim: int) -> torch.Tensor |
 
 def _wrap_buffers(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     def split_buffers(mesh: DeviceMesh, buffers: list[Any], dims: list[int], *args: Any, **kwargs: Any) -> list[Any]:
-        """Split the numbers of the tokens as well: they show in which order the tokens are split."""
+        """Split the indices of the tokens as well: they show in which order the tokens are split."""
         session = _find_session()
         for buffer, dim in zip(buffers, dims, strict=False) if session is not None else ():
             if isinstance(buffer, torch.Tensor):

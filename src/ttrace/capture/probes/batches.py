@@ -16,7 +16,7 @@ from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 
 
 class Batches:
-    """Replaces the tensors of each batch by this rank's part of generated data, and shows them to the probes."""
+    """Generator of batches. It replaces each tensor by this rank's part of generated data, and shows it to probes."""
 
     def __init__(
         self, clock: StepCounter, resolver: LayoutResolver, generator: Generator, dispatcher: Dispatcher

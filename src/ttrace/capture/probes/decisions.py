@@ -14,7 +14,7 @@ from ttrace.layouts.placement import Placement
 from ttrace.tensors.ids import TensorId
 
 _AGREEMENT = 0.5
-"""Own choices that agree with the reference's in fewer rows come from other rows, not from rounding."""
+"""If own choices and the reference's agree in a smaller share of rows, they are of other rows: rounding changes few."""
 
 
 class Decisions:
@@ -25,7 +25,7 @@ class Decisions:
         self._reference = reference
 
     def replay(self, tensor_id: TensorId, own: torch.Tensor, placement: Placement | None) -> torch.Tensor | None:
-        """What the reference chose here; None if that is not known, or not about these rows."""
+        """Return what the reference chose here; None if this is unknown, or if its choices are of other rows."""
         full = self._reference.tensor(tensor_id)
         placement = placement or self._resolver.infer(tensor_id, own)
         if full is None or placement is None or placement.region.local_shape != tuple(own.shape):

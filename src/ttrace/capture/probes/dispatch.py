@@ -16,7 +16,7 @@ from ttrace.values.generate import Distribution
 
 
 class Dispatcher:
-    """All tensors of the traced steps come through here."""
+    """Dispatcher that every tensor of the traced steps passes through."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Dispatcher:
         *,
         infers: bool,
     ) -> None:
-        """`infers`: whether layouts are inferred here and now, as a sketch needs them, rather than by the judge."""
+        """With `infers`, infer layouts during the run, as a sketch needs them; otherwise the judge infers them."""
         self._clock = clock
         self._resolver = resolver
         self._recorder = recorder
@@ -47,9 +47,9 @@ class Dispatcher:
         held: HeldIndices | None = None,
         is_generated: bool = False,
     ) -> torch.Tensor | None:
-        """Show a tensor to the probes; what to use in its place, if anything."""
-        if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and nobody nudges these
-            # With its graph, as isolation replaces it: what the module gets must be complex again, and have a gradient.
+        """Show a tensor to the probes; return the tensor to use in its place, if any."""
+        if tensor.is_complex():  # rotary embeddings; a trace holds real numbers, and complex ones are not nudged
+            # With its graph: isolation may replace it, and what the module gets must be complex and have a gradient.
             real = torch.view_as_real(tensor.resolve_conj())
             other = self.visit(
                 tensor_id,
@@ -75,7 +75,7 @@ class Dispatcher:
         held: HeldIndices | None = None,
         fallback: Placement | None = None,
     ) -> Placement | None:
-        """Where a tensor lies, if somebody says; a rule that does not fit is kept for the end of the trace."""
+        """Find where a tensor lies, if anything states it; a rule that does not fit is reported at the trace's end."""
         try:
             return self._resolver.resolve(tensor_id, tensor, microbatch, held) or fallback
         except TTraceError as error:
@@ -83,6 +83,6 @@ class Dispatcher:
             return None
 
     def id_of(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
-        """The id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
+        """Return the id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
         microbatch = None if self._resolver.runs_together(site) else self._resolver.count_microbatch(number)
         return TensorId(self._clock.step if step is None else step, microbatch, site, call)

@@ -9,7 +9,7 @@ import torch
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows
 
 _FLAT_STD = 0.02
-"""The spread given to parameters that start constant: zero biases and unit norm weights hide bugs."""
+"""The standard deviation for parameters that start as constants: zero biases and unit norm weights hide bugs."""
 
 
 def measure_parameter(parameter: torch.Tensor) -> Normal:
@@ -21,10 +21,10 @@ def measure_parameter(parameter: torch.Tensor) -> Normal:
 
 
 def measure_batch(data: torch.Tensor, tables: Collection[int] = ()) -> Distribution | None:
-    """Measure what a batch's tensor looks like; None for data with a structure that random numbers would destroy.
+    """Measure the distribution of a batch's tensor; None for data with a structure that random numbers would destroy.
 
-    `tables` are the lengths of the model's embeddings. Integers that reach into the second half of one are taken for
-    rows of it, or for labels that are such, and may then be any row of it.
+    `tables` are the lengths of the model's embeddings. Integers whose maximum lies in the second half of a table are
+    taken for rows of that table, or for labels of such rows; generated ones may then be any row of it.
     """
     if data.numel() == 0:
         return None

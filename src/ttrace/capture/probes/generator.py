@@ -22,19 +22,22 @@ from ttrace.values.generate import Distribution, Normal, generate_values
 
 @dataclass(frozen=True)
 class GeneratedTensor:
-    """Where a generated tensor lies and what it was drawn from; None if its own values were kept."""
+    """The placement and the distribution of a generated tensor; no distribution if its own values were kept."""
 
     placement: Placement
     distribution: Distribution | None
 
 
 class Generator:
-    """Makes this rank's regions. The reference decides distributions; twins and candidates read them from its trace."""
+    """Generator of this rank's regions.
+
+    The reference decides the distributions; twins and candidates read them from its trace.
+    """
 
     def __init__(
         self, plan: Plan, adapter: Adapter, resolver: LayoutResolver, reference: ReferenceTrace, tables: Collection[int]
     ) -> None:
-        """`tables`: the lengths of the model's embeddings."""
+        """Set up a generator; `tables` are the lengths of the model's embeddings."""
         self._tables = tables
         self._plan = plan
         self._adapter = adapter
@@ -52,7 +55,7 @@ class Generator:
         if generated.distribution is not None:
             with torch.no_grad():
                 local = self._adapter.to_local(own)
-                local.zero_()  # what the region does not hold is padding
+                local.zero_()  # what lies outside of the region is padding
                 inner = local[tuple(slice(size) for size in placement.region.local_shape)]
                 inner.copy_(self._generate(tensor_id, generated, local))
         return generated
@@ -60,7 +63,7 @@ class Generator:
     def _fill_source(
         self, tensor_id: TensorId, source: ParameterSource, own: torch.Tensor, placement: Placement
     ) -> GeneratedTensor:
-        """Say what to make a parameter from whenever it is read."""
+        """Tell a streamed parameter's source what to generate the values from."""
         if self._plan.parameters == "own":
             raise CaptureError(f"{tensor_id.name} is streamed and has no values of its own: it must be generated.")
         if self._adapter.mesh.num_ranks > 1:
@@ -73,9 +76,10 @@ class Generator:
     def generate_leaf(
         self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int
     ) -> tuple[torch.Tensor, GeneratedTensor]:
-        """Generated data in place of one tensor of a batch.
+        """Generate data in place of one tensor of a batch.
 
-        Data that random numbers would destroy stays what it is in the reference, and is replayed from there by others.
+        Where random numbers would destroy the structure of the data, the reference keeps its own data, and other runs
+        replay them from its trace.
         """
         placement = self._resolver.resolve_or_infer(tensor_id, leaf, microbatch)
         generated = GeneratedTensor(placement, self._choose_batch_distribution(tensor_id, leaf))
@@ -101,11 +105,11 @@ class Generator:
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
         own = measure_parameter(self._adapter.to_local(parameter))
-        # A shard must not decide the spread of the whole: on many ranks only the kind of initialisation is taken.
+        # A shard must not decide the spread of the whole: with several ranks, only the rounded mean is taken from it.
         return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
 
     def _choose_batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
-        # Of several ranks only some have the embedding, and all must make the same data.
+        # With several ranks, only some have the embedding, and all must generate the same data.
         return measure_batch(leaf, self._tables if self._adapter.mesh.num_ranks == 1 else ())

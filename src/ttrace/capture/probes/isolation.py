@@ -1,6 +1,6 @@
 """Isolation of modules from one another, so that each is judged alone.
 
-What enters a module is replaced: its inputs by generated values with the mean and spread that the reference had there,
+What enters a module is replaced: its inputs by generated values with the mean and spread of the reference's inputs,
 and the gradients of its outputs likewise. What arrived is recorded before; if it is wrong while the modules it came
 from are right, the code between them is at fault. Tables and masks, which no gradient goes through, are replayed from
 the reference, because random numbers would destroy them; integers stay what they are. Before the optimizer steps, the
@@ -25,7 +25,10 @@ from ttrace.values.generate import Distribution, Normal, Signed, generate_values
 
 
 class Isolate:
-    """Replaces what enters modules. The isolated reference decides what by; its twins and candidates follow."""
+    """Probe that replaces what enters modules.
+
+    The isolated reference decides the distributions; its twins and candidates read them from its trace.
+    """
 
     def __init__(self, plan: Plan, adapter: Adapter, resolver: LayoutResolver, reference: ReferenceTrace) -> None:
         self._plan = plan
@@ -35,7 +38,7 @@ class Isolate:
         self._not_isolated: dict[str, None] = {}
 
     def distribution(self, tensor_id: TensorId) -> Distribution | None:
-        """What this tensor is generated from; None if it is not generated."""
+        """Return the distribution that this tensor is generated from; None if it is not generated."""
         first = tensor_id.first
         if first.kind is Kind.INPUT and self._reference.record(first.at(Kind.GRAD_INPUT)) is None:
             return None
@@ -52,7 +55,7 @@ class Isolate:
         if visit.enters_module:
             return self._generate(visit) if visit.values is not None else self._replay(visit)
         if visit.id.kind is Kind.OUTPUT and visit.tensor.requires_grad:
-            # A tensor of its own: an inner module's output is often the outer one's too, and each has its gradient.
+            # A new tensor: the output of an inner module is often that of the outer one too, and each has its gradient.
             return replace_tensor(visit.tensor, visit.tensor.detach().clone())
         return None
 
@@ -64,7 +67,7 @@ class Isolate:
             self._adapter.to_local(gradient).copy_(self._generate_values(tensor_id, gradient, placement, source))
 
     def notes(self) -> list[str]:
-        """Which sites could not be isolated."""
+        """Return a note about the sites that could not be isolated, if any."""
         sites = list(self._not_isolated)
         return (
             [f"{len(sites)} sites could not be isolated: no layout is known, the first is {sites[0]}"] if sites else []
@@ -83,19 +86,19 @@ class Isolate:
 
     def _replay(self, visit: Visit) -> torch.Tensor | None:
         if visit.id.kind is Kind.GRAD_OUTPUT:
-            return None  # zero in the reference
+            return None  # it is zero in the reference
         placement = visit.placement or self._resolver.infer(visit.id.first, visit.tensor)
         full = self._reference.tensor(visit.id.first) if placement is not None and not placement.pending else None
         if placement is None or full is None or placement.region.local_shape != tuple(visit.tensor.shape):
             return None
-        # In memory as the tensor itself is: a part of the whole could not be viewed in another shape. And with its
-        # graph: a module that hands its input on unchanged has no gradient of its own there.
+        # With the tensor's own strides: a slice of the whole could not be viewed in another shape. And with its graph:
+        # a module that returns its input unchanged has no gradient of its own there.
         return replace_tensor(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placement.region.take(full)))
 
     def _generate_values(
         self, tensor_id: TensorId, like: torch.Tensor, placement: Placement, source: Distribution
     ) -> torch.Tensor:
-        """This rank's local values; of a pending sum the first rank has all, and what is no part of it is zero."""
+        """Generate this rank's local values; the first rank has all of a pending sum, and padding is zero."""
         local = torch.zeros_like(self._adapter.to_local(like).detach())
         if any(self._adapter.coord[axis] for axis in placement.pending):
             return local
@@ -113,7 +116,7 @@ class Isolate:
 
 
 def _choose_distribution(kind: Kind, mean: float, size: float) -> Distribution:
-    """Values of the same mean and size; final gradients keep away from zero, where an optimizer is erratic."""
+    """Choose a distribution of this mean and size; final gradients avoid zero, where optimizers are erratic."""
     if kind is Kind.PARAM_GRAD:
         return Signed(size)
     spread = math.sqrt(max(size**2 - mean**2, 0.0))

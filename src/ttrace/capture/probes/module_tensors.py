@@ -21,11 +21,11 @@ from ttrace.tensors.holds import find_held
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 
 _NUM_RECALLED = 32
-"""Tensors of the reference that are kept: every tensor of every expert asks for the same routing."""
+"""Number of the reference's tensors that are cached: every tensor of every expert needs the same routing."""
 
 
 class ModuleTensors:
-    """Gives each input, output and gradient of a call its id, and shows it to the probes."""
+    """Router of the inputs, outputs and gradients of module calls: it gives each its id and shows it to the probes."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ModuleTensors:
         self._recall = recall
 
     def visit(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Show a tensor of a call; what to use in its place, if anything."""
+        """Show a tensor of a call; return the tensor to use in its place, if any."""
         if call.name in self._adapter.divided and not self._is_models_own(kind):
             return None
         site = Site(call.name, kind, slot)
@@ -75,19 +75,19 @@ class ModuleTensors:
         return self._dispatcher.id_of(site, call.microbatch, step=call.step, call=call.number)
 
     def _is_models_own(self, kind: Kind) -> bool:
-        """Whether what enters or leaves a divided module does so for all of it: not between stages."""
+        """Whether this enters or leaves a divided module as a whole, and not between two of its stages."""
         chunk = self._clock.chunk
         if chunk is None:
             return True
         return chunk.is_first if kind.primal is Kind.INPUT else chunk.is_last
 
     def _is_gradient_entry(self, call: ModuleCall, kind: Kind, tensor: torch.Tensor) -> bool:
-        """Whether gradients enter the model here, in a pipeline its last stage."""
+        """Whether gradients enter the model here; in a pipeline they enter at its last stage."""
         entry, chunk = self._gradient_entry, self._clock.chunk
         return entry is not None and (chunk is None or chunk.is_last) and entry.is_at(call, kind, tensor)
 
     def _record_shares(self, call: ModuleCall, site: Site, tensor: torch.Tensor) -> bool:
-        """Record a tensor that has rows of several microbatches for each of them; whether it is such a one."""
+        """If a tensor has rows of several microbatches, record it for each of them; return whether it has."""
         try:
             shares = self._adapter.split_rows(site, tensor, call.microbatch, partial(self._recall, call.step))
         except TTraceError as error:

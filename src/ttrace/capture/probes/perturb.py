@@ -17,12 +17,12 @@ NUDGE = 2.0
 
 
 class ReplaceValues(torch.autograd.Function):
-    """Other values in the forward pass, the same gradient in the backward pass: the graph is kept."""
+    """Autograd function with other values in the forward pass and the same gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, original: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
-        # Made in here and no argument: an argument that is returned becomes a view of itself, and pipelines that free
-        # what they have sent refuse views.
+        # The tensor is made here and is no argument: an argument that is returned becomes a view of itself, and
+        # pipelines that free what they have sent refuse views.
         return make()
 
     @staticmethod
@@ -31,7 +31,7 @@ class ReplaceValues(torch.autograd.Function):
 
 
 def replace_tensor(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Other values in place of a tensor, with the tensor's own graph behind them."""
+    """Return other values in place of a tensor, attached to the tensor's own graph."""
     if not original.requires_grad:
         return other
     result: torch.Tensor = ReplaceValues.apply(original, lambda: other)  # type: ignore[no-untyped-call]  # torch's own
@@ -39,8 +39,10 @@ def replace_tensor(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class Perturb:
-    """Nudges floating-point numbers by machine epsilon in a random direction: where they enter the model or, in
-    isolation, where they enter any module, forward or backward."""
+    """Probe that nudges floating-point numbers by machine epsilon in a random direction.
+
+    It nudges them where they enter the model or, in isolation, where they enter any module, forward or backward.
+    """
 
     def __init__(self, twin: int, seed: int, adapter: Adapter, *, isolated: bool = False) -> None:
         self._twin = twin
@@ -58,7 +60,7 @@ class Perturb:
         return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, self._nudge(visit, local)))
 
     def _nudge(self, visit: Visit, local: torch.Tensor) -> torch.Tensor:
-        """This rank's values, each moved as all ranks that have it move it; padding stays."""
+        """Return this rank's values, each nudged as on all ranks that hold it; padding stays."""
         region = visit.placement.region if visit.placement else Region.whole(tuple(local.shape))
         direction = torch.zeros_like(local, dtype=torch.float32)
         inner = direction[tuple(slice(size) for size in region.local_shape)]

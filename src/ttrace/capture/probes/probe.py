@@ -14,7 +14,7 @@ from ttrace.values.generate import Distribution
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One live tensor: its id, the tensor itself, where it lies, and what it was made from."""
+    """One live tensor: its id, the tensor itself, where it lies, and the distribution it was generated from."""
 
     id: TensorId
     tensor: torch.Tensor
@@ -23,24 +23,24 @@ class Visit:
     entry: bool = False
     """Whether floating-point numbers enter the model here: its input, an embedding's output, its logits' gradient."""
     values: Distribution | None = None
-    """What the tensor was drawn from or, in isolation, what it is to be replaced by."""
+    """The distribution of the tensor or, in isolation, of the values that replace it."""
     is_generated: bool = False
-    """Whether the tensor has no data, as `values` says it all."""
+    """Whether the tensor has no data, because `values` generates all of it."""
 
     @property
     def enters_module(self) -> bool:
-        """Whether this is what a module gets, forward or backward."""
+        """Whether this tensor enters a module, forward or backward."""
         return self.id.kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT, Kind.GRAD_OUTPUT)
 
 
 class Probe(Protocol):
-    """Looks at a visit, and may return a tensor to be used instead."""
+    """An observer of visits, which may return a tensor to be used instead."""
 
     def visit(self, visit: Visit) -> torch.Tensor | None: ...
 
 
 def pass_down(probes: tuple[Probe, ...], visit: Visit) -> torch.Tensor | None:
-    """Pass a visit down the chain; each probe sees what the one before left. The final replacement, if any."""
+    """Pass a visit down the chain, each probe's replacement to the next one; return the last replacement, if any."""
     current = visit
     for probe in probes:
         tensor = probe.visit(current)

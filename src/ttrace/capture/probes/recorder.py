@@ -1,4 +1,4 @@
-"""Probe that writes what it sees."""
+"""Probe that writes tensors to the trace."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ttrace.values.sketch import compute_sketch
 Local = Callable[[torch.Tensor, Site], torch.Tensor]
 
 _NUM_SAMPLES = 1 << 14
-"""Elements of which a tensor's mean is told."""
+"""Number of elements from which a tensor's mean is estimated."""
 
 
 class Recorder:
-    """Writes every visit the plan wants, once per id and microbatch. Gradients may arrive from other threads."""
+    """Probe that writes every visit the plan wants, once per id and microbatch. Other threads may bring gradients."""
 
     def __init__(self, writer: Writer, plan: Plan, local: Local) -> None:
         self._writer = writer
@@ -42,11 +42,11 @@ class Recorder:
             self.keep(f"{visit.id} could not be recorded: {type(error).__name__}: {error}")
 
     def keep(self, problem: str) -> None:
-        """Remember what went wrong, for the end of the trace."""
+        """Keep a problem, to report it at the end of the trace."""
         self._problems[problem] = None
 
     def flush(self) -> None:
-        """Hand all records so far to the kernel: what comes next may be the end of the process."""
+        """Hand all records so far to the operating system: the process may end at any time."""
         with self._lock:
             self._writer.flush()
 
@@ -59,7 +59,7 @@ class Recorder:
             local = self._local(visit.tensor, visit.id.site).detach()
         placement = visit.placement
         if placement is not None and tuple(local.shape) != placement.region.local_shape:
-            # Only padding may be left over here: placement.region was made for this shape.
+            # Only padding can differ here: placement.region was made for this shape.
             local = local[tuple(slice(size) for size in placement.region.local_shape)]
         stored, sketch = self._choose_stored(visit, local)
         record = Record(
@@ -86,7 +86,7 @@ class Recorder:
                 self._writer.write(record, stored)
 
     def _choose_stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, SketchInfo | None]:
-        """What is written of a tensor: itself, or its sketch where the plan wants one, and that is less."""
+        """Return what is written of a tensor: itself, or its sketch if the plan wants one and it is smaller."""
         plan, placement = self._plan, visit.placement
         if visit.is_generated:
             return local, None
@@ -94,17 +94,17 @@ class Recorder:
         if placement is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
             return local, None
         if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
-            return local, None  # isolation replays it
+            return local, None  # isolation replays this input
         sketch = compute_sketch(visit.id.name, local, placement.region, plan.num_buckets)
         if plan.role != "reference":
             return sketch, SketchInfo(plan.num_buckets)
-        # For isolation, which generates values like these.
+        # Isolation generates values with this mean.
         mean = _estimate_mean(local) if visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT) else 0.0
         return sketch, SketchInfo(plan.num_buckets, mean if math.isfinite(mean) else 0.0)
 
 
 def _estimate_mean(tensor: torch.Tensor) -> float:
-    """About the mean: that of some elements, in an odd distance, so that they are not all of a few columns."""
+    """Estimate the mean from some elements, at an odd distance, so that they do not all lie in a few columns."""
     if tensor.is_contiguous():
         tensor = tensor.view(-1)[:: tensor.numel() // _NUM_SAMPLES | 1]
     return float(tensor.mean(dtype=torch.float32))

@@ -15,13 +15,16 @@ from ttrace.trace.format import ModuleInfo
 
 
 def list_modules(names: Names) -> dict[str, ModuleInfo]:
-    """Every module with its class and where that class is defined."""
+    """List every module with its class, and the file and line where that class is defined."""
     kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
     return {name: _describe_class(kind) for name, kind in kinds.items()}
 
 
 def switch_dropout_off(names: Names, patches: Patches) -> list[str]:
-    """Set every dropout's p to 0 until the patches are removed, and say so: random masks differ between layouts."""
+    """Set every dropout's p to 0 until the patches are removed: random masks differ between layouts.
+
+    Return a note about it, if there is any dropout.
+    """
     changed = []
     for name, module in names.modules():
         if is_dropout(module) and module.p > 0:  # type: ignore[operator]  # every dropout has it
@@ -30,7 +33,7 @@ def switch_dropout_off(names: Names, patches: Patches) -> list[str]:
         elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0:
             patches.replace(module, "dropout", 0.0)
             changed.append(name)
-        elif getattr(module, "hidden_dropout", 0.0):  # Megatron's layers drop between their modules
+        elif getattr(module, "hidden_dropout", 0.0):  # Megatron's layers apply dropout between their modules
             patches.replace(module, "hidden_dropout", 0.0)
             changed.append(name)
     return [f"dropout switched off in {len(changed)} modules, the first is {changed[0]}"] if changed else []

@@ -25,7 +25,7 @@ from ttrace.tensors.region import Region, Shape
 
 
 class LayoutResolver:
-    """Resolves layouts to regions for one rank."""
+    """Resolver of layouts to regions, for one rank."""
 
     def __init__(self, adapter: Adapter, rules: Rules, reference: ReferenceTrace, num_microbatches: int) -> None:
         rules.check(adapter.mesh)
@@ -34,14 +34,14 @@ class LayoutResolver:
         self._reference = reference
         self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: num_microbatches}
         self.splits: dict[str, Split] = {}
-        """The axes that are known to cut activations, and how: a framework said so, or the batch shows it."""
+        """The axes that are known to cut activations, and how: the framework states it, or the batch shows it."""
         self.batch_axes: tuple[str, ...] = ()
-        """The data axes along which each rank has some rows of the reference's batch; empty where each rank runs
+        """The data axes along which each rank has some rows of the reference's batch; empty if each rank runs
         microbatches of its own."""
         self._whole: dict[Shape, Placement] = {}
 
     def set_split(self, cut: Cut) -> None:
-        """A framework says that an axis cuts activations, and how."""
+        """Set how an axis cuts activations, as the framework states it."""
         if cut.axis not in self._adapter.mesh.sizes:
             raise LayoutError(
                 f"context_parallel cuts along axis {cut.axis}, which mesh {str(self._adapter.mesh)!r} does not have. "
@@ -53,7 +53,7 @@ class LayoutResolver:
     def observe_batch(self, tensor_id: TensorId, local: Shape) -> None:
         """Learn from one tensor of a batch whether the data axes divide the rows of the reference's batch.
 
-        `tensor_id` has the number that this rank gives its microbatch.
+        The microbatch of `tensor_id` is numbered as this rank counts.
         """
         axes = tuple(axis for axis in self._data_axes if self._sizes[axis] > 1)
         if self.batch_axes or not axes:
@@ -65,17 +65,17 @@ class LayoutResolver:
             cuts = self._infer_batch_cuts(tensor_id, local, axes)
         self.batch_axes = tuple(cut.axis for cut in cuts)
         self.splits.update({cut.axis: cut.split for cut in cuts})
-        vars(self).pop("_why_whole", None)  # every tensor asks for it, and the batch has just shown something else
+        vars(self).pop("_why_whole", None)  # a cached value, which the batch has just changed
 
     def _infer_batch_cuts(self, tensor_id: TensorId, local: Shape, axes: tuple[str, ...]) -> list[Cut]:
-        """The cuts along the data axes that make this rank's shape of the reference's; none if the shapes agree."""
+        """Infer the cuts along the data axes that turn the reference's shape into this rank's; none if they agree."""
         shape = self._reference.shape(tensor_id)
         own = replace(tensor_id, microbatch=self.count_microbatch(tensor_id.microbatch or 0))
         if shape is None or shape == local or self._reference.shape(own) == local:
             return []
         held = [(self._adapter.coord, local)]
         if self._has_own_microbatches(tensor_id, axes) and infer_layout(shape, held, self._cutting_sizes, self.splits):
-            return []  # another axis explains it, and there is a microbatch for each of these ranks
+            return []  # another axis explains the shape, and there is a microbatch for each of these ranks
         sizes = {**self._cutting_sizes, **{axis: self._sizes[axis] for axis in axes}}
         layout = infer_layout(shape, held, sizes, {**self.splits, **dict.fromkeys(axes, BLOCK)})
         return [Cut(axis, BLOCK) for axis in axes] if layout is not None and layout.axes >= set(axes) else []
@@ -87,7 +87,10 @@ class LayoutResolver:
         return self._reference.record(replace(tensor_id, microbatch=last)) is not None
 
     def count_microbatch(self, number: int) -> int:
-        """The number of this rank's microbatch among all: accumulation index x ranks with data of their own + which."""
+        """Return the number of this rank's microbatch among those of all ranks.
+
+        It is accumulation index x number of ranks with data of their own + position of this rank among them.
+        """
         for axis in self._adapter.data_axes:
             if not self.cuts(axis):
                 number = number * self._adapter.mesh.sizes[axis] + self._adapter.coord[axis]
@@ -95,7 +98,7 @@ class LayoutResolver:
 
     @property
     def _data_axes(self) -> tuple[str, ...]:
-        """The axes that may divide a batch; ranks of which nothing is known lie along an axis without a meaning."""
+        """The axes that may divide a batch; if nothing is known of the ranks, the anonymous axis of all of them."""
         anonymous = tuple(axis for axis in (ANONYMOUS_AXIS,) if axis in self._adapter.mesh.sizes)
         return self._adapter.data_axes or anonymous
 
@@ -114,7 +117,7 @@ class LayoutResolver:
     def resolve(
         self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: HeldIndices | None = None
     ) -> Placement | None:
-        """Where a tensor lies; None if nobody says. `held` is what its call's input said that it holds."""
+        """Find where a tensor lies; None if nothing states it. `held` is what an input of its call states."""
         stated = self._adapter.read_placement(tensor)
         if stated is not None:
             return self._extend(tensor_id, stated)
@@ -134,7 +137,7 @@ class LayoutResolver:
         return self._place_whole(local) if self._why_whole else None
 
     def resolve_or_infer(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placement:
-        """The same for tensors that must be made here: their layout may be inferred, but not be missing."""
+        """Find where a tensor lies that must be generated here: its layout may be inferred, but not be missing."""
         placement = self.resolve(tensor_id, tensor, microbatch) or self.infer(tensor_id, tensor)
         if placement is None:
             local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
@@ -149,7 +152,7 @@ class LayoutResolver:
         return placement
 
     def infer(self, tensor_id: TensorId, tensor: torch.Tensor) -> Placement | None:
-        """The layout that explains what this rank holds; None if there is none, or more than one."""
+        """Infer the layout that explains what this rank holds; None if there is none, or more than one."""
         local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
         if shape is None:
             return Placement(Region.whole(local), by=Provenance(LayoutSource.UNKNOWN_TO_REFERENCE))
@@ -173,12 +176,15 @@ class LayoutResolver:
 
     @property
     def _cutting_sizes(self) -> dict[str, int]:
-        """Without the axes along which ranks have microbatches or modules of their own, unless a rule names them."""
+        """The sizes of the axes that may cut a tensor.
+
+        An axis along which ranks have microbatches or modules of their own is among them only if a rule names it.
+        """
         own = {axis for axis in self._adapter.distributing_axes if not self.cuts(axis)}
         return {axis: size for axis, size in self._sizes.items() if axis not in own}
 
     def _extend(self, tensor_id: TensorId, stated: Placement) -> Placement:
-        """Where a tensor lies if axes that its own word cannot speak of cut it too, as cp does outside of tp."""
+        """Extend what a tensor states by axes that its own mesh does not have and that cut it too, as cp outside tp."""
         mesh, shape = self._adapter.mesh, self._reference.shape(tensor_id)
         if stated.axes is None or stated.axes >= mesh.sizes.keys() or shape is None:
             return stated
@@ -198,7 +204,7 @@ class LayoutResolver:
 
     @cached_property
     def _why_whole(self) -> Provenance | None:
-        """Why a tensor that nobody speaks of is whole on this mesh; None if it may not be."""
+        """Why a tensor is whole on this mesh if nothing states its layout; None if it may be cut."""
         cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
         distributing = self._adapter.distributing_axes
         if any(axis not in distributing or axis in self.batch_axes for axis in cutting):
@@ -218,7 +224,7 @@ class LayoutResolver:
 
 
 def _join_layouts(outer: Layout, inner: str) -> str:
-    """A layout in words, of which each dim is cut further as another says."""
+    """Join two layouts in words: each dim of the outer one is cut further as the inner one states."""
     words = inner.split()
     dims = [f"{dim}{word.removeprefix(dim.name)}" for dim, word in zip(outer.dims, words, strict=False)]
     return " ".join([*dims, *words[len(dims) :]])

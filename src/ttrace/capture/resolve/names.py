@@ -16,51 +16,51 @@ from ttrace.errors import CaptureError
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 NamePath = Callable[[nn.Module, str], str]
-"""The canonical name of what lies at a path of a chunk."""
+"""A function that returns the canonical name of what lies at a path of a chunk."""
 
 
 def name_by_path(chunk: nn.Module, path: str) -> str:
-    """The name that needs nothing but the path."""
+    """Name what lies at a path by the path alone, as an adapter without names of its own does."""
     return find_canonical_name(path, chunk)
 
 
 @dataclass(frozen=True)
 class Names:
-    """What these chunks hold, by canonical name."""
+    """The modules, parameters and buffers of these chunks, by canonical name."""
 
     chunks: Sequence[nn.Module]
     naming: NamePath = name_by_path
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Every module; a wrapper and what it wraps share a name, and the inner one has it.
+        """Yield every module; a wrapper and the module in it share a name, which stands for the inner one.
 
-        Each chunk, a pipeline stage for instance, is the model itself as far as it goes, so `.` may come several times.
+        Each chunk, for instance a pipeline stage, counts as the model itself, so `.` may come several times.
         """
         for chunk in self.chunks:
             modules = {self.naming(chunk, path): module for path, module in chunk.named_modules()}
             yield from modules.items()
 
     def find_repeated(self) -> frozenset[str]:
-        """The names that several chunks have: the model's own, and what each chunk has a copy of."""
+        """Find the names that several chunks have: the model's own, and those of modules with a copy in each chunk."""
         counts = Counter(name for name, _ in self.modules())
         return frozenset(name for name, count in counts.items() if count > 1)
 
     def list_table_lengths(self) -> frozenset[int]:
-        """The lengths of all embeddings, torch's own and what calls its length alike."""
+        """List the lengths of all embeddings: torch's own, and others with an attribute `num_embeddings`."""
         lengths = (getattr(module, "num_embeddings", None) for _, module in self.modules())
         return frozenset(length for length in lengths if isinstance(length, int))
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Every buffer."""
+        """Return every buffer by name."""
         buffers: dict[str, torch.Tensor] = {}
         for chunk in self.chunks:
             buffers.update(self._name_tensors(chunk, chunk.named_buffers()))
         return buffers
 
     def parameters(self, known: Mapping[str, str] | None = None) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-        """Every parameter once, under its first name, and the other names of those that have several.
+        """Return every parameter once, under its first name, and the other names of tied parameters.
 
-        `known` are the reference's other names: a stage that holds a copy of a tied weight under one means it too.
+        `known` are the reference's other names of tied weights: a stage may hold its copy under such a name.
         """
         first: dict[int, str] = {}
         parameters: dict[str, nn.Parameter] = {}
@@ -81,7 +81,7 @@ class Names:
     def _name_tensors(
         self, chunk: nn.Module, named_tensors: Iterable[tuple[str, _Tensor]]
     ) -> Iterator[tuple[str, _Tensor]]:
-        """Each with its name; two tensors of one chunk may not have one name."""
+        """Yield each tensor with its name; refuse two tensors of one chunk with the same name."""
         known: dict[str, tuple[str, _Tensor]] = {}
         for path, tensor in named_tensors:
             name = self.naming(chunk, path)

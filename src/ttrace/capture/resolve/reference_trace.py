@@ -19,7 +19,7 @@ from ttrace.values.generate import Distribution
 
 
 class ReferenceTrace:
-    """What the reference's trace says of each id: its shape and what it was made from."""
+    """The reference's record of each id: its shape, its values, and the distribution it was generated from."""
 
     def __init__(self, folder: Place | None) -> None:
         self._folder = folder
@@ -36,7 +36,7 @@ class ReferenceTrace:
         return record.region.shape if record and record.region else None
 
     def tensor(self, tensor_id: TensorId) -> torch.Tensor | None:
-        """The whole tensor as the reference had it, for what must be replayed; None if its parts do not make it up."""
+        """Return the whole tensor that the reference recorded, to replay it; None if its parts do not cover it."""
         regions = self._group_by_region(tensor_id)
         if not regions or measure_coverage(regions).num_gap:
             return None
@@ -48,7 +48,7 @@ class ReferenceTrace:
         return full
 
     def moments(self, tensor_id: TensorId) -> tuple[float, float] | None:
-        """The mean and the root mean square of what the reference had; None for what is zero or not finite."""
+        """Return the mean and the root mean square of the reference's tensor; None if it is zero or not finite."""
         regions = self._group_by_region(tensor_id)
         if not regions:
             return None
@@ -66,7 +66,7 @@ class ReferenceTrace:
         return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
 
     def _group_by_region(self, tensor_id: TensorId) -> dict[Region, list[Shard]]:
-        """By region, what must be added up to give it: of replicas the first one."""
+        """Group the shards by region: those of one region must be added up. Of replicas only the first is kept."""
         shards: dict[Region, dict[tuple[int, ...], Shard]] = {}
         for shard in self._trace.shards.get(tensor_id, []) if self._trace else []:
             record = shard.record
@@ -91,7 +91,7 @@ class ReferenceTrace:
 
 
 def _add_up(summands: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum, in the precision of its summands."""
+    """Return the sum, in the dtype of its summands."""
     if len(summands) == 1:
         return summands[0]
     return torch.stack([summand.to(torch.float64) for summand in summands]).sum(0).to(summands[0].dtype)

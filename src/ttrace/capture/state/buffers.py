@@ -11,15 +11,15 @@ import torch
 
 
 class Buffers:
-    """What a model has as buffers. The reference finds out which of them the first forward pass of a step changes.
+    """The buffers of a model. The reference finds out which of them the first forward pass of a step changes.
 
-    Statistics like those of a batch norm depend on which microbatches a rank has run; what an optimizer's step changes,
-    like the bias that balances experts, does not.
+    Statistics like those of a batch norm depend on which microbatches a rank has run; buffers that an optimizer's step
+    changes, like the bias that balances experts, do not.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, torch.Tensor]], *, is_reference: bool) -> None:
         self.read = read
-        read()  # names that collide are refused now, and not in the middle of a step
+        read()  # refuse names that collide now, and not in the middle of a step
         self._is_reference = is_reference
         self._before: Mapping[str, torch.Tensor] = {}
         self._changed: dict[str, None] = {}
@@ -30,12 +30,12 @@ class Buffers:
         return tuple(self._changed)
 
     def on_start(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         if self._is_reference:
             self._before = {name: buffer.detach().clone() for name, buffer in self.read().items()}
 
     def on_backward(self) -> None:
-        """A forward pass of the step is over."""
+        """Compare the buffers after the first forward pass of the step."""
         now = self.read() if self._before else {}
         for name, before in self._before.items():
             if name not in now or not _is_same(before, now[name]):

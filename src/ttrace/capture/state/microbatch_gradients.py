@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 Deliver = Callable[[str, int, torch.Tensor], None]
-"""Told a parameter's name, the microbatch, and all that it added."""
+"""Called with a parameter's name, the microbatch, and all that the microbatch added to the gradient."""
 
 
 class MicrobatchGradients:
-    """Adds up a parameter's gradient within a microbatch, until `remove`: several backward passes may make it."""
+    """Sums of each parameter's gradient within a microbatch, until `remove`: several backward passes may add to one."""
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], microbatch: Callable[[], int | None], deliver: Deliver
@@ -32,14 +32,14 @@ class MicrobatchGradients:
         self._handles = [parameter.register_hook(partial(self._add, name)) for name, parameter in trained]
 
     def flush(self) -> None:
-        """Deliver what is there: every microbatch is through."""
+        """Deliver the sums that are left, once every microbatch is finished."""
         with self._lock:
             totals, self._totals = self._totals, {}
         for name, (microbatch, total) in totals.items():
             self._deliver(name, microbatch, total)
 
     def notes(self) -> list[str]:
-        """Which parameters have a gradient that no microbatch was seen to add to."""
+        """Return a note about parameters with a gradient to which no microbatch was seen to add, if any."""
         unseen = [name for name, parameter in self._unseen.items() if parameter.grad is not None]
         if not unseen:
             return []
@@ -58,7 +58,7 @@ class MicrobatchGradients:
             self._unseen.pop(name, None)
             number, total = self._totals.get(name, (microbatch, None))
             if total is None or number != microbatch:
-                # A copy, as torch goes on to accumulate into this very memory.
+                # A copy, because torch goes on to accumulate into this memory.
                 self._totals[name] = microbatch, gradient.detach().clone()
             else:
                 self._totals[name] = microbatch, total + gradient.detach()

@@ -25,12 +25,12 @@ from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Normal
 
 ZERO = Normal(0.0, 0.0)
-"""What the gradient of rows is drawn from that no token reached."""
+"""The distribution of the gradient of rows that no token reached."""
 
 
 @dataclass(frozen=True)
 class HeldTensors:
-    """What this rank holds, by name, and where each parameter lies and what it was made from."""
+    """The parameters and buffers of this rank, by name; each parameter with its placement and distribution."""
 
     parameters: Mapping[str, nn.Parameter]
     buffers: Buffers
@@ -38,7 +38,7 @@ class HeldTensors:
 
 
 class ModelState:
-    """Shows parameters and buffers before a step, gradients as soon as they are final, and what the step left."""
+    """Observer of the model's state: parameters and buffers before a step, final gradients, and the state after it."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ModelState:
         self._clock = clock
         self._isolate = isolate
         self.notes: list[str] = []
-        """What was not seen."""
+        """What could not be observed."""
         self.settings = OptimizerSettings()
         """The optimizer's settings when it stepped, as far as they decide updates."""
         self._has_stepped = False
@@ -67,12 +67,12 @@ class ModelState:
         self._streamed_gradients = StreamedGradients(tensors.parameters, self._on_streamed_gradient, keep)
 
     def remove(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         self._microbatch_gradients.remove()
         self._streamed_gradients.remove()
 
     def on_start(self) -> None:
-        """A step begins."""
+        """Show parameters and buffers before a step."""
         self._has_stepped = False
         self._streamed_gradients.begin()
         for name, parameter in self._tensors.parameters.items():
@@ -91,7 +91,7 @@ class ModelState:
         self._show_buffers(Kind.BUFFER)
 
     def on_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
-        """All microbatches of this rank are added up, and no other rank's yet."""
+        """Show the gradients summed over all microbatches of this rank, before those of other ranks are added."""
         if not self._clock.is_running:
             return
         names = {parameter: name for name, parameter in self._tensors.parameters.items()}
@@ -99,7 +99,7 @@ class ModelState:
             self._show_slice(self._make_id(names[parameter], Kind.MAIN_GRAD), OwnedSlice(gradient))
 
     def on_final_gradients(self) -> None:
-        """Once a step, as soon as they are final: by the time the optimizer steps they may have been clipped."""
+        """Show the gradients once a step, as soon as they are final: when the optimizer steps, they may be clipped."""
         if not self._clock.is_running or self._clock.has_final_gradients:
             return
         self._clock.has_final_gradients = True
@@ -112,7 +112,7 @@ class ModelState:
                 self._show_gradient(self._make_id(name, Kind.PARAM_GRAD), owned)
 
     def on_optimizer_step(self) -> None:
-        """An optimizer has made its step. What that left is read later: others may still have to bring it to all."""
+        """Read the settings of an optimizer that has stepped; its results are read later, when all ranks have them."""
         if self._clock.is_running:
             self._has_stepped = True
             names = {parameter: name for name, parameter in self._tensors.parameters.items()}
@@ -120,8 +120,8 @@ class ModelState:
             self.settings = read_settings((names[parameter], group) for parameter, group in grouped)
 
     def on_end(self) -> None:
-        """The step is over."""
-        self._show_buffers(Kind.BUFFER_AFTER)  # whether or not an optimizer has stepped: forward passes change them
+        """Show the state after the step."""
+        self._show_buffers(Kind.BUFFER_AFTER)  # even if no optimizer has stepped: forward passes change them
         if not self._has_stepped:
             return
         for name, parameter in self._tensors.parameters.items():
@@ -161,7 +161,7 @@ class ModelState:
         self._dispatcher.visit(tensor_id, gradient, microbatch, fallback=self._tensors.generated[name].placement)
 
     def _on_streamed_gradient(self, name: str, gradient: torch.Tensor | None, region: Region | None) -> None:
-        """A streamed parameter's gradient is complete: all of it, or a region; what nothing reached is zero."""
+        """Show a streamed parameter's complete gradient, whole or of a region; None stands for zeros."""
         if not self._clock.is_running:
             return
         tensor_id, placement = self._make_id(name, Kind.PARAM_GRAD), self._tensors.generated[name].placement
@@ -174,12 +174,12 @@ class ModelState:
             self._dispatcher.visit(tensor_id, zeros, stated=placement, values=ZERO, is_generated=True)
 
     def _show_slice(self, tensor_id: TensorId, owned: OwnedSlice, values: Distribution | None = None) -> None:
-        """What is shaped like a parameter, or a run of it."""
+        """Show a tensor that is shaped like a parameter, or like a run of it."""
         stated, like = self._place_run(tensor_id, owned), self._tensors.generated[tensor_id.name].placement
         self._dispatcher.visit(tensor_id, owned.tensor, values=values, stated=stated, fallback=like)
 
     def _place_run(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement | None:
-        """Where a run of a parameter's part lies; None for what is not a run."""
+        """Find where a run of a parameter's part lies; None if the slice is no run."""
         if owned.run is None:
             return None
         like = self._tensors.generated[tensor_id.name].placement

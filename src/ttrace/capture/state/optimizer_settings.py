@@ -19,7 +19,7 @@ _DECIDING = (
     "maximize",
     "alpha",
 )
-"""Settings of torch's optimizers that decide what an update is; others decide how it is computed."""
+"""Settings of torch's optimizers that decide the value of an update; others decide how it is computed."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class OptimizerSettings:
 
     groups: tuple[dict[str, str], ...] = ()
     by_parameter: Mapping[str, int] = field(default_factory=dict)
-    """By name, an index into `groups`. A parameter that no group has is not in here."""
+    """By name, an index into `groups`. A parameter that is in no group is left out."""
 
 
 def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> OptimizerSettings:
-    """The settings of every parameter, given by name with its group. Groups that are set alike are one."""
-    texts: dict[int, tuple[tuple[str, str], ...]] = {}  # of each group once: many parameters have one
+    """Read the settings of every parameter, given by name with its group. Groups with equal settings become one."""
+    texts: dict[int, tuple[tuple[str, str], ...]] = {}  # by group, as many parameters share one
     numbers: dict[tuple[tuple[str, str], ...], int] = {}
     by_parameter = {}
     for name, group in grouped:

@@ -1,4 +1,4 @@
-"""Snapshot of what a training step changes, to bring it back."""
+"""Snapshot of what a training step changes, to restore it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Restore = Callable[[], None]
 
 
 class Snapshot:
-    """The state of a model, its optimizers and the random numbers, as it was when this was made.
+    """The state of a model, its optimizers and the random generators, at the time when this object was made.
 
-    Parameters that are generated need not be kept: they are generated again.
+    Generated parameters need not be kept: they are generated again.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Snapshot:
     ) -> None:
         modules = dict.fromkeys(module for chunk in chunks for module in chunk.modules())
         buffers = ((module, name, buffer) for module in modules for name, buffer in read_own_buffers(module).items())
-        # With their places: a module may put another tensor there.
+        # With their modules and names: a module may put another tensor there.
         self._buffers = [(module, name, buffer) for module, name, buffer in buffers if buffer is not None]
         tensors = [buffer for _, _, buffer in self._buffers]
         if with_parameters:
@@ -38,7 +38,7 @@ class Snapshot:
         self._random = [save() for save in _SAVE_GENERATORS]
 
     def restore(self) -> None:
-        """As it was; and without gradients."""
+        """Restore the state, and drop all gradients."""
         with torch.no_grad():
             for tensor, values in self._tensors:
                 tensor.copy_(values)
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 def _copy_state(optimizer: torch.optim.Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
-    """State by parameter, and the options of each group; the parameters themselves are not copied."""
+    """Copy the state by parameter and the options of each group, but not the parameters themselves."""
     state = {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
     options = [{key: option for key, option in group.items() if key != "params"} for group in optimizer.param_groups]
     return state, copy.deepcopy(options)

@@ -11,16 +11,16 @@ from ttrace.reference.parameter_source import find_source
 from ttrace.tensors.ids import Kind
 
 _UNTRACED = (Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.GRAD_NORM, Kind.CLIP, Kind.MAIN_GRAD)
-"""What takes all gradients at once, or memory for each parameter."""
+"""Kinds that need all gradients at once, or memory for each parameter."""
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """How many of a model's parameters are streamed."""
+    """The limits that follow from the number of streamed parameters."""
 
     num_streamed: int
     recomputes: bool = False
-    """Whether modules run again in backward only to have their parameters' values there."""
+    """Whether modules run again in backward, only because backward needs their parameters' values."""
 
     @classmethod
     def of(cls, parameters: Iterable[nn.Parameter]) -> Streaming:
