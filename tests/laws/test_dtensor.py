@@ -22,7 +22,7 @@ from tests.support.regions import (
     law,
     shapes,
 )
-from ttrace.adapters.native.layouts import placements_region
+from ttrace.adapters.native.layouts import find_region
 from ttrace.tensors.coverage import TILING, measure_coverage
 from ttrace.tensors.region import Region, Shape
 from ttrace.torch_compat import RELEASE, make_strided_shard, split_locally
@@ -48,7 +48,7 @@ class LayoutResolver:
 
     @property
     def regions(self) -> list[Region]:
-        return [placements_region(self.shape, mesh, self.placements) for mesh in self.meshes]
+        return [find_region(self.shape, mesh, self.placements) for mesh in self.meshes]
 
 
 @st.composite
@@ -94,7 +94,7 @@ def test_torch_distributes_exactly_these_regions(placing: LayoutResolver) -> Non
     full = torch.arange(math.prod(placing.shape)).view(placing.shape)
     for mesh in placing.meshes:
         local = split_locally(full, mesh, placing.placements)
-        assert torch.equal(local, placements_region(placing.shape, mesh, placing.placements).take(full))
+        assert torch.equal(local, find_region(placing.shape, mesh, placing.placements).take(full))
 
 
 @given(data=st.data(), shape=shapes())

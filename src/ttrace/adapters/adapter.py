@@ -26,15 +26,15 @@ from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
 
 ANONYMOUS_AXIS = "ranks"
-"""The axis of a job of which nothing is known but its number of ranks."""
+"""The axis of a job if only its number of ranks is known."""
 
 Optimizer = Any
-"""An optimizer of torch, or what a framework has in its place."""
+"""An optimizer of torch, or of the framework."""
 
 
 @dataclass(frozen=True)
 class OwnedSlice:
-    """What a rank keeps for a parameter: shaped like its own part of it, or a run of that part, flattened."""
+    """A tensor that a rank keeps for a parameter: shaped like its part of it, or a flattened run of that part."""
 
     tensor: torch.Tensor
     run: tuple[int, int] | None = None
@@ -50,17 +50,17 @@ class Share:
 
 
 Recall = Callable[[Site, int], "torch.Tensor | None"]
-"""What the reference had at a site and microbatch, in this step."""
+"""A function that returns the reference's tensor at a site and microbatch, in this step."""
 
 
 class Handle(Protocol):
-    """Something that ends when it is removed."""
+    """A registration that ends when it is removed."""
 
     def remove(self) -> None: ...
 
 
 class Adapter:
-    """Everything that a framework's model and optimizer say of themselves on this rank."""
+    """What TTrace must know of a framework's model and optimizer on this rank."""
 
     rank: int = 0
 
@@ -71,7 +71,7 @@ class Adapter:
         *,
         mesh: Mesh | str | None = None,
     ) -> None:
-        """`chunks` are the model, or this rank's pipeline stages; `mesh` is what the script gave to attach, if any.
+        """Set up the adapter for `chunks`: the model, or this rank's pipeline stages. `mesh` is that of attach, if any.
 
         A subclass that overrides this sets `rank`, `chunks`, `mesh` and `coord`.
         """
@@ -85,7 +85,7 @@ class Adapter:
 
     @classmethod
     def recognizes(cls, chunks: Sequence[nn.Module]) -> bool:  # noqa: ARG003
-        """Say whether this adapter is for these modules. It must not import the framework: who uses it has done so."""
+        """Return whether this adapter is for these modules, without importing the framework: its users have done so."""
         return False
 
     # Where this rank sits
@@ -114,13 +114,13 @@ class Adapter:
 
     @property
     def grad_factor(self) -> float:
-        """What the framework's reduction over ranks will still multiply gradients by, for instance 1/dp."""
+        """The factor by which the framework's reduction over ranks will still multiply gradients, for instance 1/dp."""
         return 1.0
 
     # What things are called, and what is traced
 
     def name(self, chunk: nn.Module, path: str) -> str:
-        """What the reference calls the module, parameter or buffer at this path of a chunk."""
+        """Return the reference's name of the module, parameter or buffer at this path of a chunk."""
         return find_canonical_name(path, chunk)
 
     @property
@@ -130,12 +130,12 @@ class Adapter:
 
     @property
     def untraced(self) -> frozenset[Kind]:
-        """The kinds that the reference may have, but this run cannot show."""
+        """The kinds of tensors that the reference may record, but this run cannot."""
         return frozenset()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the report should know."""
+        """Notes for the reader of the report."""
         return ()
 
     def is_watched(self, name: str, *, isolated: bool) -> bool:  # noqa: ARG002
@@ -149,18 +149,18 @@ class Adapter:
         return None
 
     def find_rule(self, site: Site, num_dims: int) -> Rule | None:  # noqa: ARG002
-        """Find the layout that the framework states for a tensor of so many dims at a site; None if it states none."""
+        """Find the layout that the framework states for a tensor with `num_dims` dims at a site, if any."""
         return None
 
     def split_rows(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:  # noqa: ARG002
-        """Split a tensor that has rows of several microbatches; None for any other tensor.
+        """Split a tensor that has rows of several microbatches; return None for any other tensor.
 
-        `number` is how many microbatches this rank has run before.
+        `number` is the number of microbatches that this rank has run before.
         """
         return None
 
     def find_disagreements(self, parameters: Mapping[str, Placement]) -> Iterable[str]:  # noqa: ARG002
-        """Say in words where the framework itself says of a parameter that it lies elsewhere."""
+        """Describe each parameter for which the framework itself states another placement."""
         return ()
 
     # What happens
@@ -183,10 +183,10 @@ class Adapter:
     # The optimizer
 
     def on_parameters_replaced(self, optimizer: Optimizer | None) -> None:
-        """Parameters have other values now. Refresh every copy that the optimizer keeps of them."""
+        """Refresh every copy that the optimizer keeps of the parameters, which have other values now."""
 
     def find_torch_optimizers(self, optimizer: Optimizer | None) -> Sequence[torch.optim.Optimizer]:
-        """Find the optimizers of torch that do this one's work, and hold its state."""
+        """Find the optimizers of torch that do the work of this one and hold its state."""
         # ZeroRedundancyOptimizer keeps an optimizer of its own for this rank's share; importing it warns.
         inner = ((each, getattr(each, "optim", None)) for each in list_optimizers(optimizer))
         return [own if isinstance(own, torch.optim.Optimizer) else each for each, own in inner]
@@ -195,13 +195,13 @@ class Adapter:
         self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
     ) -> Iterable[tuple[nn.Parameter, Mapping[str, object]]]:
         """Find those of the parameters that this rank's optimizer updates, each with its group of settings."""
-        known = {
+        groups = {
             id(parameter): group
             for each in self.find_torch_optimizers(optimizer)
             for group in read_groups(each)
             for parameter in group["params"]
         }
-        return ((parameter, known[id(parameter)]) for parameter in parameters if id(parameter) in known)
+        return ((parameter, groups[id(parameter)]) for parameter in parameters if id(parameter) in groups)
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
@@ -219,19 +219,19 @@ class Adapter:
     # Values
 
     def read_values(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Return a parameter's own memory, in the shape that its layout speaks of."""
+        """Return a parameter's own memory, in the shape that its layout describes."""
         return parameter.detach()
 
     def read_gradient(self, parameter: nn.Parameter) -> OwnedSlice | None:
-        """Return the gradient that the optimizer will use, as far as this rank has it."""
+        """Return the part of the gradient that this rank has, as the optimizer will use it."""
         return None if parameter.grad is None else OwnedSlice(parameter.grad)
 
     def read_updated(self, parameter: nn.Parameter) -> OwnedSlice | None:
-        """Return what a step left of a parameter, as far as this rank has it already."""
+        """Return the part of an updated parameter that this rank has already."""
         return OwnedSlice(parameter.detach())
 
     def read_optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, OwnedSlice]:
-        """Return what the optimizer keeps for a parameter on this rank; nothing where another rank keeps it."""
+        """Return what the optimizer keeps for a parameter on this rank; nothing if another rank keeps it."""
         states = (keeper.state.get(parameter, {}) for keeper in self.find_torch_optimizers(optimizer))
         state: Mapping[str, object] = next(filter(None, states), {})
         return {str(key): OwnedSlice(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
@@ -241,7 +241,7 @@ class Adapter:
         return tensor
 
     def to_local(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:  # noqa: ARG002
-        """Return this rank's values as a plain tensor, as they count at this site."""
+        """Return this rank's values as a plain tensor, as they count in the logical tensor at this site."""
         return tensor
 
     def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
@@ -250,7 +250,7 @@ class Adapter:
 
 
 def find_rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks; a launched job must have initialised its process group."""
+    """Find this process's rank and the number of ranks; a launched job must have initialised its process group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -262,7 +262,7 @@ def find_rank_and_world() -> tuple[int, int]:
 
 
 def check_mesh(mesh: Mesh, num_ranks: int) -> None:
-    """Refuse a mesh of another number of ranks than the job has."""
+    """Refuse a mesh whose number of ranks is not that of the job."""
     if mesh.num_ranks != num_ranks:
         raise CaptureError(
             f"mesh {str(mesh)!r} has {mesh.num_ranks} ranks, but {num_ranks} run. Give attach(mesh=...) "
@@ -271,18 +271,18 @@ def check_mesh(mesh: Mesh, num_ranks: int) -> None:
 
 
 def make_anonymous_mesh(num_ranks: int) -> Mesh:
-    """Make the mesh of a job of which only the number of ranks is known."""
+    """Make the mesh of a job if only its number of ranks is known."""
     return Mesh.of(**{ANONYMOUS_AXIS: num_ranks}) if num_ranks > 1 else Mesh()
 
 
 def list_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Any]:
-    """List what a script gave as its optimizer: none, one, or several."""
+    """List the optimizers that a script passed to attach: none, one, or several."""
     if optimizer is None:
         return []
     return list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
 
 
 def read_groups(optimizer: Optimizer) -> Sequence[Mapping[str, Any]]:
-    """Read an optimizer's groups of parameters that are like torch's; none where it has no such thing."""
+    """Read an optimizer's groups of parameters, if they are like torch's; otherwise none."""
     groups = getattr(optimizer, "param_groups", ())
     return [group for group in groups if isinstance(group, Mapping) and isinstance(group.get("params"), Iterable)]

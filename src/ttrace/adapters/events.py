@@ -10,13 +10,13 @@ from torch import nn
 
 
 class FrameworkEvents:
-    """What an adapter calls while a framework trains. Who wants to hear of an event overrides it."""
+    """Events that an adapter reports while a framework trains. A subclass overrides those that it needs."""
 
     def on_pipeline(self) -> None:
-        """A pipeline is about to run. From now on only chunks count: a stage may run once before, to learn shapes."""
+        """A pipeline is about to run. From now on only chunks count: a stage may run once before, to find shapes."""
 
     def on_chunk(self, microbatch: int, *, is_first: bool, is_last: bool) -> AbstractContextManager[None]:
-        """Enter the returned block around everything that one stage does for one microbatch."""
+        """A stage works on one microbatch. The adapter enters the returned context around all of this work."""
         del microbatch, is_first, is_last
         return nullcontext()
 
@@ -30,7 +30,7 @@ class FrameworkEvents:
         """After the last microbatch, gradients will be divided by this number."""
 
     def on_main_gradients(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
-        """These gradients are the sums over this rank's microbatches; no other rank's are in them yet."""
+        """These gradients are the sums over this rank's microbatches, before those of other ranks are added."""
 
     def on_grad_norm(self, norm: torch.Tensor) -> None:
         """The norm of all gradients was computed."""

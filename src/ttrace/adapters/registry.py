@@ -1,6 +1,6 @@
-"""Registry of adapters: which one is for a model.
+"""Registry of adapters, which chooses the one for a model.
 
-Other packages add adapters by an entry point of the group `ttrace.adapters`, whose object is a subclass of `Adapter`.
+Other packages add adapters with an entry point in the group `ttrace.adapters`, whose object is a subclass of `Adapter`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BUILT_IN = (
     EntryPoint("transformers", "ttrace.adapters.transformers.adapter:Transformers", GROUP),
     EntryPoint("native", "ttrace.adapters.native.adapter:Native", GROUP),
 )
-"""The first one that recognises a model is for it; `native` recognises every model."""
+"""The first adapter that recognises a model is chosen; `native` recognises every model."""
 
 
 def make_adapter(
@@ -43,7 +43,7 @@ def make_adapter(
 
 
 def find_adapter(chunks: Sequence[nn.Module]) -> type[Adapter]:
-    """Find the adapter that recognises these modules; what other packages registered comes before our own."""
+    """Find the adapter that recognises these modules; adapters of other packages come before our own."""
     registered = [kind for kind in _load_registered() if kind.recognizes(chunks)]
     if len(registered) > 1:
         names = ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in registered)
@@ -52,7 +52,7 @@ def find_adapter(chunks: Sequence[nn.Module]) -> type[Adapter]:
 
 
 def _load_registered() -> Iterator[type[Adapter]]:
-    """Load what other packages registered; the same adapter may be registered twice."""
+    """Load the adapters that other packages registered, once each: the same adapter may be registered twice."""
     own = {entry.value for entry in BUILT_IN}
     entries = {entry.value: entry for entry in entry_points(group=GROUP)}
     yield from (_load(entry) for value, entry in sorted(entries.items()) if value not in own)

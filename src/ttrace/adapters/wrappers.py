@@ -9,28 +9,28 @@ from ttrace.torch_compat import WRAPPER_ATTRIBUTES, read_own_buffers
 
 
 def find_canonical_name(path: str, chunk: nn.Module) -> str:
-    """The name of what lies at this path of a chunk: without wrappers, and encoded; `.` for the model itself."""
+    """Find the name of what lies at this path of a chunk: without wrappers, and encoded; `.` for the model itself."""
     parts = path.split(".") if path else []
     wrappers = find_wrapper_levels(path, chunk)
     return encode_name(".".join(part for i, part in enumerate(parts) if i not in wrappers)) or ROOT
 
 
 def find_wrapper_levels(path: str, chunk: nn.Module) -> frozenset[int]:
-    """Which words of a path stand for a wrapper's level."""
-    found, at = set(), chunk
+    """Find the parts of a path that stand for a wrapper's level, by position."""
+    levels, module = set(), chunk
     for i, part in enumerate(path.split(".")):
-        owner = _find_owner(at, part)
+        owner = _find_owner(module, part)
         child = owner._modules[part] if owner is not None else None
         if owner is None or child is None:
             break  # a parameter or a buffer
         if part in WRAPPER_ATTRIBUTES and _is_wrapper(owner, part, child):
-            found.add(i)
-        at = child
-    return frozenset(found)
+            levels.add(i)
+        module = child
+    return frozenset(levels)
 
 
 def _find_owner(module: nn.Module, attribute: str) -> nn.Module | None:
-    """Who has a module under this name: this one, or what it wraps, as some wrappers leave their level out of paths."""
+    """Find the owner of a child: this module, or the one that it wraps, as some wrappers omit their level in paths."""
     if module._modules.get(attribute) is not None:
         return module
     inner = next((child for name in WRAPPER_ATTRIBUTES if (child := module._modules.get(name)) is not None), None)
@@ -38,21 +38,21 @@ def _find_owner(module: nn.Module, attribute: str) -> nn.Module | None:
 
 
 def _is_wrapper(owner: nn.Module, attribute: str, child: nn.Module) -> bool:
-    """Whether the level may be left out: nothing else in the owner has a name that the wrapped module uses too."""
-    others = _names(owner) - {attribute}
-    return not others or others.isdisjoint(_visible_names(child))
+    """Whether the level may be omitted: nothing else in the owner has a name that the wrapped module uses too."""
+    others = _list_names(owner) - {attribute}
+    return not others or others.isdisjoint(_list_visible_names(child))
 
 
-def _visible_names(module: nn.Module) -> frozenset[str]:
-    """The names in a module, with those of what it wraps in place of the wrapper's level."""
-    names = _names(module)
+def _list_visible_names(module: nn.Module) -> frozenset[str]:
+    """List the names in a module; a wrapper's level is replaced by the names in the wrapped module."""
+    names = _list_names(module)
     for attribute in WRAPPER_ATTRIBUTES & names:
         child = module._modules.get(attribute)
         if child is not None and _is_wrapper(module, attribute, child):
-            names = (names - {attribute}) | _visible_names(child)
+            names = (names - {attribute}) | _list_visible_names(child)
     return names
 
 
-def _names(module: nn.Module) -> frozenset[str]:
-    held = (*module._parameters.items(), *read_own_buffers(module).items(), *module._modules.items())
-    return frozenset(name for name, value in held if value is not None)
+def _list_names(module: nn.Module) -> frozenset[str]:
+    members = (*module._parameters.items(), *read_own_buffers(module).items(), *module._modules.items())
+    return frozenset(name for name, value in members if value is not None)

@@ -14,7 +14,7 @@ from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Shape
 
 
-def lying_on(*meshes: tuple[Shape, tuple[str, ...]]) -> nn.Module:
+def make_model_on(*meshes: tuple[Shape, tuple[str, ...]]) -> nn.Module:
     """A model with one parameter on each of these meshes."""
     model = nn.Module()
     for i, (shape, names) in enumerate(meshes):
@@ -24,19 +24,19 @@ def lying_on(*meshes: tuple[Shape, tuple[str, ...]]) -> nn.Module:
     return model
 
 
-def found(model: nn.Module) -> Mesh:
+def find(model: nn.Module) -> Mesh:
     return find_mesh([model], list_device_meshes([model]), 8)
 
 
 def test_meshes_of_the_same_ranks_are_factorisations() -> None:
-    model = lying_on(((4, 2), ("fsdp", "tp")), ((2, 4), ("efsdp", "ep")), ((4, 2), ("fsdp", "tp")))
-    assert found(model) == Mesh.parse("fsdp=4 tp=2 | efsdp=2 ep=4")
+    model = make_model_on(((4, 2), ("fsdp", "tp")), ((2, 4), ("efsdp", "ep")), ((4, 2), ("fsdp", "tp")))
+    assert find(model) == Mesh.parse("fsdp=4 tp=2 | efsdp=2 ep=4")
 
 
 def test_a_mesh_of_fewer_ranks_is_left_out() -> None:
-    assert found(lying_on(((2,), ("tp",)), ((4, 2), ("dp", "tp")))) == Mesh.of(dp=4, tp=2)
+    assert find(make_model_on(((2,), ("tp",)), ((4, 2), ("dp", "tp")))) == Mesh.of(dp=4, tp=2)
 
 
 def test_meshes_that_name_an_axis_differently_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"device meshes that do not go together: .*axis tp lies differently"):
-        found(lying_on(((4, 2), ("dp", "tp")), ((2, 4), ("cp", "tp"))))
+        find(make_model_on(((4, 2), ("dp", "tp")), ((2, 4), ("cp", "tp"))))

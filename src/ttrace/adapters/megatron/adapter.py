@@ -26,7 +26,7 @@ from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.ids import ROOT, Kind, Site
 
 _ORIGIN = "megatron"
-"""Who states the layouts that come from here."""
+"""The origin that rules of this adapter name."""
 _SCALARS = frozenset({Kind.GRAD_NORM, Kind.CLIP})
 _DISTRIBUTING = ("pp", "dp", "edp", "ep")
 _REDUCED = ("dp", "cp", "edp")
@@ -34,7 +34,7 @@ _REDUCED = ("dp", "cp", "edp")
 
 
 class Megatron(Adapter):
-    """Everything that a Megatron model, its groups, schedules and optimizer say of themselves."""
+    """Adapter for a Megatron model, its process groups, schedules and optimizer."""
 
     def __init__(
         self,
@@ -50,16 +50,16 @@ class Megatron(Adapter):
             )
         self.chunks = chunks
         self._optimizer = optimizer
-        self._config = _config(chunks)
-        self.mesh = ranks.mesh(has_experts=bool(getattr(self._config, "num_moe_experts", None)))
+        self._config = _find_config(chunks)
+        self.mesh = ranks.read_mesh(has_experts=bool(getattr(self._config, "num_moe_experts", None)))
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.coord = self.mesh.coord(self.rank)
-        self._naming = {chunk: ChunkNames(chunk, self.coord.get("ep", 0)) for chunk in chunks}
+        self._names = {chunk: ChunkNames(chunk, self.coord.get("ep", 0)) for chunk in chunks}
         self._modules = {name: at for chunk in chunks for name, at in self._find_modules(chunk)}
         self._rules: dict[tuple[Site, int], Rule | None] = {}
         self._events: FrameworkEvents | None = None
         self._unreadable = ""
-        self._checkpoints = {chunk: self._checkpoint(chunk) for chunk in chunks}
+        self._checkpoints = {chunk: self._read_checkpoint(chunk) for chunk in chunks}
 
     @classmethod
     def recognizes(cls, chunks: Sequence[nn.Module]) -> bool:
@@ -83,7 +83,7 @@ class Megatron(Adapter):
 
     @cached_property
     def grad_factor(self) -> float:
-        """Megatron's DDP averages over all ranks that have data, unless the loss is counted by token."""
+        """The factor of Megatron's DDP, which averages over all ranks with data, unless the loss is per token."""
         if getattr(self._config, "calculate_per_token_loss", False):
             return 1.0
         return 1.0 / (self.mesh.sizes.get("dp", 1) * self.mesh.sizes.get("cp", 1))
@@ -102,11 +102,11 @@ class Megatron(Adapter):
         return tuple(notes)
 
     def name(self, chunk: nn.Module, path: str) -> str:
-        return self._naming[chunk].name(path)
+        return self._names[chunk].name(path)
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        return frozenset().union(*(naming.divided for naming in self._naming.values()))
+        return frozenset().union(*(naming.divided for naming in self._names.values()))
 
     @cached_property
     def untraced(self) -> frozenset[Kind]:
@@ -114,7 +114,7 @@ class Megatron(Adapter):
 
     def is_watched(self, name: str, *, isolated: bool) -> bool:
         at = self._modules[name]
-        # Which tokens lie in which rows is known of single experts, not of what holds them all.
+        # It is known which tokens lie in which rows of a single expert, but not of the module that holds all experts.
         is_known = ExpertPlace.of(name) is not None and not isolated
         return not layouts.is_transparent(at) and (is_known or not at.is_in_expert)
 
@@ -132,8 +132,8 @@ class Megatron(Adapter):
     def find_rule(self, site: Site, num_dims: int) -> Rule | None:
         key = (site, num_dims)
         if key not in self._rules:
-            text = self._layout(site, num_dims)
-            self._rules[key] = None if text is None else _rule(site, text)
+            text = self._find_layout(site, num_dims)
+            self._rules[key] = None if text is None else _make_rule(site, text)
         return self._rules[key]
 
     def split_rows(self, site: Site, tensor: torch.Tensor, number: int, recall: Recall) -> Sequence[Share] | None:
@@ -143,7 +143,7 @@ class Megatron(Adapter):
         return list(self._dispatch.split_rows(self._modules[site.name], place, site.kind, tensor, number, recall))
 
     def find_disagreements(self, parameters: Mapping[str, Placement]) -> Iterator[str]:
-        # Who gives a rule for a layer of their own may not have written its part of the checkpoint.
+        # Users who give a rule for their own layer may not have written its part of the checkpoint.
         ours = {
             name: placement.region for name, placement in parameters.items() if placement.source is LayoutSource.ADAPTER
         }
@@ -173,7 +173,7 @@ class Megatron(Adapter):
         return [megatron_optimizer.watch_steps(optimizer, self._events, before, after)]
 
     def read_values(self, parameter: nn.Parameter) -> torch.Tensor:
-        return self._shaped(parameter, parameter.detach())
+        return self._reshape(parameter, parameter.detach())
 
     def read_gradient(self, parameter: nn.Parameter) -> OwnedSlice | None:
         gradient: torch.Tensor | None = getattr(parameter, "main_grad", parameter.grad)
@@ -181,7 +181,7 @@ class Megatron(Adapter):
         if gradient is None or not parameter.requires_grad or (run is not None and run[0] == run[1]):
             return None
         return (
-            OwnedSlice(self._shaped(parameter, gradient))
+            OwnedSlice(self._reshape(parameter, gradient))
             if run is None
             else OwnedSlice(gradient.view(-1)[slice(*run)], run)
         )
@@ -193,13 +193,13 @@ class Megatron(Adapter):
         return OwnedSlice(parameter.detach().view(-1)[slice(*run)], run) if run[0] < run[1] else None
 
     def read_optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, OwnedSlice]:
-        pieces = megatron_optimizer.read_state(optimizer, parameter)
+        slices = megatron_optimizer.read_state(optimizer, parameter)
         return {
-            key: OwnedSlice(self._shaped(parameter, piece.tensor)) if piece.run is None else piece
-            for key, piece in pieces.items()
+            key: OwnedSlice(self._reshape(parameter, owned.tensor)) if owned.run is None else owned
+            for key, owned in slices.items()
         }
 
-    def _layout(self, site: Site, num_dims: int) -> str | None:
+    def _find_layout(self, site: Site, num_dims: int) -> str | None:
         if site.kind in _SCALARS:
             return ""
         if site.kind is Kind.LOSS:
@@ -207,7 +207,7 @@ class Megatron(Adapter):
         if site.kind.is_of_buffer:
             return "..."
         if site.kind.is_of_param:
-            return self._parameter_layout(site)
+            return self._find_parameter_layout(site)
         if site.kind is Kind.DECISION:
             return layouts.decision(sequence_parallel=self._is_routing_cut)
         at = self._modules.get(site.name)
@@ -216,11 +216,11 @@ class Megatron(Adapter):
         is_routing = at.attribute == "router" and site.kind.primal is Kind.OUTPUT
         is_cut = self._is_routing_cut if is_routing else self._is_sequence_parallel
         text = layouts.activation(at, site.kind.primal, site.slot, num_dims, sequence_parallel=is_cut)
-        # Where all ranks of tp route all tokens, each has the gradient of its own columns of them.
+        # If all ranks of tp route all tokens, each rank has the gradient of its own columns of them.
         is_summand = is_routing and self._is_sequence_parallel and not is_cut and site.kind is Kind.GRAD_OUTPUT
         return f"{text} +tp" if is_summand else text
 
-    def _parameter_layout(self, site: Site) -> str:
+    def _find_parameter_layout(self, site: Site) -> str:
         at, attribute = self._owners[site.name]
         text = layouts.parameter(at, attribute, expert_tp="etp" if "etp" in self.mesh.sizes else "tp")
         if site.kind is not Kind.MAIN_GRAD:
@@ -247,7 +247,7 @@ class Megatron(Adapter):
 
     @cached_property
     def _gathers_late(self) -> bool:
-        """Whether other ranks' parts of a parameter only come with the next forward."""
+        """Whether other ranks' parts of a parameter arrive only with the next forward."""
         return self._ddp_has("overlap_param_gather")
 
     def _ddp_has(self, option: str) -> bool:
@@ -255,13 +255,13 @@ class Megatron(Adapter):
 
     @cached_property
     def _owners(self) -> dict[str, tuple[Module, str]]:
-        """By parameter, the module that holds it and the attribute under which it does."""
-        found = {}
+        """By name of a parameter, the module that holds it and the attribute in that module."""
+        owners = {}
         for chunk in self.chunks:
             for path, _ in chunk.named_parameters(remove_duplicate=False):
                 owner, _, attribute = path.rpartition(".")
-                found[self.name(chunk, path)] = self._modules[self.name(chunk, owner)], attribute
-        return found
+                owners[self.name(chunk, path)] = self._modules[self.name(chunk, owner)], attribute
+        return owners
 
     def _find_modules(self, chunk: nn.Module) -> Iterator[tuple[str, Module]]:
         by_path = dict(chunk.named_modules())
@@ -271,10 +271,10 @@ class Megatron(Adapter):
             at = Module(module, attribute, by_path[owner], is_in_expert="experts" in parts)
             yield self.name(chunk, path), at
 
-    def _checkpoint(self, chunk: nn.Module) -> Mapping[str, Any]:
+    def _read_checkpoint(self, chunk: nn.Module) -> Mapping[str, Any]:
         try:
             return checkpoints.read_checkpoint(_unwrap(chunk))
-        except Exception as error:  # the candidate's own code, for which nothing may fail here
+        except Exception as error:  # the candidate's own code: its failure must not end the run
             self._unreadable = f"{type(error).__name__}: {error}"
             return {}
 
@@ -288,22 +288,22 @@ class Megatron(Adapter):
         """The shapes of weights that hold several experts one after the other."""
         grouped = [at.module for at in self._modules.values() if _groups_experts(at)]
         owned = ((p, module) for module in grouped for p in module.parameters(recurse=False))
-        return {p: layouts.grouped_shape(p, module) for p, module in owned}
+        return {p: layouts.find_grouped_shape(p, module) for p, module in owned}
 
-    def _shaped(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    def _reshape(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
         shape = self._shapes.get(parameter)
         return tensor.view(shape) if shape is not None and tensor.shape == parameter.shape else tensor
 
     def _wrap_grad_sync(self, events: FrameworkEvents, chunk: nn.Module, own: Callable[..., Any]) -> Callable[..., Any]:
         def finish_grad_sync(*args: Any, **kwargs: Any) -> Any:
             gradients = ((p, getattr(p, "main_grad", None)) for p in chunk.parameters() if p.requires_grad)
-            events.on_main_gradients((p, self._shaped(p, g)) for p, g in gradients if g is not None)
+            events.on_main_gradients((p, self._reshape(p, g)) for p, g in gradients if g is not None)
             return own(*args, **kwargs)
 
         return finish_grad_sync
 
 
-def _rule(site: Site, text: str) -> Rule:
+def _make_rule(site: Site, text: str) -> Rule:
     return Rule(str(site), Layout.parse(text), _ORIGIN, LayoutSource.ADAPTER)
 
 
@@ -324,7 +324,7 @@ def _unwrap(chunk: nn.Module) -> nn.Module:
     return chunk
 
 
-def _config(chunks: Sequence[nn.Module]) -> Any:
+def _find_config(chunks: Sequence[nn.Module]) -> Any:
     config = next((c for chunk in chunks for m in chunk.modules() if (c := getattr(m, "config", None))), None)
     if config is None:
         raise CaptureError("no module of this Megatron model has a config. Give attach the model itself.")

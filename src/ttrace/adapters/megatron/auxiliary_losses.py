@@ -1,7 +1,7 @@
 """Patch of Megatron's auxiliary losses: those that a router adds to its own gradient, beside the model's loss.
 
-Only backward says what one weighs, since the schedule scales all of them. So what counts is the loss times its own
-gradient: the summand of the objective that its gradients belong to.
+Only backward shows the weight of such a loss, since the schedule scales all of them. So the loss times its own gradient
+is recorded: the summand of the objective that its gradients belong to.
 """
 
 from __future__ import annotations

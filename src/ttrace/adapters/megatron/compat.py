@@ -11,7 +11,7 @@ from torch import nn
 
 
 def read_owned_range(distributed_optimizer: Any, parameter: nn.Parameter) -> tuple[int, int]:
-    """The run of a parameter's flattened values that this rank's distributed optimizer owns.
+    """Read the run of a parameter's flattened values that this rank's distributed optimizer owns.
 
     `DistributedOptimizer._get_model_param_range_map`, in all versions that the tests run (zoo/harness/megatron).
     Without it gradients and states of the distributed optimizer cannot be recorded.

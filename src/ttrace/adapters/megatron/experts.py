@@ -1,7 +1,7 @@
 """Tokens that an expert gets: those of several ranks, and so of several microbatches.
 
-Nothing is asked of other ranks. The reference's routing, which candidates repeat, says which tokens of which microbatch
-go to an expert, and the dispatcher's order of ranks says in which rows they arrive.
+This needs no communication. The reference's routing, which candidates repeat, shows which tokens of which microbatch go
+to an expert, and the dispatcher's order of ranks shows in which rows they arrive.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ _LOCAL = ".experts.local_experts."
 
 @dataclass(frozen=True)
 class ExpertPlace:
-    """A module of an expert: the layer of experts that it belongs to, and the expert's number in it."""
+    """The place of an expert: the layer of experts that it belongs to, and its number in that layer."""
 
     layer: str
     expert: int
 
     @classmethod
     def of(cls, name: str) -> ExpertPlace | None:
-        layer, found, rest = name.partition(_LOCAL)
-        return cls(layer, int(rest.partition(".")[0])) if found else None
+        layer, separator, rest = name.partition(_LOCAL)
+        return cls(layer, int(rest.partition(".")[0])) if separator else None
 
     @property
     def routing(self) -> Site:
-        """Where the router says which experts each token goes to."""
+        """The site of the router's output, which says which experts each token goes to."""
         return Site(f"{self.layer}.router", Kind.OUTPUT, "1")
 
 
 class TokenDispatch:
-    """Which rows of an expert's input are which tokens."""
+    """The assignment of the rows of an expert's input to tokens."""
 
     def __init__(self, mesh: Mesh, coord: Coord, *, gathers: bool, sequence_parallel: bool) -> None:
         self._mesh, self._coord = mesh, coord
         self._tp = "etp" if "etp" in mesh.sizes else "tp"
         self._tokens = Layout.parse("tokens/cp:zigzag/tp" if sequence_parallel else "tokens/cp:zigzag")
-        # Gathered tokens come by rank; those sent to an expert by rank of its tensor parallelism first.
+        # Gathered tokens are in the order of ranks; tokens sent to an expert first in that of its tensor parallelism.
         self._sources = sorted(self._find_sources(), key=lambda at: (at["ep"], at[self._tp])[:: 1 if gathers else -1])
 
     def split_rows(
         self, at: Module, place: ExpertPlace, kind: Kind, tensor: torch.Tensor, number: int, recall: Recall
     ) -> Iterator[Share]:
-        """Split a tensor into the rows of each microbatch: `number` is how many this rank has run before."""
+        """Split a tensor into the rows of each microbatch; `number` is how many this rank has run before."""
         rows: dict[int, list[torch.Tensor]] = {}
         positions: dict[int, list[torch.Tensor]] = {}
         sizes: dict[int, int] = {}
         start = 0
         for source in self._sources:
             microbatch = number * self._mesh.sizes.get("dp", 1) + source.get("dp", 0)
-            chosen = self._chosen(place, microbatch, recall)
+            chosen = self._find_chosen(place, microbatch, recall)
             own = self._tokens.region(tuple(chosen.shape), self._mesh.sizes, source)
             there = own.take(chosen.cumsum(0) - 1)[own.take(chosen)]
             rows.setdefault(microbatch, []).append(torch.arange(start, start + there.numel()))
@@ -76,24 +76,26 @@ class TokenDispatch:
                 f"{start} are its own."
             )
         for microbatch, parts in rows.items():
-            where = self._region(at, kind, tensor, torch.cat(positions[microbatch]), sizes[microbatch])
+            where = self._place_rows(at, kind, tensor, torch.cat(positions[microbatch]), sizes[microbatch])
             yield Share(microbatch, torch.cat(parts), where)
 
     def _find_sources(self) -> Iterator[Coord]:
-        """The ranks that dispatch tokens to this one."""
+        """Find the ranks that dispatch tokens to this one."""
         for other in self._mesh.coords():
             if all(other.get(axis) == self._coord.get(axis) for axis in ("pp", "edp")):
                 yield other
 
-    def _chosen(self, place: ExpertPlace, microbatch: int, recall: Recall) -> torch.Tensor:
+    def _find_chosen(self, place: ExpertPlace, microbatch: int, recall: Recall) -> torch.Tensor:
         routing = recall(place.routing, microbatch)
         if routing is None:
             raise LayoutError(f"the reference has no {place.routing} of microbatch {microbatch}: trace routers too.")
         return routing[:, place.expert].bool() if routing.dtype == torch.bool else (routing == place.expert).any(1)
 
-    def _region(self, at: Module, kind: Kind, tensor: torch.Tensor, positions: torch.Tensor, size: int) -> Placement:
-        cut, is_partial = _columns(at, kind.primal)
-        # A sum that is still to come is whole in the gradient, and what is whole has a gradient still to be summed.
+    def _place_rows(
+        self, at: Module, kind: Kind, tensor: torch.Tensor, positions: torch.Tensor, size: int
+    ) -> Placement:
+        cut, is_partial = _find_columns(at, kind.primal)
+        # The gradient of a pending sum is whole, and the gradient of a whole tensor is a pending sum.
         is_pending = is_partial if kind.primal is kind else (not is_partial and "/" not in cut) or tensor.ndim == 1
         columns = Layout.parse(cut.format(tp=self._tp) if tensor.ndim > 1 else "")
         shape = columns.global_shape(tuple(tensor.shape[1:]), self._mesh.sizes)
@@ -104,8 +106,8 @@ class TokenDispatch:
         return Placement(region, pending, text, Provenance(LayoutSource.ROUTING))
 
 
-def _columns(at: Module, kind: Kind) -> tuple[str, bool]:
-    """How an expert's columns are cut, and whether they are summands of a sum that comes when tokens go back."""
+def _find_columns(at: Module, kind: Kind) -> tuple[str, bool]:
+    """Find how an expert's columns are cut, and whether they are summands, to be added when tokens are sent back."""
     if at.attribute == "linear_fc1" and kind is Kind.OUTPUT:
         return ("ffn/{tp}:fused(2)" if is_glu(at) else "ffn/{tp}"), False
     if at.attribute == "linear_fc2" and kind is Kind.INPUT:

@@ -1,8 +1,8 @@
 """Layouts of Megatron's own modules: of parameters, and of what enters and leaves.
 
-They are stated from what each class is meant to do, never read from the marks that Megatron sets on parameters: a
-missing mark is a bug to be found. Sequences are cut over cp in its zigzag order, and under sequence parallelism further
-over tp.
+They follow from what each class is meant to do, and are never read from the marks that Megatron sets on parameters: a
+missing mark is a bug that TTrace must find. Sequences are cut over cp in its zigzag order, and under sequence
+parallelism further over tp.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CUT = "{seq} batch hidden/tp"
 _HEADS = "{seq} batch heads/tp channels"
 _SCORES = "batch heads/tp {seq} keys"
 _TOKENS = "{sp} experts"
-"""`{seq}` is a sequence as context parallelism cuts it, `{sp}` the same as sequence parallelism may cut it further."""
+"""`{seq}` is a sequence as context parallelism cuts it; `{sp}` is one that sequence parallelism may cut further."""
 
 _BY_ARGUMENT = {
     "input_ids": _IDS,
@@ -38,8 +38,8 @@ _BY_ARGUMENT = {
 
 
 @dataclass(frozen=True)
-class _Passed:
-    """What a class takes and gives, and what it takes at other slots."""
+class _ModuleLayouts:
+    """The layouts of a class's inputs and outputs, and of its inputs at other slots."""
 
     takes: str
     gives: str
@@ -51,28 +51,28 @@ class _Passed:
         return self.takes_at.get(slot) or _BY_ARGUMENT.get(slot.partition(".")[0]) or self.takes
 
 
-_SAME = _Passed(_HIDDEN, _HIDDEN, {"1": _MASK})
+_SAME = _ModuleLayouts(_HIDDEN, _HIDDEN, {"1": _MASK})
 
 _BY_ATTRIBUTE = {
-    "core_attention": _Passed(_HEADS, _CUT, {"3": _MASK}),
-    "scale_mask_softmax": _Passed(_SCORES, _SCORES, {"1": _MASK}),
-    "attention_dropout": _Passed(_SCORES, _SCORES),
-    "position_embeddings": _Passed(_IDS, f"{_IDS} hidden"),
-    "rotary_pos_emb": _Passed(_IDS, _ROPE),
-    "router": _Passed(_HIDDEN, _TOKENS),
+    "core_attention": _ModuleLayouts(_HEADS, _CUT, {"3": _MASK}),
+    "scale_mask_softmax": _ModuleLayouts(_SCORES, _SCORES, {"1": _MASK}),
+    "attention_dropout": _ModuleLayouts(_SCORES, _SCORES),
+    "position_embeddings": _ModuleLayouts(_IDS, f"{_IDS} hidden"),
+    "rotary_pos_emb": _ModuleLayouts(_IDS, _ROPE),
+    "router": _ModuleLayouts(_HIDDEN, _TOKENS),
 }
-"""What stands at these attributes, of whatever class."""
+"""The layouts of modules at these attributes, whatever their class."""
 
 _BY_CLASS = {
-    "GPTModel": _Passed(_IDS, _IDS, {"2": _MASK}),
-    "LanguageModelEmbedding": _Passed(_IDS, _HIDDEN),
-    "VocabParallelEmbedding": _Passed(_IDS, f"{_IDS} hidden"),
+    "GPTModel": _ModuleLayouts(_IDS, _IDS, {"2": _MASK}),
+    "LanguageModelEmbedding": _ModuleLayouts(_IDS, _HIDDEN),
+    "VocabParallelEmbedding": _ModuleLayouts(_IDS, f"{_IDS} hidden"),
 }
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module, the name that it has in its parent, and that parent."""
+    """A module, its name in its parent, and that parent."""
 
     module: Any
     attribute: str
@@ -81,12 +81,12 @@ class Module:
 
 
 def activation(at: Module, kind: Kind, slot: str, num_dims: int, *, sequence_parallel: bool) -> str | None:
-    """The layout of what enters or leaves a module; None if it is none of Megatron's."""
-    passed = _passed(at)
-    if passed is None:
+    """Return the layout of what enters or leaves a module; None if the module is not Megatron's."""
+    layouts = _find_module_layouts(at)
+    if layouts is None:
         return None
-    text = passed.layout(kind, slot)
-    if passed is _BY_CLASS["GPTModel"] and kind is Kind.OUTPUT and num_dims == 3:
+    text = layouts.layout(kind, slot)
+    if layouts is _BY_CLASS["GPTModel"] and kind is Kind.OUTPUT and num_dims == 3:
         text = "batch {seq} vocab/tp"  # logits instead of losses
     elif text == _HIDDEN and _is_per_head(at):
         text = _HEADS
@@ -97,26 +97,26 @@ def activation(at: Module, kind: Kind, slot: str, num_dims: int, *, sequence_par
 
 
 def routes_whole(config: Any) -> bool:
-    """Whether sequences are put together before they are routed.
+    """Whether sequences are gathered before they are routed.
 
-    So it is for `alltoall_seq`, which was the only alltoall until tokens could be dropped (0.7).
+    `alltoall_seq` does this; it was the only alltoall until tokens could be dropped (0.7).
     """
     kind = getattr(config, "moe_token_dispatcher_type", "")
     return kind == "alltoall_seq" or (kind == "alltoall" and not hasattr(config, "moe_expert_capacity_factor"))
 
 
 def decision(*, sequence_parallel: bool) -> str:
-    """The layout of a router's scores and choices: one row for each token."""
+    """Return the layout of a router's scores and choices: one row for each token."""
     return "tokens/cp:zigzag/tp experts" if sequence_parallel else "tokens/cp:zigzag experts"
 
 
 def auxiliary(*, sequence_parallel: bool) -> str:
-    """The layout of a router's own loss: ranks that see parts of a sequence have summands of it."""
+    """Return the layout of a router's own loss: ranks that have parts of a sequence have summands of it."""
     return "+cp +tp" if sequence_parallel else "+cp"
 
 
 def parameter(at: Module, attribute: str, *, expert_tp: str) -> str:
-    """The layout of a parameter of this module."""
+    """Return the layout of a parameter of this module."""
     tp = expert_tp if at.is_in_expert else "tp"
     if _is_a(at.module, "ColumnParallelLinear"):
         cut = f"out/{tp}:fused(2)" if is_glu(at) else f"out/{tp}"
@@ -132,36 +132,37 @@ def parameter(at: Module, attribute: str, *, expert_tp: str) -> str:
     return "..."
 
 
-def grouped_shape(weight: Any, module: Any) -> tuple[int, ...]:
-    """The shape in which a weight holds its experts one after the other: Megatron keeps it with two dims."""
+def find_grouped_shape(weight: Any, module: Any) -> tuple[int, ...]:
+    """Find the shape in which a weight holds its experts one after the other: Megatron stores it with two dims."""
     num_experts, hidden = module.num_local_experts, module.config.hidden_size
     ffn: int = weight.numel() // (num_experts * hidden)
     return (num_experts, hidden, ffn) if weight is module.weight1 else (num_experts, ffn, hidden)
 
 
 def pending(at: Module, layout: str, *, is_tied: bool, sequence_parallel: bool) -> str:
-    """The axes over which a parameter's main gradient is still to be added up."""
+    """Return the axes over which a parameter's main gradient is still to be summed."""
     if at.is_in_expert:
         return "+edp"
     axes = ["+dp", "+cp"]
     is_replicated = "/tp" not in layout and not _is_a(at.module, "Embedding")
     if is_replicated and (sequence_parallel or _is_per_head(at)):
-        axes.append("+tp")  # each rank saw its own tokens, or its own heads
+        axes.append("+tp")  # each rank has its own tokens, or its own heads
     if is_tied:
         axes.append("+pp")
     return " ".join(axes)
 
 
 def is_glu(at: Module) -> bool:
-    """Whether this is the first layer of a gated unit, whose gates and values lie one after the other."""
+    """Whether this is the first layer of a gated linear unit, with its gates and values one after the other."""
     config = getattr(at.parent, "config", None)
     return at.attribute == "linear_fc1" and bool(getattr(config, "gated_linear_unit", False))
 
 
 def is_transparent(at: Module) -> bool:
-    """Whether a module only fills a place, or gives what the module around it gives, in another order of dims.
+    """Whether a module is only a placeholder, or returns the output of the module around it, with its dims reordered.
 
-    With the embedding's dropout, which is switched off, the embedding would not be where numbers enter the model.
+    The embedding's dropout, which is switched off, is one too: otherwise the embedding would not be the place where
+    floating-point numbers enter the model.
     """
     is_inner = at.attribute == "word_embeddings" and not getattr(at.parent, "add_position_embedding", True)
     return (
@@ -172,33 +173,35 @@ def is_transparent(at: Module) -> bool:
     )
 
 
-def _passed(at: Module) -> _Passed | None:
+def _find_module_layouts(at: Module) -> _ModuleLayouts | None:
     if at.attribute in _BY_ATTRIBUTE:
         return _BY_ATTRIBUTE[at.attribute]
     module = at.module
     if _is_a(module, "ColumnParallelLinear"):
-        return _Passed(_HIDDEN, _WHOLE if getattr(module, "gather_output", False) else _CUT)
+        return _ModuleLayouts(_HIDDEN, _WHOLE if getattr(module, "gather_output", False) else _CUT)
     if _is_a(module, "RowParallelLinear"):
-        return _Passed(_CUT if module.input_is_parallel else _WHOLE, _HIDDEN)
-    for name, passed in _BY_CLASS.items():
+        return _ModuleLayouts(_CUT if module.input_is_parallel else _WHOLE, _HIDDEN)
+    for name, layouts in _BY_CLASS.items():
         if _is_a(module, name):
-            return passed
+            return layouts
     return _SAME if _is_megatrons(at) else None
 
 
 def _is_per_head(at: Module) -> bool:
-    """Norms of queries and keys see one head at a time, unless they norm what all heads share."""
+    """Whether this is a norm of queries or keys: it gets one head at a time, unless it norms what all heads share."""
     return at.attribute in ("q_layernorm", "k_layernorm") and not _is_a(at.parent, "MultiLatentAttention")
 
 
 def _is_megatrons(at: Module) -> bool:
-    """Whether a class of Megatron's, or the part of one: they all pass hidden states."""
-    return any(kind.__module__.startswith("megatron.") for owner in (at.module, at.parent) for kind in _kinds(owner))
+    """Whether this is a class of Megatron's, or a part of one: all of them take and return hidden states."""
+    return any(
+        kind.__module__.startswith("megatron.") for owner in (at.module, at.parent) for kind in _list_classes(owner)
+    )
 
 
 def _is_a(module: Any, name: str) -> bool:
-    return any(kind.__name__ == name for kind in _kinds(module))
+    return any(kind.__name__ == name for kind in _list_classes(module))
 
 
-def _kinds(module: Any) -> tuple[type, ...]:
+def _list_classes(module: Any) -> tuple[type, ...]:
     return type(module).__mro__

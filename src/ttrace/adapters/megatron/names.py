@@ -1,4 +1,4 @@
-"""Names of what lies in a chunk, as the whole model would have them: with global layer and expert numbers."""
+"""Names of what lies in a chunk, as the whole model has them: with global layer and expert numbers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ttrace.adapters.wrappers import find_canonical_name, find_wrapper_levels
 from ttrace.tensors.ids import ROOT, encode_name
 
 TIED = ("output_layer.weight", "embedding.word_embeddings.weight")
-"""The last stage's copy of a tied embedding, and what it is a copy of."""
+"""The last stage's copy of a tied embedding, and the embedding itself."""
 
 _GROUPED = re.compile(r"(?P<module>.*\.experts\.linear_fc[12]\.(?:weight|bias))(?P<number>\d+)")
-"""Weights of experts that one grouped module holds, each under a number of its own."""
+"""Weights of experts that one grouped module holds, each with a number of its own."""
 
 
 class ChunkNames:
@@ -23,7 +23,7 @@ class ChunkNames:
     def __init__(self, chunk: nn.Module, expert_rank: int) -> None:
         self._chunk = chunk
         self._expert_rank = expert_rank
-        self._numbers = dict(_numbers(chunk, expert_rank))
+        self._numbers = dict(_number_members(chunk, expert_rank))
         self._num_local = {
             find_canonical_name(p, chunk): m.num_local_experts for p, m in chunk.named_modules() if _has_experts(m)
         }
@@ -53,8 +53,8 @@ class ChunkNames:
         return name
 
 
-def _numbers(chunk: nn.Module, expert_rank: int) -> Iterator[tuple[str, str]]:
-    """By path of a layer or an expert in this chunk, its number in the whole model."""
+def _number_members(chunk: nn.Module, expert_rank: int) -> Iterator[tuple[str, str]]:
+    """Yield each layer and expert of this chunk by path, with its number in the whole model."""
     for path, module in chunk.named_modules():
         if isinstance(getattr(module, "layers", None), nn.ModuleList):
             for i, layer in enumerate(module.layers):
@@ -68,7 +68,7 @@ def _numbers(chunk: nn.Module, expert_rank: int) -> Iterator[tuple[str, str]]:
 
 
 def _copies_embedding(module: nn.Module) -> bool:
-    """Whether this is the last part of a model whose first part has the embedding that it uses too."""
+    """Whether this is the last part of a model, and uses the embedding of the first part."""
     is_tied = getattr(module, "share_embeddings_and_output_weights", False)
     return bool(is_tied and getattr(module, "post_process", False) and not getattr(module, "pre_process", True))
 

@@ -55,7 +55,7 @@ def _wrap_clip(events: FrameworkEvents, own: Callable[..., Any]) -> Callable[...
 
 
 def list_parts(optimizer: Optimizer | None) -> Iterator[Any]:
-    """List the optimizers that a chained one consists of, or the one itself."""
+    """List the optimizers in a chained optimizer, or the optimizer itself."""
     if optimizer is not None:
         yield from getattr(optimizer, "chained_optimizers", [optimizer])
 
@@ -76,7 +76,7 @@ def find_run(optimizer: Optimizer | None, parameter: nn.Parameter) -> tuple[int,
 def find_groups(
     optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
 ) -> Iterator[tuple[nn.Parameter, Mapping[str, object]]]:
-    """Find the parameters that this rank updates, each with its group: the optimizer has copies in place of them."""
+    """Find the parameters that this rank updates, each with its group; the optimizer itself has copies of them."""
     wanted = list(parameters)
     for part in list_parts(optimizer):
         places = getattr(part, "model_param_group_index_map", None)
@@ -85,29 +85,29 @@ def find_groups(
             continue
         known = {id(copy): group for group in read_groups(part.optimizer) for copy in group["params"]}
         for parameter in wanted:
-            group = known.get(id(_main_copy(part, parameter)))
+            group = known.get(id(_find_main_copy(part, parameter)))
             if group is not None:
                 yield parameter, group
 
 
 def read_state(optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, OwnedSlice]:
-    """Read what this rank keeps for a parameter: moments, and its own copy of it."""
+    """Read what this rank keeps for a parameter: the moments, and the optimizer's own copy of the parameter."""
     for part in list_parts(optimizer):
         groups = getattr(part, "model_param_group_index_map", None)
         if groups is not None:
             if parameter in groups:
                 group, order = groups[parameter]
                 main = part.optimizer.param_groups[group]["params"][order]
-                return _pieces(part, parameter, main, find_run(part, parameter))
+                return _make_slices(part, parameter, main, find_run(part, parameter))
         else:
-            main = _main_copy(part, parameter)
+            main = _find_main_copy(part, parameter)
             if main in part.optimizer.state:
-                return _pieces(part, parameter, main, None)
+                return _make_slices(part, parameter, main, None)
     return {}
 
 
-def _main_copy(part: Any, parameter: nn.Parameter) -> torch.Tensor:
-    """What the optimizer steps in place of a parameter; until 0.9 the parameter itself did not say."""
+def _find_main_copy(part: Any, parameter: nn.Parameter) -> torch.Tensor:
+    """Find the copy that the optimizer updates in place of a parameter; until 0.9 the parameter had no link to it."""
     main: torch.Tensor = getattr(parameter, "main_param", parameter)
     if main is parameter:
         groups = zip(getattr(part, "float16_groups", ()), getattr(part, "fp32_from_float16_groups", ()), strict=True)
@@ -116,13 +116,13 @@ def _main_copy(part: Any, parameter: nn.Parameter) -> torch.Tensor:
     return main
 
 
-def _pieces(
+def _make_slices(
     part: Any, parameter: nn.Parameter, main: torch.Tensor, run: tuple[int, int] | None
 ) -> dict[str, OwnedSlice]:
     own = {MAIN_PARAM: main} if main.dtype != parameter.dtype else {}
-    found = {**own, **part.optimizer.state.get(main, {})}
+    state = {**own, **part.optimizer.state.get(main, {})}
     return {
         str(key): OwnedSlice(value.detach(), run if value.shape == main.shape else None)
-        for key, value in found.items()
+        for key, value in state.items()
         if isinstance(value, torch.Tensor)
     }

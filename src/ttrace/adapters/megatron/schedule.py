@@ -1,6 +1,7 @@
-"""Patches of Megatron's schedules: which microbatch of which chunk runs, and what its loss is.
+"""Patches of Megatron's schedules, which report the microbatch and the chunk that run, and the loss.
 
-All schedules go through the module's own `forward_step` and `backward_step`. Within a chunk microbatches come in order.
+All schedules call `forward_step` and `backward_step` of Megatron's own module. Within a chunk microbatches come in
+order.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ttrace.adapters.events import FrameworkEvents
 from ttrace.patches import Patches, SharedPatches
 
 _MODEL, _NUM_MICROBATCHES = 2, 3
-"""The positions of these arguments of `forward_step`."""
+"""The positions of these arguments in `forward_step`."""
 
 
 @dataclass
 class _ScheduledChunk:
-    """A chunk as the schedule knows it."""
+    """The place of a chunk in the schedule."""
 
     events: FrameworkEvents
     is_first: bool
@@ -39,8 +40,8 @@ class _ScheduledChunk:
 
 
 _stages: WeakKeyDictionary[nn.Module, _ScheduledChunk] = WeakKeyDictionary()
-_made_by: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By output of a forward, the stage and the microbatch that made it."""
+_producers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By output of a forward, the stage and the microbatch that produced it."""
 
 
 def watch_chunk(chunk: nn.Module, events: FrameworkEvents, patches: Patches, *, is_first: bool, is_last: bool) -> None:
@@ -72,8 +73,8 @@ def _wrap_forward(forward_step: Callable[..., Any]) -> Callable[..., Any]:
         stage.events.on_pipeline()
         with stage.events.on_chunk(microbatch, is_first=stage.is_first, is_last=stage.is_last):
             result = forward_step(*args, **kwargs)
-            for output in _outputs(result):
-                _made_by[output] = (stage, microbatch)
+            for output in _list_outputs(result):
+                _producers[output] = (stage, microbatch)
                 if stage.is_last and output.numel() == 1 and output.requires_grad:
                     stage.events.on_loss(output)
         return result
@@ -84,21 +85,23 @@ def _wrap_forward(forward_step: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_backward(backward_step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward_step)
     def backward(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        made = next((made for output in _tensors(output_tensor) if (made := _made_by.get(output))), None)
-        if made is None:
+        producer = next(
+            (producer for output in _list_tensors(output_tensor) if (producer := _producers.get(output))), None
+        )
+        if producer is None:
             return backward_step(input_tensor, output_tensor, *args, **kwargs)
-        stage, microbatch = made
+        stage, microbatch = producer
         with stage.events.on_chunk(microbatch, is_first=stage.is_first, is_last=stage.is_last):
             return backward_step(input_tensor, output_tensor, *args, **kwargs)
 
     return backward
 
 
-def _outputs(result: Any) -> list[torch.Tensor]:
-    """The output of a forward step: since 0.7 the number of tokens follows it."""
-    return _tensors(result[0] if isinstance(result, tuple) else result)
+def _list_outputs(result: Any) -> list[torch.Tensor]:
+    """List the outputs of a forward step; since 0.7 the number of tokens follows them."""
+    return _list_tensors(result[0] if isinstance(result, tuple) else result)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _list_tensors(value: Any) -> list[torch.Tensor]:
     values = value if isinstance(value, (list, tuple)) else [value]
     return [tensor for tensor in values if isinstance(tensor, torch.Tensor)]

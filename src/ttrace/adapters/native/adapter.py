@@ -1,7 +1,7 @@
 """Adapter for plain PyTorch: ordinary modules, DTensor, FSDP2, DDP, pipelining, and a declared mesh.
 
-What a framework knows it says itself: DTensors their placements, FSDP2 and DDP the axes along which ranks have data of
-their own and what they divide gradients by, pipeline stages their microbatches.
+The objects state what they know themselves: DTensors their placements, FSDP2 and DDP the axes along which ranks have
+data of their own and the number that they divide gradients by, pipeline stages their microbatches.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from ttrace.torch_compat import find_root_mesh, list_fsdp_groups, unwrap_compile
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
 DATA_AXIS, PIPELINE_AXIS, CONTEXT_AXIS = "dp", "pp", "cp"
-"""The axes that are taken for data, pipeline and context parallelism where nothing says otherwise."""
+"""The names of the axes of data, pipeline and context parallelism, unless something else states them."""
 
 
 class Native(Adapter):
-    """Plain modules and DTensors. The mesh is the declared one, else the DTensors', else one axis of all ranks."""
+    """Adapter for plain modules and DTensors.
+
+    The mesh is the declared one. Without one it is that of the DTensors, and without DTensors one axis of all ranks.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class Native(Adapter):
         mesh: MeshLike | None = None,
     ) -> None:
         self.rank, num_ranks = find_rank_and_world()
-        # DDP may be inside of what torch.compile made.
+        # DDP may be inside of a module that torch.compile made.
         self.chunks = [unwrap_compiled(chunk) for chunk in chunks]
         if mesh is not None:
             self.mesh = read_mesh(mesh)
@@ -55,7 +58,7 @@ class Native(Adapter):
 
     @classmethod
     def recognizes(cls, chunks: Sequence[nn.Module]) -> bool:  # noqa: ARG003
-        """Every model is made of modules of torch."""
+        """Return True: every model is made of modules of torch."""
         return True
 
     def find_device_meshes(self) -> Iterable[DeviceMesh]:
@@ -64,26 +67,28 @@ class Native(Adapter):
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
-        meshes = _fsdp_meshes(self.chunks)
+        meshes = _list_fsdp_meshes(self.chunks)
         if meshes:
-            # Experts may be sharded over fewer ranks than have data of their own.
-            widest = set(layouts.axis_names(max(meshes, key=lambda mesh: mesh.size()))) - {CONTEXT_AXIS}
+            # Experts may be sharded over fewer ranks than those that have data of their own.
+            widest = set(layouts.read_axis_names(max(meshes, key=lambda mesh: mesh.size()))) - {CONTEXT_AXIS}
             return tuple(axis for axis in self.mesh.sizes if axis in widest)
         return (DATA_AXIS,) if DATA_AXIS in self.mesh.sizes else ()
 
     @cached_property
     def distributing_axes(self) -> frozenset[str]:
-        sharding = {axis for mesh in _fsdp_meshes(self.chunks) for axis in layouts.axis_names(mesh)} - {CONTEXT_AXIS}
+        sharding = {axis for mesh in _list_fsdp_meshes(self.chunks) for axis in layouts.read_axis_names(mesh)} - {
+            CONTEXT_AXIS
+        }
         return frozenset(self.data_axes) | ((sharding | {PIPELINE_AXIS}) & set(self.mesh.sizes))
 
     @cached_property
     def reduced_axes(self) -> frozenset[str]:
-        """Those of DDP's group, and the one along which FSDP2's shards are replicated."""
+        """The axes of DDP's group, and the axis along which FSDP2's shards are replicated."""
         wrapped = [chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)]
         if wrapped and len(wrapped) == len(self.chunks):
             groups = [dist.get_process_group_ranks(chunk.process_group) for chunk in wrapped]
-            return frozenset.intersection(*(_axes_along(self.mesh, ranks) for ranks in groups))
-        replicated = {layouts.axis_names(mesh)[0] for mesh in _fsdp_meshes(self.chunks) if mesh.ndim == 2}
+            return frozenset.intersection(*(_find_spanned_axes(self.mesh, ranks) for ranks in groups))
+        replicated = {layouts.read_axis_names(mesh)[0] for mesh in _list_fsdp_meshes(self.chunks) if mesh.ndim == 2}
         return frozenset(replicated & set(self.mesh.sizes))
 
     @cached_property
@@ -92,15 +97,16 @@ class Native(Adapter):
 
     @property
     def grad_factor(self) -> float:
-        """FSDP2 and DDP divide by the number of ranks that they reduce over, or as FSDP2 was told.
+        """The factor of DDP and FSDP2, which divide by the number of ranks that they reduce over, or as FSDP2 is set.
 
-        Hand-written code must say so itself.
+        For hand-written reductions the script must state it itself.
         """
         ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
         if ddp is not None:
             return 1.0 / dist.get_world_size(ddp.process_group)
         groups = list(list_fsdp_groups(self.chunks))
-        # Of the groups that reduce over most ranks: experts may be sharded over fewer, and say what makes up for that.
+        # From the groups that reduce over most ranks: experts may be sharded over fewer, with a factor that makes up
+        # for that.
         widest = max((group.mesh_info.mesh.size() for group in groups), default=1)
         divisors: Counter[float] = Counter()
         for group in groups:
@@ -122,7 +128,7 @@ class Native(Adapter):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def to_local(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:  # noqa: ARG002
-        local = layouts.local_values(tensor) if isinstance(tensor, DTensor) else tensor
+        local = layouts.read_local_values(tensor) if isinstance(tensor, DTensor) else tensor
         return wait_for(local)
 
     def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
@@ -130,35 +136,35 @@ class Native(Adapter):
 
 
 def read_mesh(mesh: MeshLike) -> Mesh:
-    """Read a mesh as scripts may declare it."""
+    """Read a mesh in any of the forms in which scripts may declare it."""
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, DeviceMesh):
-        return layouts.mesh_of(mesh)
+        return layouts.convert_mesh(mesh)
     if isinstance(mesh, str):
         return Mesh.parse(mesh)
     return Mesh.of(**mesh)
 
 
 def list_device_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
-    """List the mesh of every parameter that lies on one."""
+    """List the mesh of every parameter that is a DTensor."""
     return [p.device_mesh for chunk in chunks for p in chunk.parameters() if isinstance(p, DTensor)]
 
 
 def find_mesh(chunks: Sequence[nn.Module], device_meshes: Iterable[DeviceMesh], num_ranks: int) -> Mesh:
-    """Join the meshes that parameters lie on, each a factorisation; DDP's ranks all lie along dp."""
+    """Join the meshes that parameters lie on, each as a factorisation; with DDP, all ranks lie along dp."""
     roots = dict.fromkeys(find_root_mesh(mesh) for mesh in dict.fromkeys(device_meshes))
     if roots:
         widest = max(root.size() for root in roots)
-        parts = [part for root in roots if root.size() == widest for part in layouts.mesh_of(root).factorisations]
-        return _joined(tuple(dict.fromkeys(parts)))
+        parts = [part for root in roots if root.size() == widest for part in layouts.convert_mesh(root).factorisations]
+        return _join_factorisations(tuple(dict.fromkeys(parts)))
     if num_ranks > 1 and any(isinstance(chunk, DistributedDataParallel) for chunk in chunks):
         return Mesh.of(**{DATA_AXIS: num_ranks})
     return make_anonymous_mesh(num_ranks)
 
 
-def _axes_along(mesh: Mesh, ranks: Sequence[int]) -> frozenset[str]:
-    """The axes that a group of ranks spans; none where it is no part of the mesh."""
+def _find_spanned_axes(mesh: Mesh, ranks: Sequence[int]) -> frozenset[str]:
+    """Find the axes that a group of ranks spans; none if the group is no part of the mesh."""
     coords = [mesh.coord(rank) for rank in ranks]
     for part in mesh.factorisations:
         spanned = {axis: size for axis, size in part if len({coord[axis] for coord in coords}) > 1}
@@ -167,13 +173,13 @@ def _axes_along(mesh: Mesh, ranks: Sequence[int]) -> frozenset[str]:
     return frozenset()
 
 
-def _joined(factorisations: tuple[tuple[tuple[str, int], ...], ...]) -> Mesh:
+def _join_factorisations(factorisations: tuple[tuple[tuple[str, int], ...], ...]) -> Mesh:
     try:
         return Mesh(factorisations)
     except LayoutError as error:
         raise CaptureError(f"the parameters lie on device meshes that do not go together: {error}") from None
 
 
-def _fsdp_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
-    """The meshes over which FSDP2 shards and reduces, if anything is wrapped by it."""
+def _list_fsdp_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
+    """List the meshes over which FSDP2 shards and reduces, if it wraps anything."""
     return list(dict.fromkeys(group.mesh_info.mesh for group in list_fsdp_groups(chunks)))

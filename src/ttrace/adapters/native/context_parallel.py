@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from ttrace.adapters.native.layouts import axis_names
+from ttrace.adapters.native.layouts import read_axis_names
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Cut
 from ttrace.layouts.splits import BLOCK, Split
@@ -15,11 +15,12 @@ _KNOWN = (BLOCK, Split("zigzag"))
 
 
 def find_cut(mesh: DeviceMesh, size: int, held: torch.Tensor) -> Cut:
-    """The axis of a one-dimensional mesh, and the split that gives this rank these indices in every sample.
+    """Find the axis of a one-dimensional mesh, and the split that gives this rank these indices in every sample.
 
-    `held` has a row per sample. What was dealt out is looked at, rather than who dealt: load balancers are private.
+    `held` has a row of indices per sample. The split is found from the result and not from the load balancer, because
+    load balancers are private.
     """
-    axis = axis_names(mesh)[0]
+    axis = read_axis_names(mesh)[0]
     first = rg.from_indices(held[0])
     for split in _KNOWN:
         if bool((held == held[0]).all()) and split.ranges(size, mesh.get_local_rank(), mesh.size()) == first:

@@ -1,4 +1,4 @@
-"""Layouts of DTensors: they say their own, exactly, also for strided and uneven shards."""
+"""Layouts of DTensors, which state their own exactly, also for strided and uneven shards."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ttrace.torch_compat import make_strided_shard, mask_partial, read_strided_s
 def read_placement(tensor: DTensor) -> Placement:
     """Read where this rank's part of a DTensor lies."""
     mesh, placements = tensor.device_mesh, tuple(tensor.placements)
-    region = placements_region(tuple(tensor.shape), mesh, placements)
-    text = layout_text(len(tensor.shape), mesh, placements)
+    region = find_region(tuple(tensor.shape), mesh, placements)
+    text = format_layout(len(tensor.shape), mesh, placements)
     by = Provenance(LayoutSource.DTENSOR)
-    return Placement(region, pending_axes(mesh, placements), text, by, frozenset(axis_names(mesh)))
+    return Placement(region, read_pending_axes(mesh, placements), text, by, frozenset(read_axis_names(mesh)))
 
 
-def placements_region(shape: Shape, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> Region:
-    """What this rank holds of a tensor of this shape."""
+def find_region(shape: Shape, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> Region:
+    """Find what this rank holds of a tensor of this shape."""
     here = tuple(mesh.get_coordinate() or ())
-    return Region(shape, tuple(_dim_ranges(size, dim, mesh, placements, here) for dim, size in enumerate(shape)))
+    return Region(shape, tuple(_find_dim_ranges(size, dim, mesh, placements, here) for dim, size in enumerate(shape)))
 
 
-def local_values(tensor: DTensor) -> torch.Tensor:
-    """This rank's part as it counts in the sum: a vocabulary-parallel embedding still holds rows of foreign tokens."""
+def read_local_values(tensor: DTensor) -> torch.Tensor:
+    """Read this rank's part as it counts in the sum: a vocabulary-parallel embedding has other ranks' rows."""
     local = tensor.to_local()
     for placement in tensor.placements:
         local = mask_partial(placement, local)
@@ -43,8 +43,8 @@ def local_values(tensor: DTensor) -> torch.Tensor:
 
 
 def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """A DTensor placed like another, with these values here."""
-    made: DTensor = DTensor.from_local(
+    """Return a DTensor that is placed like another, with these values on this rank."""
+    distributed: DTensor = DTensor.from_local(
         local,
         tensor.device_mesh,
         tensor.placements,
@@ -52,13 +52,13 @@ def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
         shape=tensor.shape,
         stride=tensor.stride(),
     )
-    return made
+    return distributed
 
 
-def pending_axes(mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> tuple[str, ...]:
-    """The axes over which a DTensor is still to be summed."""
+def read_pending_axes(mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> tuple[str, ...]:
+    """Read the axes over which a DTensor is still to be summed."""
     pending = []
-    for axis, placement in zip(axis_names(mesh), placements, strict=True):
+    for axis, placement in zip(read_axis_names(mesh), placements, strict=True):
         if not placement.is_partial():
             continue
         if not isinstance(placement, Partial) or placement.reduce_op != "sum":
@@ -67,27 +67,27 @@ def pending_axes(mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> 
     return tuple(pending)
 
 
-def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The mesh's own axis names, or axis0, axis1, ... where its author gave none."""
+def read_axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """Read the mesh's own axis names, or axis0, axis1, ... if it has none."""
     return mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
 
 
-def mesh_of(device_mesh: DeviceMesh) -> Mesh:
-    """Our mesh of a DeviceMesh that spans ranks 0, 1, 2, ... in row-major order."""
+def convert_mesh(device_mesh: DeviceMesh) -> Mesh:
+    """Convert a DeviceMesh that spans ranks 0, 1, 2, ... in row-major order to our mesh."""
     ranks = device_mesh.mesh
     if not torch.equal(ranks.flatten(), torch.arange(ranks.numel())):
         raise LayoutError(
             f"the device mesh holds ranks {ranks.flatten().tolist()}; only ranks 0, 1, 2, ... in row-major order can "
             "be traced. Give attach(mesh=...) the mesh of all ranks."
         )
-    return Mesh((tuple(zip(axis_names(device_mesh), ranks.shape, strict=True)),))
+    return Mesh((tuple(zip(read_axis_names(device_mesh), ranks.shape, strict=True)),))
 
 
-def layout_text(num_dims: int, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> str:
-    """The placements in our notation, for people; strided shards are marked, not spelled out."""
+def format_layout(num_dims: int, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> str:
+    """Write the placements in our notation, for people; strided shards are marked, but not written out."""
     words = [f"d{dim}" for dim in range(num_dims)]
     pending = []
-    for axis, placement in zip(axis_names(mesh), placements, strict=True):
+    for axis, placement in zip(read_axis_names(mesh), placements, strict=True):
         if placement.is_partial():
             pending.append(f"+{axis}")
         elif (strided := read_strided_shard(placement)) is not None:
@@ -98,28 +98,28 @@ def layout_text(num_dims: int, mesh: DeviceMesh, placements: tuple[DTensorPlacem
 
 
 @lru_cache(maxsize=4096)
-def _dim_ranges(
+def _find_dim_ranges(
     size: int,
     dim: int,
     mesh: DeviceMesh,
     placements: tuple[DTensorPlacement, ...],
     here: tuple[int, ...],  # noqa: ARG001
 ) -> Ranges:
-    """Distribute the indices of one dim as torch would distribute the tensor, and see which ones arrive here.
+    """Distribute the indices of one dim as torch would distribute the tensor, and return those that this rank gets.
 
-    `here` only keeps ranks apart in the cache: meshes of different ranks are equal, and ranks may be threads.
-    compute_local_shape_and_global_offset knows only the first offset, so it is wrong for strided shards
+    `here` only separates ranks in the cache: meshes of different ranks are equal, and ranks may be threads.
+    compute_local_shape_and_global_offset returns only the first offset, so it is wrong for strided shards
     (tests/adapters/native/test_layouts.py::test_strided_shards_are_exact).
     """
-    along = [_along(placement, dim) for placement in placements]
+    along = [_project_placement(placement, dim) for placement in placements]
     if all(placement.is_replicate() for placement in along):
         return rg.whole(size)
     local = split_locally(torch.arange(size), mesh, along)
     return rg.from_indices(local)
 
 
-def _along(placement: DTensorPlacement, dim: int) -> DTensorPlacement:
-    """The placement as a one-dimensional tensor of this dim's indices would have it."""
+def _project_placement(placement: DTensorPlacement, dim: int) -> DTensorPlacement:
+    """Return the placement that a one-dimensional tensor of this dim's indices would have."""
     strided = read_strided_shard(placement)
     if strided is not None:
         along: DTensorPlacement = make_strided_shard(0, strided[1]) if strided[0] == dim else Replicate()

@@ -1,6 +1,6 @@
-"""Patches of torch.distributed.pipelining: which microbatch a stage is at, and what its loss is.
+"""Patches of torch.distributed.pipelining, which report a stage's current microbatch and its loss.
 
-Stages are patched at their class, so a script says nothing: forward and backward of each chunk pass through
+The class of stages is patched, so a script declares nothing: forward and backward of each chunk pass through
 `forward_one_chunk`, `backward_one_chunk` and `backward_weight_one_chunk`, whatever the schedule.
 """
 
@@ -19,7 +19,7 @@ from ttrace.patches import Patches, SharedPatches
 from ttrace.torch_compat import PREPARE_STAGE, list_stage_classes
 
 _events: WeakKeyDictionary[nn.Module, FrameworkEvents] = WeakKeyDictionary()
-"""By module of a stage, who is told of its chunks."""
+"""By module of a stage, the receiver of its events."""
 
 
 def watch_stage(stage_module: nn.Module, events: FrameworkEvents, patches: Patches) -> None:

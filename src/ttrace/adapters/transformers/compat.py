@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def find_device_mesh(model: nn.Module) -> DeviceMesh | None:
-    """The mesh that a model was loaded onto, whether or not anything lies on it.
+    """Find the mesh that a model was loaded onto, even if no parameter lies on it.
 
     `PreTrainedModel._device_mesh`, in 5.22. Without it the mesh is that of the parameters, and a model whose plan
     distributes no parameter has none.

@@ -1,8 +1,8 @@
-"""Layouts of transformers models: what a model's own plans say of its activations.
+"""Layouts of transformers models, as a model's own plans state them for its activations.
 
 Under a plan parameters are DTensors, but modules take and return plain tensors: the plan replaces their `forward` by
-one that distributes what enters and gathers what leaves. So the layouts of activations come from the plan's styles.
-transformers itself is never imported here: a model brings its plans along.
+one that distributes the inputs and gathers the outputs. So the layouts of activations come from the plan's styles.
+transformers itself is never imported here: a model has its plans with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ttrace.tensors.ids import Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
 
 TP_AXIS, EXPERT_AXIS = "tp", "ep"
-"""What transformers calls the axis of its plans, and the one that dispatched experts lie along."""
+"""The names in transformers of the axis of its plans, and of the axis that dispatched experts lie along."""
 
 _WHOLE, _LAST, _SUM = "...", "... d/tp", "... +tp"
 _INDICES, _SCORES = "2", "1"
@@ -53,47 +53,47 @@ _STYLES: dict[str, dict[str, str]] = {
         f"output.{_INDICES}": _SUM,
     },
 }
-"""By style, the layouts of what enters and leaves a module. Styles that are not here state nothing."""
+"""By style, the layouts of what enters and leaves a module. Other styles state nothing."""
 _MASKED_EXPERTS = {
     "input": _WHOLE,
     "input.1": _SUM,
     "input.2": _SUM,
     "output": _WHOLE,
 }
-"""Experts behind an `ep_router` get what it gives."""
+"""The layouts of experts behind an `ep_router`, which get its outputs."""
 
 
 _CHOSEN_EXPERTS = {("ep_router", Kind.OUTPUT, _INDICES), ("moe_tp_experts", Kind.INPUT, "1")}
-"""Style, kind and slot of the chosen experts, which a masking router numbers anew on every rank."""
+"""Style, kind and slot of the indices of chosen experts, which a masking router numbers from 0 on every rank."""
 
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A transformers model somewhere in what was attached, with the plans that were applied to it."""
+    """A transformers model somewhere in the attached modules, with the plans that were applied to it."""
 
     names: Mapping[str, str]
     """By path in this model, the canonical name of each module."""
     module: nn.Module
     styles: Mapping[str, str]
-    """By module, with its canonical name."""
+    """The style of each module, by the module's canonical name."""
 
     @classmethod
     def at(cls, path: str, chunk: nn.Module, module: nn.Module) -> PlannedModel:
-        tp_plan, ep_plan = _applied_plans(module)
+        tp_plan, ep_plan = _read_applied_plans(module)
         names = {
             name: find_canonical_name(".".join(filter(None, (path, name))), chunk) for name, _ in module.named_modules()
         }
         owned = re.compile(rf"(?:{'|'.join(map(re.escape, ep_plan)) or '(?!)'})(?:\..+)?")
         styles = {}
         for name, canonical_name in names.items():
-            generic = _generic(name)
+            generic = _generalize_name(name)
             style = ep_plan.get(generic) if owned.fullmatch(generic) else tp_plan.get(generic)
             if style is not None:
                 styles[canonical_name] = style
         return cls(names, module, styles)
 
     def meshes(self) -> Iterator[DeviceMesh]:
-        """The mesh it was loaded onto, whether or not anything lies on it."""
+        """Yield the mesh that the model was loaded onto, even if no parameter lies on it."""
         mesh = find_device_mesh(self.module)
         if mesh is not None:
             yield mesh
@@ -104,7 +104,7 @@ class PlannedModel:
 
 
 class PlannedModels:
-    """All transformers models in what was attached, and what they state. Names are canonical."""
+    """All transformers models in the attached modules, and the layouts that they state. Names are canonical."""
 
     def __init__(self, models: Sequence[PlannedModel]) -> None:
         self._models = models
@@ -119,16 +119,16 @@ class PlannedModels:
         return bool(self._models)
 
     def meshes(self) -> list[DeviceMesh]:
-        """The meshes that the models were loaded onto."""
+        """List the meshes that the models were loaded onto."""
         return [mesh for model in self._models for mesh in model.meshes()]
 
     def distributing_axes(self, mesh: Mesh) -> frozenset[str]:
-        """Ranks along ep have experts of their own: what is dispatched to them comes back before a module ends."""
+        """Return ep if ranks along it have experts of their own: dispatched tokens return before a module ends."""
         is_dispatched = "ep_dispatch_experts" in self._styles.values()
         return frozenset({EXPERT_AXIS} & set(mesh.sizes)) if is_dispatched else frozenset()
 
     def is_watched(self, name: str) -> bool:
-        """Not what runs inside experts: rows there come in the order and number that a kernel or a dispatch likes."""
+        """Whether a module is traced. One inside experts is not: the kernel or the dispatch decides its rows."""
         return name not in self._unwatched
 
     def notes(self) -> list[str]:
@@ -147,7 +147,9 @@ class PlannedModels:
                 if key in layouts:
                     layout = Layout.parse(layouts[key])
                     stated = layout if kind is site.kind else layout.without_pending()
-                    return Rule(f"{_generic(site.name)}/{key}", stated, f"transformers: {style}", LayoutSource.ADAPTER)
+                    return Rule(
+                        f"{_generalize_name(site.name)}/{key}", stated, f"transformers: {style}", LayoutSource.ADAPTER
+                    )
         return None
 
     def mask_values(self, site: Site, tensor: torch.Tensor, coord: Coord) -> torch.Tensor:
@@ -156,18 +158,18 @@ class PlannedModels:
         if style is None or TP_AXIS not in coord:
             return tensor
         if self._is_masked and (style, site.kind, site.slot) in _CHOSEN_EXPERTS:
-            # By their number in the model, and zero where another rank has them.
+            # The experts' numbers in the model, and zero for experts of another rank.
             num_local = next(iter(self._experts.values())).num_experts
             return torch.where(tensor < num_local, tensor + coord[TP_AXIS] * num_local, 0)
         if style == "mla_kv_a_proj" and site.kind is Kind.GRAD_OUTPUT and coord[TP_AXIS] > 0:
-            # The part that rotates is a sum, the rest is whole on every rank and counts once.
+            # The rotated part is a sum; the rest is whole on every rank and counts once.
             rotated = self._modules[site.name].config.qk_rope_head_dim
             return torch.cat([torch.zeros_like(tensor[..., :-rotated]), tensor[..., -rotated:]], dim=-1)
         return tensor
 
 
 def find_models(chunks: Sequence[nn.Module]) -> PlannedModels:
-    """Find the outermost transformers models in these modules; what comes back is false if there is none."""
+    """Find the outermost transformers models in these modules; the result is false if there is none."""
     models: list[PlannedModel] = []
     for chunk in chunks:
         outermost: list[str] = []
@@ -182,16 +184,16 @@ def _is_model(module: nn.Module) -> bool:
     return any(kind.__module__ == "transformers.modeling_utils" for kind in type(module).__mro__)
 
 
-def _applied_plans(module: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The tensor- and the expert-parallel plan, each empty where it was not applied."""
+def _read_applied_plans(module: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """Read the tensor-parallel and the expert-parallel plan; a plan that was not applied is empty."""
     config = getattr(module.config, "distributed_config", None)
     tp_plan = module.tp_plan if getattr(config, "tp_size", 1) > 1 else {}
     ep_plan = module.ep_plan if getattr(config, "ep_size", 1) > 1 else {}
     return dict(tp_plan), dict(ep_plan)
 
 
-def _generic(name: str) -> str:
-    """A module's name as plans write it: layers.* for layers.3."""
+def _generalize_name(name: str) -> str:
+    """Write a module's name as plans do: layers.* for layers.3."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
