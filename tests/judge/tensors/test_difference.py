@@ -39,6 +39,28 @@ def test_every_rank_is_measured_against_its_own_region(tmp_path: Path) -> None:
     assert (found.shape, found.layout) == ((8, 12), "a/tp b")
 
 
+def test_replicas_are_measured_one_by_one(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2 tp=2")
+    case.trusted(ID, FULL)
+    for rank in range(4):
+        part = FULL[:4] if rank % 2 == 0 else FULL[4:]
+        case.candidate.record(rank, ID, 3 * part if rank == 3 else part, "a/tp b", shape=(8, 12))
+    found = looked_at(case)
+    assert [replica.where for replica in found.replicas] == ["rank 0, 1", "rank 2, 3"]
+    assert found.total.error == 0.0
+    assert found.worst is found.replicas[1]
+    assert found.worst.stats.error > 1
+
+
+@pytest.mark.parametrize("layout", ["a b", "a/tp b", "a b +tp"])
+def test_replicas_that_are_alike_have_no_worst_one(tmp_path: Path, layout: str) -> None:
+    case = Case(tmp_path, "dp=2 tp=2")
+    case.both(ID, FULL, layout, lambda x: 3 * x)
+    found = looked_at(case)
+    assert found.worst is None
+    assert len(found.replicas) == (4 if layout == "a b" else 2)
+
+
 @pytest.mark.parametrize("layout", ["a/tp b", "a/tp:zigzag b", "a b/tp:fused(3)", "a b/tp:striped"])
 def test_the_worst_elements_have_global_indices(tmp_path: Path, layout: str) -> None:
     case = Case(tmp_path)

@@ -18,6 +18,7 @@ from ttrace.report.layout_source import describe_provenance
 from ttrace.report.terminal import difference as difference_report
 from ttrace.report.terminal import listing
 from ttrace.tensors.ids import TensorId
+from ttrace.trace.reader import Trace
 
 ID = "0/0/fc/output"
 
@@ -159,6 +160,28 @@ def test_a_difference_says_what_was_summed_and_which_factor_is_to_come(tmp_path:
     case.both(name, drawn(4, 8), "a b +tp", lambda x: 2 * x)
     line = compared(case, name).splitlines()[2]
     assert line.startswith("summed over tp, times the factor 0.5 of a later reduction, error ")
+
+
+@pytest.mark.parametrize("factors", [(2, 4), (4, 2)], ids=str)
+def test_a_difference_says_which_replica_it_is_of(tmp_path: Path, factors: tuple[int, int]) -> None:
+    case, full = Case(tmp_path), drawn(4, 8)
+    case.trusted(ID, full)
+    for rank, factor in enumerate(factors):
+        case.candidate.record(rank, ID, factor * full, "a b")
+    lines = compared(case, ID).splitlines()
+    two, four = (
+        "error 1.00e+00, best fit: candidate = 2 x reference",
+        "error 3.00e+00, best fit: candidate = 4 x reference",
+    )
+    if factors == (2, 4):
+        assert lines[2:4] == [f"{two} (rank 0 (tp0), the first of 2 replicas)", f"worst replica: {four} (rank 1 (tp1))"]
+    else:
+        assert lines[2:4] == [f"{four} (rank 0 (tp0), the worst of 2 replicas)", ""]
+    found = difference_report.as_json(
+        find_difference(Trace(tmp_path / "reference"), Trace(tmp_path / "candidate"), TensorId.parse(ID))
+    )
+    assert (found["where"], found["scale"]) == ("rank 0 (tp0)", pytest.approx(factors[0]))
+    assert found["worst_replica"]["where"] == f"rank {factors.index(4)} (tp{factors.index(4)})"
 
 
 def test_folders_with_spaces_are_quoted(tmp_path: Path) -> None:

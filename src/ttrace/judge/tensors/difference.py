@@ -12,8 +12,10 @@ import torch
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
+from ttrace.judge.tensors.rank_names import name_ranks
 from ttrace.layouts.source import Provenance
 from ttrace.tensors.ids import TensorId
+from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.reader import Trace
 from ttrace.values.stats import Stats
@@ -27,6 +29,14 @@ class RankDifference:
 
     where: str
     region: str
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class ReplicaDifference:
+    """One replica of the whole tensor compared with the reference: of each part, a shard of one of its holders."""
+
+    where: str
     stats: Stats
 
 
@@ -51,9 +61,22 @@ class Difference:
     pending: tuple[str, ...]
     factor: float
     """What the candidate's reduction still applies; it is included in all numbers here."""
-    total: Stats
+    replicas: tuple[ReplicaDifference, ...]
+    """All replicas of the whole tensor, the first one first."""
     ranks: tuple[RankDifference, ...]
     elements: tuple[Element, ...]
+
+    @property
+    def total(self) -> Stats:
+        """The first replica's, as in a check."""
+        return self.replicas[0].stats
+
+    @property
+    def worst(self) -> ReplicaDifference | None:
+        """The replica with the largest error; None if all replicas measure the same."""
+        if all(replica.stats == self.total for replica in self.replicas):
+            return None
+        return max(self.replicas, key=lambda replica: replica.stats.error)
 
 
 def find_difference(reference: Trace, candidate: Trace, tensor_id: TensorId) -> Difference:
@@ -70,9 +93,21 @@ def find_difference(reference: Trace, candidate: Trace, tensor_id: TensorId) -> 
     factor = factor_to_come(tensor_id, reference, candidate)
     elements = [element for piece in b.pieces for element in _find_worst(a, b, piece, factor)]
     most = heapq.nlargest(NUM_ELEMENTS, elements, key=_measure_gap)
-    total, _ = measure(a, b, factor=factor)
+    replicas = tuple(_measure_replicas(a, b, factor, candidate.mesh))
     ranks = tuple(_measure_ranks(a, b, factor))
-    return Difference(tensor_id, a.shape, b.layout, b.by, b.pending, factor, total, ranks, tuple(most))
+    return Difference(tensor_id, a.shape, b.layout, b.by, b.pending, factor, replicas, ranks, tuple(most))
+
+
+def _measure_replicas(a: LogicalTensor, b: LogicalTensor, factor: float, mesh: Mesh) -> Iterator[ReplicaDifference]:
+    """Measure the first holders of all parts, then the second ones, and so on; a part with fewer repeats its last."""
+    for number in range(max(len(holders) for piece in b.pieces for holders in piece.summands)):
+        pieces = tuple(
+            Piece(piece.region, tuple((holders[min(number, len(holders) - 1)],) for holders in piece.summands))
+            for piece in b.pieces
+        )
+        coords = {holder.coord.rank: holder.coord for piece in pieces for (holder,) in piece.summands}
+        where = str(*coords.values()) if len(coords) == 1 else name_ranks(coords, range(mesh.num_ranks), mesh)
+        yield ReplicaDifference(where, measure(a, replace(b, pieces=pieces), factor=factor)[0])
 
 
 def _measure_ranks(a: LogicalTensor, b: LogicalTensor, factor: float) -> Iterator[RankDifference]:

@@ -12,9 +12,11 @@ from rich.text import Text
 from ttrace.judge.tensors.difference import Difference
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.numbers import keep_finite
+from ttrace.values.stats import Stats
 
 
 def as_json(difference: Difference) -> dict[str, Any]:
+    worst = difference.worst
     return {
         "id": str(difference.id),
         "shape": difference.shape,
@@ -24,6 +26,13 @@ def as_json(difference: Difference) -> dict[str, Any]:
         "factor": difference.factor,
         "error": keep_finite(difference.total.error),
         "scale": keep_finite(difference.total.scale),
+        "where": difference.replicas[0].where,
+        "worst_replica": worst
+        and {
+            "where": worst.where,
+            "error": keep_finite(worst.stats.error),
+            "scale": keep_finite(worst.stats.scale),
+        },
         "ranks": [
             {
                 "where": rank.where,
@@ -60,7 +69,6 @@ def show(console: Console, difference: Difference, folder: str) -> None:
 
 
 def _make_head(difference: Difference) -> Text:
-    total = difference.total
     what = f"summed over {', '.join(difference.pending)}, " if difference.pending else ""
     if difference.factor != 1.0:
         what += f"times the factor {difference.factor:g} of a later reduction, "
@@ -68,5 +76,19 @@ def _make_head(difference: Difference) -> Text:
         (str(difference.id), "bold"),
         f"  shape {list(difference.shape)}\n",
         f'layout "{difference.layout}", {describe_provenance(difference.by)}\n',
-        f"{what}error {total.error:.2e}, best fit: candidate = {total.scale:.6g} x reference",
+        f"{what}{_describe_replicas(difference)}",
     )
+
+
+def _describe_replicas(difference: Difference) -> str:
+    """Describe the whole tensor: of replicas that differ the first and the worst, each with who holds it."""
+    first, worst = difference.replicas[0], difference.worst
+    if worst is None:
+        return _describe_stats(first.stats)
+    which = "worst" if worst == first else "first"
+    words = f"{_describe_stats(first.stats)} ({first.where}, the {which} of {len(difference.replicas)} replicas)"
+    return words if worst == first else f"{words}\nworst replica: {_describe_stats(worst.stats)} ({worst.where})"
+
+
+def _describe_stats(stats: Stats) -> str:
+    return f"error {stats.error:.2e}, best fit: candidate = {stats.scale:.6g} x reference"
