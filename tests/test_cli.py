@@ -156,6 +156,27 @@ def test_check_and_report_write_the_page(tmp_path: Path) -> None:
     assert out.read_text() == (run / "report.html").read_text()
 
 
+def test_show_has_the_verdicts_of_the_last_check(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.right("0/0/a/output")
+    case.wrong("0/0/fc/output")
+    case.judged()
+
+    def show(*words: str) -> list[str]:
+        done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["show", *words])
+        assert done.exit_code == 0, done.output
+        return done.output.splitlines()
+
+    assert "verdict" not in show(str(tmp_path))[0]  # nothing is judged for a listing
+    CliRunner().invoke(app, ["check", str(tmp_path)])
+    head, *rows, _ = show(str(tmp_path))
+    assert head.split()[-1] == "verdict"
+    assert {(row.split()[0], row.split()[-1]) for row in rows} == {("0/0/a/output", "PASS"), ("0/0/fc/output", "FAIL")}
+    assert show(str(tmp_path), "0/0/fc/output")[0] == "0/0/fc/output is FAIL"
+    assert "verdict" not in show(str(tmp_path / "candidate"))[0]
+    assert {row["verdict"] for row in json.loads("".join(show(str(tmp_path), "--json")))} == {"PASS", "FAIL"}
+
+
 def test_a_wrong_path_names_the_command_that_makes_a_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["check", str(tmp_path / "typo")])
     assert str(done.exception) == f"{tmp_path}/typo does not exist. Give the folder that `ttrace run --out` wrote."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -226,6 +227,24 @@ def write_traces(folder: Path, num_twins: int = 1, *, num_tensors: int = 1) -> R
         case.twin.folder = folder / f"twin-{number}"
         case.twin.close()
     return Run(folder)
+
+
+def test_verdicts_are_read_only_from_a_report_that_is_newer_than_the_traces(tmp_path: Path) -> None:
+    run = write_traces(tmp_path)
+    report = tmp_path / "report.json"
+    assert run.read_verdicts() == {}
+    report.write_text('{"tensors": [{"id": "0/0/fc.0/output", "verdict": "PASS"}]}')
+    assert run.read_verdicts() == {"0/0/fc.0/output": "PASS"}
+    written = report.stat().st_mtime_ns
+    os.utime(run.candidate / "rank-00001" / "manifest.json", ns=(written, written + 1))
+    assert run.read_verdicts() == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"tensors": [1]}', '{"tensors": [{"id": "a"}]}'])
+def test_what_is_no_report_has_no_verdicts(tmp_path: Path, text: str) -> None:
+    run = write_traces(tmp_path)
+    (tmp_path / "report.json").write_text(text)
+    assert run.read_verdicts() == {}
 
 
 def test_a_run_without_twins_is_not_judged(tmp_path: Path) -> None:

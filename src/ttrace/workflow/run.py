@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
 import shutil
@@ -200,6 +201,18 @@ class Run:
         if not found.findings or not isolated or rules is not None or not is_complete(self.isolated.candidate):
             return found
         return combine(found, self.isolated.judge(strictness, progress=progress, engine=engine))
+
+    def read_verdicts(self) -> dict[str, str]:
+        """Read the verdicts that the last check wrote, by id; none if there is no report, or the traces are newer."""
+        report = self.folder / REPORT
+        traces = (self.folder.glob(f"{side.name}/rank-*/{MANIFEST}") for side in (self.reference, self.candidate))
+        try:
+            written = report.stat().st_mtime_ns
+            if any(path.stat().st_mtime_ns > written for paths in traces for path in paths):
+                return {}
+            return {tensor["id"]: tensor["verdict"] for tensor in json.loads(report.read_bytes())["tensors"]}
+        except (OSError, ValueError, TypeError, LookupError):  # absent, or no report
+            return {}
 
     def selftest(self, *, margin: float = MARGIN, progress: OnProgress | None = None) -> SelfTest:
         """Find out which faults the check of this run, which must be clean, would have revealed."""

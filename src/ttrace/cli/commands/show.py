@@ -20,12 +20,13 @@ def show(
 ) -> None:
     """List the recorded tensors, or all about one.
 
-    Of one tensor, print its shards, regions and layouts, and who decided them.
+    Of one tensor, print its shards, regions and layouts, and who decided them. Verdicts are those of the last check.
     """
     from ttrace.cli import screen
     from ttrace.report.terminal import listing
+    from ttrace.workflow.run import Run
 
-    rows = listing.list_rows(folder, tensor)
+    rows = listing.list_rows(folder, tensor, Run(folder).read_verdicts())
     if json_output:
         typer.echo(json.dumps(rows))
     else:

@@ -7,7 +7,7 @@ import fnmatch
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,11 @@ def summarize(folder: Place) -> Row:
     }
 
 
-def list_rows(folder: Path, pattern: str) -> list[Row]:
+def list_rows(folder: Path, pattern: str, verdicts: Mapping[str, str] | None = None) -> list[Row]:
     """List a row for each id that matches, or for each shard if only one id does. A run lists both of its sides.
 
-    In a run, a layout that nobody stated is inferred as in a check: from the shapes of the reference.
+    In a run, a layout that nobody stated is inferred as in a check: from the shapes of the reference. With `verdicts`,
+    by id, each row has the verdict of its tensor.
     """
     found: list[tuple[str, list[Shard]]] = []
     sides = _open_sides(folder)
@@ -53,22 +54,25 @@ def list_rows(folder: Path, pattern: str) -> list[Row]:
     if not found:
         raise TTraceError(f"{folder} has no tensor {pattern!r}. `ttrace show {folder}` lists all.")
     if len({shards[0].id for _, shards in found}) == 1:
-        return [_make_shard_row(side, shard) for side, shards in found for shard in shards]
-    return [_make_id_row(side, shards) for side, shards in found]
+        rows = [_make_shard_row(side, shard) for side, shards in found for shard in shards]
+    else:
+        rows = [_make_id_row(side, shards) for side, shards in found]
+    return [{**row, "verdict": verdicts.get(row["id"], "")} for row in rows] if verdicts else rows
 
 
 def show(console: Console, folder: Path, found: list[Row]) -> None:
     """Print rows as a table, and the next command."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     one = len({row["id"] for row in found}) == 1
-    columns = [name for name in found[0] if name != "id"] if one else list(found[0])
+    columns = [name for name in found[0] if name not in ("id", "verdict")] if one else list(found[0])
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in found:
         # Text, because a name or a rule may look like markup.
         table.add_row(*(Text(_format_cell(row[name])) for name in columns))
     if one:
-        console.print(Text(found[0]["id"], "bold"), soft_wrap=True)
+        verdict = found[0].get("verdict")
+        console.print(Text.assemble((found[0]["id"], "bold"), f" is {verdict}" if verdict else ""), soft_wrap=True)
     console.print(table)
     console.print(Text(f"next: {_make_next_command(folder, found, one=one)}"), soft_wrap=True)
 
