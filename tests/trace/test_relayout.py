@@ -99,6 +99,14 @@ def test_what_was_made_for_its_region_stays_there(tmp_path: Path, known: dict[st
         _ = one(tmp_path, **known).shards
 
 
-def test_what_states_itself_is_left_to_do_so(tmp_path: Path) -> None:
-    (shard,) = one(tmp_path, by=Provenance(LayoutSource.DTENSOR)).shards[TensorId.parse(ID)]
+@pytest.mark.parametrize("source", [LayoutSource.DTENSOR, LayoutSource.HOLDS, LayoutSource.ROUTING])
+def test_what_states_itself_is_left_to_do_so(tmp_path: Path, source: LayoutSource) -> None:
+    (shard,) = one(tmp_path, by=Provenance(source)).shards[TensorId.parse(ID)]
     assert shard.record.region == Region((4, 8), (((0, 4),), ((0, 4),)))
+
+
+def test_a_rule_precedes_what_an_input_states_as_in_a_run(tmp_path: Path) -> None:
+    """tests/capture/resolve/test_layout_resolver.py has the same for a run."""
+    (shard,) = one(tmp_path, by=Provenance(LayoutSource.HOLDS_OF_INPUT)).shards[TensorId.parse(ID)]
+    assert shard.record.source is LayoutSource.RULE
+    assert shard.record.layout == "a b/tp:striped"

@@ -19,7 +19,7 @@ class LayoutSource(Enum):
     HOLDS = "holds"
     """`ttrace.holds`, called on the tensor itself."""
     HOLDS_OF_INPUT = "holds_of_input"
-    """`ttrace.holds`, called on an input of the same module call."""
+    """`ttrace.holds`, called on an input of the same module call. A rule that names the tensor takes precedence."""
     ROUTING = "routing"
     """The reference's routing: it decides where tokens lie that were dispatched to experts."""
     RULE = "rule"
@@ -57,7 +57,6 @@ _PRECEDES_RULES = frozenset(
         LayoutSource.DTENSOR,
         LayoutSource.DTENSOR_AND_SHAPES,
         LayoutSource.HOLDS,
-        LayoutSource.HOLDS_OF_INPUT,
         LayoutSource.ROUTING,
     }
 )

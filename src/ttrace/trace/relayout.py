@@ -1,6 +1,7 @@
 """Reader of a trace with other rules than it was recorded with: a wrong annotation needs no new trace.
 
-A tensor that states its own layout, for instance a DTensor, takes precedence over every rule, here as in a run.
+A tensor that states its own layout, for instance a DTensor, takes precedence over every rule, here as in a run. What it
+takes over from an input of its call (`ttrace.holds`) does not.
 Generated values and sketches were made for the recorded region, so they cannot move to another one.
 """
 

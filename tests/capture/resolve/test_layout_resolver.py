@@ -18,6 +18,7 @@ from ttrace.layouts.layout import Cut, Layout
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.source import LayoutSource
 from ttrace.layouts.splits import Split
+from ttrace.tensors.holds import find_held, holds
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.mesh import Mesh
 from zoo.harness.runs import SimulatedRank
@@ -75,6 +76,28 @@ def test_a_rule_knows_better_of_the_loss(tmp_path: Path) -> None:
     placement = resolver.resolve(LOSS, torch.zeros(()))
     assert placement is not None
     assert placement.pending == ()
+
+
+@pytest.mark.parametrize(
+    ("states", "has_rule", "source"),
+    [
+        (True, True, LayoutSource.HOLDS),
+        (False, True, LayoutSource.RULE),
+        (False, False, LayoutSource.HOLDS_OF_INPUT),
+    ],
+)
+def test_a_tensors_own_rows_precede_a_rule_which_precedes_those_of_its_input(
+    tmp_path: Path, states: bool, has_rule: bool, source: LayoutSource
+) -> None:
+    """tests/trace/test_relayout.py has the same for other rules than a trace was recorded with."""
+    resolver = make_resolver(tmp_path, {"inner/output": "a b/cp c"} if has_rule else None)
+    rows, indices = torch.zeros(2, 4, 4), torch.tensor([1, 3, 5, 7])
+    held = find_held(holds(torch.zeros(2, 4), indices, 8, dim=1))
+    if states:
+        holds(rows, indices, 8, dim=1)
+    placement = resolver.resolve(OUTPUT, rows, held=held)
+    assert placement is not None
+    assert placement.source is source
 
 
 def test_an_axis_cuts_in_one_order_and_lies_on_the_mesh(tmp_path: Path) -> None:
