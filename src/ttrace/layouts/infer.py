@@ -18,24 +18,25 @@ from ttrace.tensors.mesh import Coord
 from ttrace.tensors.region import Region, Shape
 
 HeldShapes = Sequence[tuple[Coord, Shape]]
-"""The local shape that each rank was seen to hold."""
+"""The local shape that each rank holds."""
 Splits = Mapping[str, Split]
-"""The axes of which a framework stated how they cut."""
+"""The axes for which a framework stated how they cut, each with its split."""
 _NONE: Splits = {}
 
 
 def infer_layout(shape: Shape, held: HeldShapes, sizes: Mapping[str, int], splits: Splits = _NONE) -> Layout | None:
-    """The one layout without pending sums that gives every rank the shape it holds, or None.
+    """Infer the one layout without pending sums that gives every rank the shape it holds; None if it is not unique.
 
-    Layouts that give every rank the same region are one: axes of several factorisations may lie alike. And where one
-    layout holds all of the tensor, those that leave gaps explain nothing: an axis on which all ranks sit alike. Of what
-    is left, the one that cuts along all axes with a stated split: those are known to cut something.
+    Layouts that give every rank the same region count as one: axes of several factorisations may cut alike. If one
+    layout covers the whole tensor, layouts that leave gaps are dropped: they cut along an axis on which all ranks have
+    the same position. Of several that are left, the one is taken that cuts along all axes with a stated split, because
+    these are known to cut something.
     """
     if not held or any(len(local) != len(shape) for _, local in held):
         return None
     axes = [axis for axis, size in sizes.items() if size > 1]
-    choices = [_dim_choices(dim, shape, held, axes) for dim in range(len(shape))]
-    fitting = []
+    choices = [_list_dim_choices(dim, shape, held, axes) for dim in range(len(shape))]
+    layouts = []
     for cuts in itertools.product(*choices):
         used = [axis for dim in cuts for axis in dim]
         if len(used) != len(set(used)):
@@ -45,22 +46,25 @@ def infer_layout(shape: Shape, held: HeldShapes, sizes: Mapping[str, int], split
         )
         layout = Layout(dims)
         if all(layout.local_shape(shape, sizes, coord) == local for coord, local in held):
-            fitting.append(layout)
-    if len(fitting) > 1 and splits:
-        fitting = [layout for layout in fitting if splits.keys() <= layout.axes]
-    return fitting[0] if len(fitting) == 1 else _distinct(fitting, shape, [coord for coord, _ in held], sizes)
+            layouts.append(layout)
+    if len(layouts) > 1 and splits:
+        layouts = [layout for layout in layouts if splits.keys() <= layout.axes]
+    return layouts[0] if len(layouts) == 1 else _choose_distinct(layouts, shape, [coord for coord, _ in held], sizes)
 
 
 def find_pending_axes(kind: Kind, layout: Layout, batch_axes: Sequence[str]) -> tuple[str, ...]:
     """Return the axes over which an inferred tensor is a pending sum because they divide the rows of a batch.
 
-    What ranks with different rows share, a position embedding for instance, gets a part of its gradient on each.
+    A tensor that ranks with different rows share, for instance a position embedding, gets a part of its gradient on
+    each rank.
     """
     return tuple(axis for axis in batch_axes if axis not in layout.axes) if kind.is_activation_grad else ()
 
 
-def _distinct(layouts: list[Layout], shape: Shape, coords: list[Coord], sizes: Mapping[str, int]) -> Layout | None:
-    """The one among these that all others agree with, or that alone leaves no gap."""
+def _choose_distinct(
+    layouts: list[Layout], shape: Shape, coords: list[Coord], sizes: Mapping[str, int]
+) -> Layout | None:
+    """Choose the layout that all others agree with, or the only one that leaves no gap; None if there is none."""
     regions: dict[tuple[Region, ...], Layout] = {}
     for layout in layouts:
         regions.setdefault(tuple(layout.region(shape, sizes, coord) for coord in coords), layout)
@@ -69,8 +73,8 @@ def _distinct(layouts: list[Layout], shape: Shape, coords: list[Coord], sizes: M
     return chosen[0] if len(chosen) == 1 else None
 
 
-def _dim_choices(dim: int, shape: Shape, held: HeldShapes, axes: list[str]) -> list[tuple[str, ...]]:
-    """How this dim may be cut: not at all, by one axis, or by two nested ones."""
+def _list_dim_choices(dim: int, shape: Shape, held: HeldShapes, axes: list[str]) -> list[tuple[str, ...]]:
+    """List how this dim may be cut: not at all, by one axis, or by two nested ones."""
     if all(local[dim] == shape[dim] for _, local in held):
         return [()]
     return [(axis,) for axis in axes] + list(itertools.permutations(axes, 2))

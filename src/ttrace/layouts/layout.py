@@ -28,7 +28,7 @@ _CUT = re.compile(r"(?P<axis>[A-Za-z_]\w*)(?::(?P<split>.+))?")
 
 @dataclass(frozen=True)
 class Cut:
-    """One axis that cuts a dim, and how."""
+    """One axis that cuts a dim, and its split."""
 
     axis: str
     split: Split = BLOCK
@@ -56,9 +56,9 @@ class Layout:
     pending: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        named = [cut.axis for dim in self.dims for cut in dim.cuts] + list(self.pending)
-        for axis in named:
-            if named.count(axis) > 1:
+        axes = [cut.axis for dim in self.dims for cut in dim.cuts] + list(self.pending)
+        for axis in axes:
+            if axes.count(axis) > 1:
                 raise LayoutError(f"layout {str(self)!r} names axis {axis} twice; an axis cuts one dim or is summed.")
         for dim in self.dims:
             if len(dim.cuts) > 1 and any(cut.split.name == "padded" for cut in dim.cuts):
@@ -81,7 +81,7 @@ class Layout:
         return Layout(self.dims)
 
     def of_rank(self, num_dims: int) -> Layout:
-        """This layout with `...` written out for a tensor of so many dims."""
+        """Return this layout with `...` written out for a tensor with `num_dims` dims."""
         names = [dim.name for dim in self.dims]
         if "..." in names:
             at = names.index("...")
@@ -97,27 +97,27 @@ class Layout:
         return self
 
     def region(self, shape: Shape, sizes: Mapping[str, int], coord: Mapping[str, int]) -> Region:
-        """What the rank at `coord` holds of a logical tensor of this shape; axes outside `sizes` have size 1."""
+        """Return what the rank at `coord` holds of a logical tensor of this shape; axes outside `sizes` have size 1."""
         layout = self.of_rank(len(shape))
         dims = (
-            _dim_ranges(dim.cuts, size, *_places(dim, sizes, coord))
+            _find_dim_ranges(dim.cuts, size, *_find_places(dim, sizes, coord))
             for dim, size in zip(layout.dims, shape, strict=True)
         )
         return Region(shape, tuple(dims))
 
     def local_shape(self, shape: Shape, sizes: Mapping[str, int], coord: Mapping[str, int]) -> Shape:
-        """The shape of the local tensor, padding included."""
+        """Return the shape of the local tensor, padding included."""
         layout = self.of_rank(len(shape))
         result = []
         for dim, size in zip(layout.dims, shape, strict=True):
-            indices, worlds = _places(dim, sizes, coord)
+            indices, worlds = _find_places(dim, sizes, coord)
             for cut, index, world in zip(dim.cuts, indices, worlds, strict=True):
                 size = cut.split.local_size(size, index, world)
             result.append(size)
         return tuple(result)
 
     def global_shape(self, local_shape: Shape, sizes: Mapping[str, int]) -> Shape:
-        """The logical shape if every cut is even: for tensors whose logical shape is not known otherwise."""
+        """Return the logical shape if every cut is even, for tensors whose logical shape is otherwise unknown."""
         layout = self.of_rank(len(local_shape))
         return tuple(
             size * math.prod(sizes.get(cut.axis, 1) for cut in dim.cuts)
@@ -125,19 +125,19 @@ class Layout:
         )
 
     def coverage(self, shape: Shape, sizes: Mapping[str, int]) -> Coverage:
-        """Whether the regions of all ranks tile the tensor: decided dim by dim, whatever the number of ranks."""
+        """Measure how the regions of all ranks cover the tensor, dim by dim, whatever the number of ranks."""
         layout = self.of_rank(len(shape))
         per_dim = [
-            _dim_coverage(dim.cuts, size, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts))
+            _measure_dim_coverage(dim.cuts, size, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts))
             for dim, size in zip(layout.dims, shape, strict=True)
         ]
         if all(dim.is_tiling for dim in per_dim):
             return TILING
         first_held = tuple(
-            _first_held(dim.cuts, size, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts))
+            _find_first_held(dim.cuts, size, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts))
             for dim, size in zip(layout.dims, shape, strict=True)
         )
-        return _product_coverage(per_dim, shape, first_held)
+        return _combine_coverage(per_dim, shape, first_held)
 
 
 @cache
@@ -146,35 +146,37 @@ def _parse(text: str) -> Layout:
     pending: list[str] = []
     for word in text.split():
         if word.startswith("+"):
-            pending.append(_pending(text, word))
+            pending.append(_parse_pending(text, word))
             continue
         match = _DIM.fullmatch(word)
         if match is None:
             raise LayoutError(f"layout {text!r}: {word!r} is not dim[/axis[:split]]..., for instance seq/cp:zigzag/tp.")
-        dims.append(Dim(match["name"], tuple(_cut(text, part) for part in match["cuts"].split("/")[1:])))
+        dims.append(Dim(match["name"], tuple(_parse_cut(text, part) for part in match["cuts"].split("/")[1:])))
     return Layout(tuple(dims), tuple(pending))
 
 
-def _pending(text: str, word: str) -> str:
+def _parse_pending(text: str, word: str) -> str:
     if not word[1:].isidentifier():
         raise LayoutError(f"layout {text!r}: {word!r} is not +axis, for instance +tp.")
     return word[1:]
 
 
-def _cut(text: str, part: str) -> Cut:
+def _parse_cut(text: str, part: str) -> Cut:
     match = _CUT.fullmatch(part)
     if match is None:
         raise LayoutError(f"layout {text!r}: {part!r} is not axis[:split], for instance cp:zigzag.")
     return Cut(match["axis"], Split.parse(match["split"]) if match["split"] else BLOCK)
 
 
-def _places(dim: Dim, sizes: Mapping[str, int], coord: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _find_places(
+    dim: Dim, sizes: Mapping[str, int], coord: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     indices = tuple(coord.get(cut.axis, 0) for cut in dim.cuts)
     return indices, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts)
 
 
 @cache
-def _dim_ranges(cuts: tuple[Cut, ...], size: int, indices: tuple[int, ...], worlds: tuple[int, ...]) -> Ranges:
+def _find_dim_ranges(cuts: tuple[Cut, ...], size: int, indices: tuple[int, ...], worlds: tuple[int, ...]) -> Ranges:
     held = rg.whole(size)
     for cut, index, world in zip(cuts, indices, worlds, strict=True):
         held = rg.select(held, cut.split.ranges(rg.length(held), index, world))
@@ -182,31 +184,31 @@ def _dim_ranges(cuts: tuple[Cut, ...], size: int, indices: tuple[int, ...], worl
 
 
 @cache
-def _dim_coverage(cuts: tuple[Cut, ...], size: int, worlds: tuple[int, ...]) -> Coverage:
+def _measure_dim_coverage(cuts: tuple[Cut, ...], size: int, worlds: tuple[int, ...]) -> Coverage:
     regions = (
-        Region((size,), (_dim_ranges(cuts, size, indices, worlds),))
+        Region((size,), (_find_dim_ranges(cuts, size, indices, worlds),))
         for indices in itertools.product(*map(range, worlds))
     )
     return measure_coverage(regions)
 
 
 @cache
-def _first_held(cuts: tuple[Cut, ...], size: int, worlds: tuple[int, ...]) -> int:
+def _find_first_held(cuts: tuple[Cut, ...], size: int, worlds: tuple[int, ...]) -> int:
     places = itertools.product(*map(range, worlds))
-    return min((start for at in places for start, _ in _dim_ranges(cuts, size, at, worlds)), default=0)
+    return min((start for at in places for start, _ in _find_dim_ranges(cuts, size, at, worlds)), default=0)
 
 
-def _product_coverage(per_dim: list[Coverage], shape: Shape, first_held: Shape) -> Coverage:
-    """Regions are products over dims, so an element is held by the product of its indices' holders."""
+def _combine_coverage(per_dim: list[Coverage], shape: Shape, first_held: Shape) -> Coverage:
+    """Combine the coverage of all dims: regions are products, so the holders of an element's indices multiply."""
     total = math.prod(shape)
     held = math.prod(size - dim.num_gap for size, dim in zip(shape, per_dim, strict=True))
     once = math.prod(size - dim.num_gap - dim.num_overlap for size, dim in zip(shape, per_dim, strict=True))
-    gap = _first([dim.first_gap for dim in per_dim], (0,) * len(shape)) if held < total else None
-    overlap = _first([dim.first_overlap for dim in per_dim], first_held) if once < held else None
+    gap = _find_first([dim.first_gap for dim in per_dim], (0,) * len(shape)) if held < total else None
+    overlap = _find_first([dim.first_overlap for dim in per_dim], first_held) if once < held else None
     return Coverage(total - held, held - once, gap, overlap)
 
 
-def _first(per_dim: list[tuple[int, ...] | None], corner: Shape) -> tuple[int, ...] | None:
-    """The first element of which one dim's index is marked, starting from `corner`."""
+def _find_first(per_dim: list[tuple[int, ...] | None], corner: Shape) -> tuple[int, ...] | None:
+    """Find the first element with a marked index in one dim; its other indices are those of `corner`."""
     marked = [(*corner[:dim], *index, *corner[dim + 1 :]) for dim, index in enumerate(per_dim) if index]
     return min(marked, default=None)

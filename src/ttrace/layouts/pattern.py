@@ -10,13 +10,13 @@ from ttrace.tensors.ids import Site
 
 
 def matches(pattern: str, site: Site) -> bool:
-    """Whether a site fits a glob `name[/kind[.slot]]`; `*` matches dots too, and anything goes where it is silent."""
-    name, kind, slot = _globs(pattern)
+    """Whether a site matches a glob `name[/kind[.slot]]`; `*` matches dots too, an omitted part matches anything."""
+    name, kind, slot = _compile_globs(pattern)
     return bool(kind.match(site.kind) and name.match(site.name) and slot.match(site.slot))
 
 
 @cache
-def _globs(pattern: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+def _compile_globs(pattern: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
     name, _, rest = pattern.partition("/")
     kind, _, slot = rest.partition(".")
     compiled = (re.compile(fnmatch.translate(glob)) for glob in (name, kind or "*", slot or "*"))

@@ -1,4 +1,4 @@
-"""Placement of a local tensor in its logical tensor, and who decided it."""
+"""Placement of a local tensor in its logical tensor, and the source that decided it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ttrace.tensors.region import Region
 
 @dataclass(frozen=True)
 class Placement:
-    """What a local tensor holds of its logical tensor, the axes it is still to be summed over, and who decided."""
+    """The region of a local tensor in its logical tensor, the axes it is still to be summed over, and the source."""
 
     region: Region
     pending: tuple[str, ...] = ()
     layout: str = ""
     by: Provenance | None = None
     axes: frozenset[str] | None = None
-    """The axes that whoever decided could speak of; None: all. A DTensor knows nothing beyond its own mesh."""
+    """The axes that the source knows of, or None for all: a DTensor knows only the axes of its own mesh."""
 
     @property
     def source(self) -> LayoutSource | None:
-        """Who decided; None if nobody is named."""
+        """The source of the layout; None if it is unknown."""
         return self.by.source if self.by else None

@@ -1,7 +1,7 @@
 """Rules: patterns over sites, each with a layout; the last match wins.
 
-A pattern is a glob over `name/kind[.slot]`, `*` matching dots too: `layers.*.fc1/output`. Without a slot it speaks of
-every slot, without a kind of every kind. A gradient that no rule names has the layout of what it is the gradient of,
+A pattern is a glob over `name/kind[.slot]`, and `*` matches dots too: `layers.*.fc1/output`. Without a slot it matches
+every slot, and without a kind every kind. A gradient that no rule matches has the layout of the tensor it belongs to,
 without pending sums.
 """
 
@@ -22,17 +22,17 @@ from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 
 @dataclass(frozen=True)
 class Rule:
-    """Sites that match `pattern` have this layout."""
+    """A rule: sites that match `pattern` have this layout."""
 
     pattern: str
     layout: Layout
     origin: str = ""
     source: LayoutSource = LayoutSource.RULE
-    """Whether the user states it, or an adapter."""
+    """Whether the user or an adapter states the rule."""
 
     @property
     def provenance(self) -> Provenance:
-        """What a placement says that this rule decided."""
+        """The provenance of placements that this rule decides."""
         return Provenance(self.source, str(self))
 
     def matches(self, site: Site) -> bool:
@@ -48,27 +48,27 @@ class Rules:
     """An ordered list of rules; the last match wins."""
 
     rules: tuple[Rule, ...] = ()
-    _decided: dict[Site, Rule | None] = field(default_factory=dict, compare=False, repr=False)
+    _decisions: dict[Site, Rule | None] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, rules: Mapping[str, str] | Path | str | None, origin: str = "") -> Rules:
-        """Rules from a mapping of patterns to layouts in the notation, or from a TOML file with such a table."""
+        """Make rules from a mapping of patterns to layouts in the notation, or from a TOML file with such a table."""
         if isinstance(rules, (Path, str)):
-            return cls.of(_table(Path(rules)), origin=Path(rules).name)
+            return cls.of(_read_table(Path(rules)), origin=Path(rules).name)
         items = (rules or {}).items()
-        return cls(tuple(Rule(pattern, _parsed(pattern, layout), origin) for pattern, layout in items))
+        return cls(tuple(Rule(pattern, _parse_layout(pattern, layout), origin) for pattern, layout in items))
 
     def decide(self, site: Site) -> Rule | None:
-        """The rule that speaks for this site, or None."""
+        """Return the rule that decides this site; None if there is none."""
         if not self.rules:
             return None
-        if site not in self._decided:
-            self._decided[site] = self._last_match(site) or self._of_primal(site)
-        return self._decided[site]
+        if site not in self._decisions:
+            self._decisions[site] = self._find_last_match(site) or self._match_primal(site)
+        return self._decisions[site]
 
-    def unused(self) -> list[Rule]:
-        """Rules that matched nothing so far: probably a typo."""
-        return [rule for rule in self.rules if not any(rule.matches(site) for site in self._decided)]
+    def list_unused(self) -> list[Rule]:
+        """List the rules that have matched nothing so far: probably a typo."""
+        return [rule for rule in self.rules if not any(rule.matches(site) for site in self._decisions)]
 
     def check(self, mesh: Mesh) -> None:
         """Refuse rules whose axes this mesh does not have; a single rank has every axis, with size 1."""
@@ -80,25 +80,25 @@ class Rules:
             except LayoutError as error:
                 raise LayoutError(f"{rule}: {error}") from None
 
-    def _last_match(self, site: Site) -> Rule | None:
+    def _find_last_match(self, site: Site) -> Rule | None:
         return next((rule for rule in reversed(self.rules) if rule.matches(site)), None)
 
-    def _of_primal(self, site: Site) -> Rule | None:
+    def _match_primal(self, site: Site) -> Rule | None:
         if site.kind.primal is site.kind:
             return None
         slot = "" if site.kind.is_of_param else site.slot  # optim.exp_avg follows param, which has no slot
-        rule = self._last_match(Site(site.name, site.kind.primal, slot))
+        rule = self._find_last_match(Site(site.name, site.kind.primal, slot))
         return rule and replace(rule, layout=rule.layout.without_pending())
 
 
-def _parsed(pattern: str, layout: str) -> Layout:
+def _parse_layout(pattern: str, layout: str) -> Layout:
     try:
         return Layout.parse(layout)
     except LayoutError as error:
         raise LayoutError(f'rule "{pattern}": {error}') from None
 
 
-def _table(path: Path) -> dict[str, str]:
+def _read_table(path: Path) -> dict[str, str]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("layouts")
     except (OSError, ValueError, RecursionError) as error:

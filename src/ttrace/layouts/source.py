@@ -1,6 +1,6 @@
-"""Sources of layouts: who decided where a tensor lies.
+"""Sources of layouts: what decided where a tensor lies.
 
-Programs ask the enum; the sentence for people is made in `ttrace.report.layout_source`.
+Programs use the enum; `ttrace.report.layout_source` makes the sentence for people.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class LayoutSource(Enum):
-    """Who decided a layout. The values are the words that a trace stores."""
+    """The source of a layout. The values are the words that a trace stores."""
 
     DTENSOR = "dtensor"
     """The tensor's own placements."""
@@ -21,7 +21,7 @@ class LayoutSource(Enum):
     HOLDS_OF_INPUT = "holds_of_input"
     """`ttrace.holds`, called on an input of the same module call. A rule that names the tensor takes precedence."""
     ROUTING = "routing"
-    """The reference's routing: it decides where tokens lie that were dispatched to experts."""
+    """The reference's routing, which decides where tokens lie that were dispatched to experts."""
     RULE = "rule"
     """A rule of the user. The detail is the rule."""
     ADAPTER = "adapter"
@@ -39,16 +39,16 @@ class LayoutSource(Enum):
     FIRST_FORWARD = "first_forward"
     """The first forward pass, with which a recomputation is compared."""
     SHAPES = "shapes"
-    """Nobody stated a layout; exactly one explains the shapes."""
+    """No layout was stated; exactly one explains the shapes."""
 
     @property
     def is_inferred(self) -> bool:
-        """Whether shapes decided, at least in part."""
+        """Whether the layout was inferred from shapes, at least in part."""
         return self in (LayoutSource.SHAPES, LayoutSource.DTENSOR_AND_SHAPES)
 
     @property
     def precedes_rules(self) -> bool:
-        """Whether the tensor itself, or its data, states the layout, so that no rule is asked."""
+        """Whether the tensor itself, or its data, states the layout, so that rules are not used."""
         return self in _PRECEDES_RULES
 
 
@@ -64,11 +64,11 @@ _PRECEDES_RULES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Who decided a layout, and the details for people, such as the rule."""
+    """The source of a layout, and the details for people, such as the rule."""
 
     source: LayoutSource
     detail: str = ""
 
 
 INFERRED = Provenance(LayoutSource.SHAPES)
-"""Of a layout that nobody stated."""
+"""The provenance of a layout that was inferred from shapes."""

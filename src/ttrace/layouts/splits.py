@@ -48,22 +48,22 @@ class Split:
         return f"{self.name}({','.join(map(str, self.args))})" if self.args else self.name
 
     def ranges(self, size: int, rank: int, world: int) -> Ranges:
-        """The indices of a dim of this size that one rank holds, in its order."""
-        return _ranges(self, size, rank, world)
+        """Return the indices of a dim of this size that one rank holds, in its order."""
+        return _compute_ranges(self, size, rank, world)
 
     def local_size(self, size: int, rank: int, world: int) -> int:
-        """How long this dim is in the local tensor; longer than the ranges where padding follows them."""
+        """Return the size of this dim in the local tensor; it is longer than the ranges if padding follows them."""
         if self.name == "padded":
-            return _padded_size(size, world, *self.args) // world
+            return _pad_size(size, world, *self.args) // world
         return length(self.ranges(size, rank, world))
 
 
 BLOCK = Split()
-"""What an axis does when no split is named."""
+"""The split of an axis for which none is named."""
 
 
 @cache
-def _ranges(how: Split, size: int, rank: int, world: int) -> Ranges:
+def _compute_ranges(how: Split, size: int, rank: int, world: int) -> Ranges:
     try:
         return merge(_FUNCTIONS[how.name](size, rank, world, *how.args))
     except TypeError as error:
@@ -72,14 +72,14 @@ def _ranges(how: Split, size: int, rank: int, world: int) -> Ranges:
 
 @split
 def block(size: int, rank: int, world: int) -> Ranges:
-    """Equal neighbouring blocks; the last ones are shorter or empty, as in `torch.chunk` and DTensor's Shard."""
+    """Cut into equal neighbouring blocks; the last are shorter or empty, as in `torch.chunk` and DTensor's Shard."""
     step = -(-size // world)
     return ((min(rank * step, size), min((rank + 1) * step, size)),)
 
 
 @split
 def balanced(size: int, rank: int, world: int) -> Ranges:
-    """Neighbouring blocks whose sizes differ by at most one, the longer ones first, as in `torch.tensor_split`."""
+    """Cut into neighbouring blocks whose sizes differ by at most one, longer ones first, as in `torch.tensor_split`."""
     base, extra = divmod(size, world)
     start = rank * base + min(rank, extra)
     return ((start, start + base + (rank < extra)),)
@@ -87,13 +87,13 @@ def balanced(size: int, rank: int, world: int) -> Ranges:
 
 @split
 def zigzag(size: int, rank: int, world: int) -> Ranges:
-    """Two of 2 x world blocks, one from each end, so that causal attention costs every rank the same."""
+    """Take two of 2 x world blocks, one from each end, so that causal attention costs every rank the same."""
     return block(size, rank, 2 * world) + block(size, 2 * world - 1 - rank, 2 * world)
 
 
 @split
 def striped(size: int, rank: int, world: int, width: int = 1) -> Ranges:
-    """Stripes of `width` indices dealt to the ranks in turn."""
+    """Give stripes of `width` indices to the ranks in turn."""
     if width < 1:
         raise LayoutError(f"striped({width}): a stripe has at least one index.")
     starts = range(rank * width, size, world * width)
@@ -102,7 +102,7 @@ def striped(size: int, rank: int, world: int, width: int = 1) -> Ranges:
 
 @split
 def fused(size: int, rank: int, world: int, *parts: int) -> Ranges:
-    """Several matrices in one dim, each cut into blocks: `fused(2)` for gate and up, `fused(4,1,1)` for q, k and v."""
+    """Cut each of several matrices into blocks: `fused(2)` for gate and up, `fused(4,1,1)` for q, k and v."""
     weights = (1,) * parts[0] if len(parts) == 1 else parts
     if 0 in weights or not weights or size % sum(weights):
         raise LayoutError(
@@ -119,12 +119,12 @@ def fused(size: int, rank: int, world: int, *parts: int) -> Ranges:
 
 @split
 def padded(size: int, rank: int, world: int, multiple: int = 1) -> Ranges:
-    """Blocks of a dim that is padded to a multiple of `multiple` x world, as vocabularies are; padding is nobody's."""
-    step = _padded_size(size, world, multiple) // world
+    """Cut a dim that is padded to a multiple of `multiple` x world, as a vocabulary; padding belongs to no region."""
+    step = _pad_size(size, world, multiple) // world
     return ((min(rank * step, size), min((rank + 1) * step, size)),)
 
 
-def _padded_size(size: int, world: int, multiple: int = 1) -> int:
+def _pad_size(size: int, world: int, multiple: int = 1) -> int:
     if multiple < 1:
         raise LayoutError(f"padded({multiple}): a dim is padded to a multiple of at least 1.")
     unit = multiple * world

@@ -30,7 +30,7 @@ class Coverage:
 
 TILING = Coverage(0, 0)
 _MANY_RUNS = 4096
-"""Boxes with more runs are counted one by one, without taking them apart."""
+"""A box with more runs is counted as a whole, and not cut into its runs."""
 
 
 def measure_coverage(regions: Iterable[Region]) -> Coverage:

@@ -57,6 +57,6 @@ def holds(tensor: _Tensor, indices: torch.Tensor, size: int, dim: int = 0) -> _T
 
 
 def find_held(tensor: torch.Tensor) -> HeldIndices | None:
-    """Return what a tensor states that it holds; None if it states nothing."""
+    """Return the indices that a tensor states that it holds; None if it states nothing."""
     held: HeldIndices | None = getattr(tensor, _TAG, None)
     return held

@@ -21,7 +21,7 @@ MAIN_PARAM = "main_param"
 
 
 class Kind(StrEnum):
-    """What a tensor is of the module or parameter that it is named after."""
+    """The kind of a tensor: its relation to the module or parameter that it is named after."""
 
     BATCH = "batch"
     INPUT = "input"
@@ -87,7 +87,7 @@ def is_inside(inner: str, outer: str) -> bool:
 
 
 def drop_numbers(name: str) -> str:
-    """Replace the numbers of a name: a module gets the same name in all layers, and so do all experts."""
+    """Replace the numbers in a name, so that a module has the same name in all layers, and so do all experts."""
     return re.sub(r"\d+", "#", name)
 
 

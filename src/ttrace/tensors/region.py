@@ -1,8 +1,8 @@
-"""Regions: which part of a logical tensor a rank's tensor holds.
+"""Regions: the parts of a logical tensor that ranks hold.
 
-A region is, per dim, an ordered list of ranges. A flat shard (a sharded optimizer's) is a list of ranges of the
-flattened box. `region.take(full)` slices, `region.put(local, full)` joins. Nothing here depends on tensor, context or
-expert parallelism.
+A region is an ordered list of ranges for each dim. A flat shard (that of a sharded optimizer) is a list of ranges of
+the flattened box. `region.take(full)` slices, `region.put(local, full)` joins. Nothing here depends on tensor, context
+or expert parallelism.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ttrace.tensors.ranges import Ranges
 
 Shape = tuple[int, ...]
 _MANY_RUNS = 64
-"""Where there are more runs, elements are gathered by index instead of run by run."""
+"""If there are more runs, elements are gathered by index instead of run by run."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Region:
 
     @cached_property
     def _hash(self) -> int:
-        # Only integers: a pickled hash must be right in another process too.
+        # Only integers: a pickled hash must be valid in another process too.
         return hash((self.shape, self.dims, self.flat or ()))
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Region:
         return f"[{box}]" if self.flat is None else f"[{box}] flat {_format_ranges(self.flat)}"
 
     def take(self, full: torch.Tensor) -> torch.Tensor:
-        """Return this region's part of the logical tensor: a view where the region is one box."""
+        """Return this region's part of the logical tensor: a view if the region is one box."""
         box = full
         for dim, ranges in enumerate(self.dims):
             box = _pick(box, dim, ranges)

@@ -42,7 +42,7 @@ class RelayoutTrace(Trace):
     @property
     def notes(self) -> tuple[str, ...]:
         _ = self.shards  # every rule has been tried by now
-        return (*super().notes, *(f"{rule} matched nothing" for rule in self._rules.unused()))
+        return (*super().notes, *(f"{rule} matched nothing" for rule in self._rules.list_unused()))
 
     def _relayout(self, shard: Shard) -> Shard:
         record, rule = shard.record, self._rules.decide(shard.id.site)

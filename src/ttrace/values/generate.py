@@ -1,9 +1,9 @@
 """Generated values: any region of a logical tensor, from its name alone.
 
-Every element is a function of (seed, name, its row-major index in the logical tensor), so a rank makes its own shard
-with no communication and no full copy, and every sharding gives the same bits on every device. Arithmetic is exact
-integer arithmetic up to one float32 multiply and one add. The kernels make normal and signed values; torch makes all
-others, and everything on accelerators. Both make the same bits.
+Every element is a function of (seed, name, its row-major index in the logical tensor), so a rank generates its own
+shard with no communication and no full copy, and every sharding gives the same bits on every device. Arithmetic is
+exact integer arithmetic up to one float32 multiply and one add. The kernels generate normal and signed values; torch
+generates all others, and everything on accelerators. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LANE_STD = (4 * (65536**2 - 1) / 12) ** 0.5
 
 
 class Distribution(Protocol):
-    """What generated values look like; `draw` turns random 64-bit words into values."""
+    """A distribution of generated values; `draw` turns random 64-bit words into values."""
 
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Nearly normal: the sum of four 16-bit lanes, within 3.5 standard deviations of the mean."""
+    """Nearly normal numbers: the sum of four 16-bit lanes, within 3.5 standard deviations of the mean."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -48,7 +48,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Signed:
-    """Numbers of either sign whose size lies between half of `size` and one and a half: none is near zero."""
+    """Numbers of either sign, with an absolute value between 0.5 and 1.5 times `size`: none is near zero."""
 
     size: float = 1.0
 
@@ -96,7 +96,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Mask:
-    """True with probability `keep`."""
+    """Booleans that are true with probability `keep`."""
 
     keep: float = 0.5
 
@@ -106,7 +106,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Permutation:
-    """A permutation of 0 .. numel - 1: a Feistel cipher over the index, walked until it falls inside."""
+    """A permutation of 0 .. numel - 1: a Feistel cipher over the index, repeated until the result is below numel."""
 
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         half = max((max(numel - 1, 1).bit_length() + 1) // 2, 1)

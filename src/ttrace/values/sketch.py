@@ -26,7 +26,7 @@ from ttrace.values.words import WordStream
 NUM_BUCKETS = 1024
 """The default k, which estimates differences to 2.2%."""
 _WORD = 64
-"""How many signs one random word gives."""
+"""The number of signs in one random word."""
 _TURNS = 1 << 62
 """Words from this index on are turns; those before it are signs."""
 

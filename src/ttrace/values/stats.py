@@ -45,7 +45,7 @@ class Stats:
 
     @property
     def error(self) -> float:
-        """||a - b|| / ||a||: 0 for two zeros, infinite where only one side is zero or one is not finite."""
+        """||a - b|| / ||a||: 0 for two zeros, infinite if only the reference is zero or a side is not finite."""
         if not (self.finite_a and self.finite_b and math.isfinite(self.aa + self.bb)):
             return math.inf
         if self.aa == 0.0:

@@ -108,7 +108,7 @@ class LayoutResolver:
         return rule is not None and MICROBATCH_AXIS in rule.layout.axes
 
     def list_unused_rules(self) -> list[str]:
-        return [f"{rule} matched nothing" for rule in self._rules.unused()]
+        return [f"{rule} matched nothing" for rule in self._rules.list_unused()]
 
     def cuts(self, axis: str) -> bool:
         """Whether the batch shows that this axis cuts tensors, or any rule names it."""

@@ -1,7 +1,7 @@
 """Loader of the C kernels, which chooses the best variant for this processor.
 
 The library uses neither Python's nor torch's ABI. It may be absent: the package then computes with torch.
-`TTRACE_KERNELS` chooses a variant by name, or `torch`; `using` does so for a block of code.
+`TTRACE_KERNELS` chooses a variant by name, or `torch`; `use_kernels` does so for a block of code.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ttrace.errors import TTraceError
 
 TORCH = "torch"
 VARIANTS = ("avx512", "avx2", "sse2", "neon")
-"""Best first."""
+"""The variants, best first."""
 DTYPES = {
     dtype: code
     for code, dtype in enumerate(
         (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
     )
 }
-"""The numbers that lanes.h gives them."""
+"""The dtypes that kernels can read, each with its number in lanes.h."""
 
 _SIGNATURES = {"crc": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32), ctypes.c_uint32)}
 """Signatures of functions that are called so often that they take plain numbers; others wrap each argument."""
@@ -53,7 +53,7 @@ class Kernels:
 
 
 def choose_kernels() -> Kernels | None:
-    """Choose the kernels for this context; None where torch computes instead."""
+    """Choose the kernels for this context; None if torch computes instead."""
     name = _requested.get() or os.environ.get("TTRACE_KERNELS") or None
     if name == TORCH:
         return None

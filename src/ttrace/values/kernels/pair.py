@@ -70,7 +70,7 @@ def measure_pair(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tupl
 
 @dataclass(frozen=True)
 class _Walk:
-    """How tensors of one shape are read together: the order of dims, and as few dims as possible."""
+    """The order in which tensors of one shape are read together, merged to as few dims as possible."""
 
     order: Sequence[int]
     sizes: ctypes.Array[ctypes.c_int64]

@@ -1,4 +1,4 @@
-"""Calls of the kernels that walk a region: per dim its ranges, in as few dims as possible."""
+"""Calls of the kernels that walk a region, described by its ranges in as few dims as possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Dim = tuple[Ranges, int, int]
 
 
 NORMAL, SIGNED = 0, 1
-"""The numbers that generate.c gives them."""
+"""The numbers of the two kinds of recipe in generate.c."""
 FILL_DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes that `fill` can write."""
 
