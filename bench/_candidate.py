@@ -20,7 +20,7 @@ from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import NUM_TWINS, judged
+from zoo.harness.runs import NUM_TWINS, judge
 
 NUM_RANKS, BATCH, LENGTH = 2, 2, 16
 DROPPED = "model.layers.1.mlp.down_proj"
@@ -39,7 +39,7 @@ def judged_on_ranks(large: Large, folder: Path) -> dict[str, Judgement]:
     saved.save_pretrained(folder / "saved")
     del saved
     on_ranks(NUM_RANKS, _candidates, large, folder, timeout=TIMEOUT)
-    return {name: judged(folder, folder / name) for name in ("clean", "wrong")}
+    return {name: judge(folder, folder / name) for name in ("clean", "wrong")}
 
 
 def _candidates(large: Large, folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.cli import app
 from ttrace.cli.commands.run import run
 from ttrace.cli.commands.trace import trace
@@ -25,12 +25,12 @@ def lint(*args: str) -> str:
 
 def test_lint_lists_what_nobody_stated_and_suggests_rules_on_request(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
-    full = drawn(4, 8)
-    case.trusted("0/0/fc1/output", full)
+    full = draw_tensor(4, 8)
+    case.add_trusted("0/0/fc1/output", full)
     for rank in range(2):
         case.candidate.record(rank, "0/0/fc1/output", full.chunk(2, 1)[rank].contiguous())
-    case.right("0/0/fc2/output")
-    case.judged()
+    case.add_right("0/0/fc2/output")
+    case.judge()
     assert lint(str(tmp_path)).splitlines() == [
         'fc1/output: inferred "d0 d1/tp"',
         f"next: ttrace lint {tmp_path} --suggest",
@@ -41,11 +41,11 @@ def test_lint_lists_what_nobody_stated_and_suggests_rules_on_request(tmp_path: P
 
 def test_lint_states_nothing_with_which_the_candidate_is_wrong(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
-    full = drawn(4, 8)
-    case.trusted("0/0/fc1/output", full)
+    full = draw_tensor(4, 8)
+    case.add_trusted("0/0/fc1/output", full)
     for rank in range(2):
         case.candidate.record(rank, "0/0/fc1/output", 3 * full.chunk(2, 1)[rank].contiguous())
-    case.judged()
+    case.judge()
     assert lint(str(tmp_path)).splitlines()[0] == 'fc1/output: contradicted "d0 d1/tp"'
     suggested = lint(str(tmp_path), "--suggest")
     assert tomllib.loads(suggested) == {"layouts": {}}
@@ -54,8 +54,8 @@ def test_lint_states_nothing_with_which_the_candidate_is_wrong(tmp_path: Path) -
 
 def test_diff_takes_an_id_without_its_step_and_names_near_ones(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
-    case.right("0/0/fc2/output")
-    case.judged()
+    case.add_right("0/0/fc2/output")
+    case.judge()
     found = CliRunner().invoke(app, ["diff", str(tmp_path), "fc2/output"])
     assert found.exit_code == 0, found.output
     wrong = CliRunner().invoke(app, ["diff", str(tmp_path), "0/0/fc2/outputs"])
@@ -65,9 +65,9 @@ def test_diff_takes_an_id_without_its_step_and_names_near_ones(tmp_path: Path) -
 
 def test_explain_judges_the_run_and_explains_one_tensor(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
-    case.right("0/0/fc1/output")
-    case.both("0/0/fc2/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
-    case.judged()
+    case.add_right("0/0/fc1/output")
+    case.add("0/0/fc2/output", draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
+    case.judge()
     found = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output"])
     assert found.exit_code == 0, found.output
     assert found.output.startswith("0/0/fc2/output is FAIL\n")
@@ -89,21 +89,21 @@ def test_doctor_exits_with_2_where_something_does_not_work(tmp_path: Path) -> No
 
 def test_lint_says_when_everything_is_stated(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
-    case.right("0/0/fc2/output")
-    case.judged()
+    case.add_right("0/0/fc2/output")
+    case.judge()
     assert lint(str(tmp_path)) == "every layout is stated\n"
 
 
 def clean(tmp_path: Path, *, update: float) -> Case:
     """A run with one trained parameter."""
     case = Case(tmp_path, "tp=2", parameters={"fc.weight": True})
-    full = drawn(4, 8)
+    full = draw_tensor(4, 8)
     for microbatch in range(2):
-        case.both(f"0/{microbatch}/fc/output", drawn(4, 8, seed=3 + microbatch), "a b/tp")
-    case.both("0/-/fc.weight/param", full, "a b/tp", noise=0.0)
-    case.both("0/-/fc.weight/param_grad", drawn(4, 8, seed=1), "a b/tp")
-    case.both("0/-/fc.weight/param_after", full + update * drawn(4, 8, seed=2), "a b/tp", noise=0.0)
-    case.judged()
+        case.add(f"0/{microbatch}/fc/output", draw_tensor(4, 8, seed=3 + microbatch), "a b/tp")
+    case.add("0/-/fc.weight/param", full, "a b/tp", noise=0.0)
+    case.add("0/-/fc.weight/param_grad", draw_tensor(4, 8, seed=1), "a b/tp")
+    case.add("0/-/fc.weight/param_after", full + update * draw_tensor(4, 8, seed=2), "a b/tp", noise=0.0)
+    case.judge()
     return case
 
 
@@ -135,8 +135,8 @@ def test_selftest_names_the_parameters_that_nothing_protects(tmp_path: Path) -> 
 
 def test_selftest_wants_a_clean_run(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.wrong("0/0/fc/output")
-    case.judged()
+    case.add_wrong("0/0/fc/output")
+    case.judge()
     done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["selftest", str(tmp_path)])
     assert isinstance(done.exception, TTraceError)
     assert "has findings, and a selftest needs a run without any" in str(done.exception)
@@ -144,8 +144,8 @@ def test_selftest_wants_a_clean_run(tmp_path: Path) -> None:
 
 def test_check_and_report_write_the_page(tmp_path: Path) -> None:
     case = Case(tmp_path / "run")
-    case.wrong("0/0/fc/output")
-    case.judged()
+    case.add_wrong("0/0/fc/output")
+    case.judge()
     run, out = tmp_path / "run", tmp_path / "other.html"
     done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["check", str(run)])
     assert done.exit_code == 1
@@ -158,9 +158,9 @@ def test_check_and_report_write_the_page(tmp_path: Path) -> None:
 
 def test_show_has_the_verdicts_of_the_last_check(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
-    case.wrong("0/0/fc/output")
-    case.judged()
+    case.add_right("0/0/a/output")
+    case.add_wrong("0/0/fc/output")
+    case.judge()
 
     def show(*words: str) -> list[str]:
         done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["show", *words])
@@ -200,8 +200,8 @@ def test_a_clean_run_is_followed_by_its_selftest(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/output")
-    case.judged()
+    case.add_right("0/0/fc/output")
+    case.judge()
     done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "no" / "such" / "folder.html")])
     assert isinstance(done.exception, TTraceError)
     assert "cannot be written" in str(done.exception)
@@ -210,12 +210,12 @@ def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def mistaken(folder: Path) -> None:
     """A run whose annotation of one tensor is wrong: it lies in stripes."""
     case = Case(folder, "tp=2")
-    case.right("0/0/fc2/output")
-    full = drawn(4, 8)
-    case.trusted("0/0/fc1/output", full)
+    case.add_right("0/0/fc2/output")
+    full = draw_tensor(4, 8)
+    case.add_trusted("0/0/fc1/output", full)
     for rank in range(2):
         case.candidate.record(rank, "0/0/fc1/output", full[:, rank::2].contiguous(), "a b/tp", shape=(4, 8))
-    case.judged()
+    case.judge()
 
 
 def checked(*args: str, **environment: str) -> Result:
@@ -260,9 +260,9 @@ def test_ci_systems_are_told_in_their_own_words(tmp_path: Path) -> None:
 
 def test_an_archived_run_is_judged_alike_and_comes_back(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
-    case.right("0/0/fc1/output")
-    case.wrong("0/0/fc2/output")
-    case.judged()
+    case.add_right("0/0/fc1/output")
+    case.add_wrong("0/0/fc2/output")
+    case.judge()
 
     def report(*args: str) -> object:
         done = CliRunner().invoke(app, ["check", str(tmp_path), "--json", *args])

@@ -18,7 +18,7 @@ from zoo.fixed import accusers
 from zoo.harness.cells import Traced, shared_out
 from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import judged, measured_twins
+from zoo.harness.runs import judge, measured_twins
 from zoo.seen import Seen
 
 NUM_TOGETHER = 16
@@ -52,7 +52,7 @@ R = TypeVar("R", bound=Sided)
 def by_ttrace(traced: Traced) -> Seen:
     """The judge of the score."""
     begin = time.monotonic()
-    kept = Seen.of(judged(traced.reference, traced.candidate))
+    kept = Seen.of(judge(traced.reference, traced.candidate))
     return replace(kept, seconds=time.monotonic() - begin)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError, TTraceError
@@ -33,15 +33,15 @@ def write_run(folder: Path, *, wrong: bool) -> Run:
     case = Case(folder)
     for number, name in enumerate(OUTPUTS):
         change = (lambda x: 1.5 * x) if wrong and number == 1 else None
-        case.both(name, drawn(16, 8, seed=number), "t h/tp", change)
-        case.both(f"0/-/fc{number}.weight/param", drawn(8, 8, seed=9), "o/tp i", noise=0.0)
-        case.both(f"0/-/fc{number}.weight/param_grad", drawn(8, 8, seed=number + 5), "o/tp i")
+        case.add(name, draw_tensor(16, 8, seed=number), "t h/tp", change)
+        case.add(f"0/-/fc{number}.weight/param", draw_tensor(8, 8, seed=9), "o/tp i", noise=0.0)
+        case.add(f"0/-/fc{number}.weight/param_grad", draw_tensor(8, 8, seed=number + 5), "o/tp i")
     for builder in (case.reference, case.twin, case.candidate):
         builder.close()
     return Run(folder)
 
 
-def judged(run: Run) -> Outcome | str:
+def judge(run: Run) -> Outcome | str:
     """What a check says, or why it refuses."""
     try:
         found = run.judge()
@@ -80,11 +80,11 @@ def files(folder: Path) -> list[Path]:
 
 def check_flips(run: Run, paths: Iterable[Path]) -> float:
     """Every flip either changes nothing or is refused by name; the share that was refused."""
-    chance, expected, refused = random.Random(0), judged(run), []
+    chance, expected, refused = random.Random(0), judge(run), []
     for path in paths:
         for at, bit in places(path, chance):
             with damaged(path, at, bit):
-                found = judged(run)
+                found = judge(run)
             refused.append(isinstance(found, str))
             assert found == expected or str(path) in found, f"bit {bit} of byte {at} of {path}: {found}"
     return sum(refused) / len(refused)
@@ -93,17 +93,17 @@ def check_flips(run: Run, paths: Iterable[Path]) -> float:
 @pytest.mark.parametrize(("wrong", "exit_code"), [(False, Exit.PASSED), (True, Exit.FOUND)])
 def test_a_flipped_bit_changes_no_verdict(tmp_path: Path, wrong: bool, exit_code: Exit) -> None:
     run = write_run(tmp_path, wrong=wrong)
-    assert judged(run)[0] is exit_code
+    assert judge(run)[0] is exit_code
     # Of a chunk, the header means nothing; everything else does.
     assert check_flips(run, files(tmp_path)) > 0.9
 
 
 def test_a_flipped_bit_of_an_archive_changes_no_verdict(tmp_path: Path) -> None:
     run = write_run(tmp_path, wrong=True)
-    expected = judged(run)
+    expected = judge(run)
     run.archive(lambda *_: None)
     assert list(tmp_path.rglob("*.packed"))
-    assert judged(run) == expected
+    assert judge(run) == expected
     # What was packed is less than its file: a header, which means nothing, and bits that deflate does not need.
     assert check_flips(run, [*tmp_path.rglob("*.packed"), *tmp_path.rglob("archive.json")]) > 0.5
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.cli import app
 from ttrace.errors import TTraceError
 from zoo.harness.limits import HANG
@@ -22,8 +22,8 @@ def run(tmp_path: Path) -> Path:
     """A run without findings."""
     case = Case(tmp_path / "run")
     for number in range(40):
-        case.right(f"0/0/layers.{number}.fc/output")
-    case.judged()
+        case.add_right(f"0/0/layers.{number}.fc/output")
+    case.judge()
     return tmp_path / "run"
 
 
@@ -161,9 +161,9 @@ def test_a_trace_that_cannot_be_changed_is_named(run: Path) -> None:
 
 def test_a_tensor_of_thousands_of_dims_is_shown(tmp_path: Path) -> None:
     case = Case(tmp_path / "run")
-    case.trusted("0/0/fc/output", drawn(1).view((1,) * 5_000))
-    case.right("0/0/fc2/output")
-    case.judged()
+    case.add_trusted("0/0/fc/output", draw_tensor(1).view((1,) * 5_000))
+    case.add_right("0/0/fc2/output")
+    case.judge()
     done = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "0/0/fc/output", "--json"])
     assert done.exit_code == 0, done.output
 

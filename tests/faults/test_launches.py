@@ -91,8 +91,8 @@ def write_ranks(out: Path, launch: str, num_ranks: int = 2) -> None:
 @pytest.mark.parametrize("file", ["manifest.json", "end.json"])
 def test_ranks_of_two_launches_are_not_judged(tmp_path: Path, file: str) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/output")
-    case.judged()
+    case.add_right("0/0/fc/output")
+    case.judge()
     assert Run(tmp_path).judge().exit == 0
     write_ranks(tmp_path / "candidate", FIRST)
     write_ranks(tmp_path / "other", SECOND)

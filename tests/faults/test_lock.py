@@ -44,8 +44,8 @@ def complaint(*words: str) -> str:
 def test_who_holds_a_folder_is_told_to_whoever_wants_to_write_into_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     case = Case(run)
-    case.right("0/0/fc/output")
-    case.judged()
+    case.add_right("0/0/fc/output")
+    case.judge()
     (run / "run.json").write_text(seal_document(json.dumps({"reference": "true"})))
     holder = start_holder(run)
     try:

@@ -7,32 +7,32 @@ from typing import Any
 
 import pytest
 
-from tests.support.traces import TraceBuilder, drawn
+from tests.support.traces import TraceBuilder, draw_tensor
 from ttrace.errors import TraceError
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 
 
-def judged(folder: Path, **changes: dict[str, Any]) -> Judgement:
+def judge(folder: Path, **changes: dict[str, Any]) -> Judgement:
     """A check of three small traces, each with what is changed of its manifest."""
     traces = {}
     for role in ("reference", "twin", "candidate"):
         said: dict[str, Any] = {"role": role, "versions": {"ttrace": "1", "torch": "2"}, **changes.get(role, {})}
         mesh = said.pop("mesh", "tp=2" if role == "candidate" else "")
         builder = TraceBuilder(folder / role, mesh, **said)
-        builder.spread(
-            "0/0/fc/output", drawn(4, 8) * (1.0 if role == "reference" else 1 + 1e-7), "a b/tp" if mesh else "a b"
+        builder.record_parts(
+            "0/0/fc/output", draw_tensor(4, 8) * (1.0 if role == "reference" else 1 + 1e-7), "a b/tp" if mesh else "a b"
         )
         traces[role] = builder.close()
     return check(traces["reference"], [traces["twin"]], traces["candidate"])
 
 
 def test_traces_of_one_run_are_compared(tmp_path: Path) -> None:
-    assert judged(tmp_path).exit is Exit.PASSED
+    assert judge(tmp_path).exit is Exit.PASSED
 
 
 def test_other_packages_of_the_candidate_are_its_own_affair(tmp_path: Path) -> None:
-    assert judged(tmp_path, candidate={"versions": {"ttrace": "1", "torch": "3"}}).exit is Exit.PASSED
+    assert judge(tmp_path, candidate={"versions": {"ttrace": "1", "torch": "3"}}).exit is Exit.PASSED
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_other_packages_of_the_candidate_are_its_own_affair(tmp_path: Path) -> N
 )
 def test_traces_of_two_runs_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(TraceError, match=words):
-        judged(tmp_path, **changes)
+        judge(tmp_path, **changes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import RULE, Case, drawn
+from tests.support.traces import RULE, Case, draw_tensor
 from ttrace.errors import TTraceError
 from ttrace.judge.explanation import NUM_BEFORE, Explanation, explain
 from ttrace.judge.verdict import CauseName, ToleranceRule, Verdict
@@ -18,15 +18,15 @@ from ttrace.tensors.ids import TensorId
 def make(folder: Path) -> Case:
     case = Case(folder)
     for i in range(NUM_BEFORE + 2):
-        case.right(f"0/0/m{i}/output")
-    case.right("0/1/m0/output")
-    case.both("0/0/fc/output", drawn(8, 12), "a b/tp", lambda x: 2 * x)
-    case.both("0/0/head/output", drawn(8, 12, seed=5), "a b/tp", lambda x: x + drawn(8, 12, seed=6))
+        case.add_right(f"0/0/m{i}/output")
+    case.add_right("0/1/m0/output")
+    case.add("0/0/fc/output", draw_tensor(8, 12), "a b/tp", lambda x: 2 * x)
+    case.add("0/0/head/output", draw_tensor(8, 12, seed=5), "a b/tp", lambda x: x + draw_tensor(8, 12, seed=6))
     return case
 
 
 def explained(case: Case, name: str) -> Explanation:
-    return explain(case.judged(), case.reference.close(), case.candidate.close(), TensorId.parse(name))
+    return explain(case.judge(), case.reference.close(), case.candidate.close(), TensorId.parse(name))
 
 
 def test_an_accused_tensor_has_its_finding_and_its_terms(tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ def test_the_first_tensor_has_nothing_before_it(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_agree_are_told_apart(tmp_path: Path) -> None:
-    case, full = Case(tmp_path), drawn(8, 12)
-    case.trusted("0/0/fc/output", full)
+    case, full = Case(tmp_path), draw_tensor(8, 12)
+    case.add_trusted("0/0/fc/output", full)
     case.candidate.record(0, "0/0/fc/output", full[:, :6], "a b/tp", shape=(8, 12))
     case.candidate.record(1, "0/0/fc/output", full[:, 6:])
-    case.right("0/0/m0/output")
+    case.add_right("0/0/m0/output")
     stated = explained(case, "0/0/fc/output").layouts
     assert [(one.by and one.by.source, one.ranks, one.is_everywhere) for one in stated] == [
         (LayoutSource.RULE, (0,), False),
@@ -74,7 +74,7 @@ def test_a_tensor_that_was_not_compared_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_tensor_has_no_layout(tmp_path: Path) -> None:
     case = make(tmp_path)
-    case.trusted("0/0/gone/output", torch.ones(4, 4))
+    case.add_trusted("0/0/gone/output", torch.ones(4, 4))
     found = explained(case, "0/0/gone/output")
     assert found.comparison.verdict is Verdict.MISSING
     assert found.layouts == ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.errors import TTraceError
 from ttrace.judge.check import check
 from ttrace.judge.policy import Allowance, Policy
@@ -21,16 +21,16 @@ def allowed(site: str, until: str = "2027-01-31") -> Policy:
     return Policy((allowance,), TODAY)
 
 
-def judged(folder: Path, policy: Policy, *wrong: str) -> Judgement:
+def judge(folder: Path, policy: Policy, *wrong: str) -> Judgement:
     case = Case(folder)
-    case.right("0/0/fc1/input", "0/0/fc1/output")
+    case.add_right("0/0/fc1/input", "0/0/fc1/output")
     for name in wrong:
-        case.both(name, drawn(4, 8), "a b/tp", lambda x: 2 * x)
+        case.add(name, draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
     return check(case.reference.close(), [case.twin.close()], case.candidate.close(), policy=policy)
 
 
 def test_what_is_allowed_is_no_finding_and_is_told(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, allowed("fc2/output"), "0/0/fc2/output")
+    judgement = judge(tmp_path, allowed("fc2/output"), "0/0/fc2/output")
     assert judgement.exit is Exit.PASSED
     assert (
         '"fc2/output" is allowed to differ until 2027-01-31, 1 tensors do: ties break the other way' in judgement.notes
@@ -38,22 +38,22 @@ def test_what_is_allowed_is_no_finding_and_is_told(tmp_path: Path) -> None:
 
 
 def test_an_allowance_excuses_its_own_sites_only(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, allowed("fc2/output"), "0/0/fc2/output", "0/0/fc3/output")
+    judgement = judge(tmp_path, allowed("fc2/output"), "0/0/fc2/output", "0/0/fc3/output")
     assert [finding.module for finding in judgement.findings] == ["fc3"]
 
 
 def test_an_allowance_ends(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, allowed("fc2/output", until="2027-01-14"), "0/0/fc2/output")
+    judgement = judge(tmp_path, allowed("fc2/output", until="2027-01-14"), "0/0/fc2/output")
     assert judgement.exit is Exit.FOUND
     assert 'the allowance for "fc2/output" ended on 2027-01-14' in judgement.notes
 
 
 def test_an_allowance_holds_on_its_last_day(tmp_path: Path) -> None:
-    assert judged(tmp_path, allowed("fc2/output", until="2027-01-15"), "0/0/fc2/output").exit is Exit.PASSED
+    assert judge(tmp_path, allowed("fc2/output", until="2027-01-15"), "0/0/fc2/output").exit is Exit.PASSED
 
 
 def test_an_allowance_that_is_not_needed_asks_to_be_dropped(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, allowed("fc1/output"))
+    judgement = judge(tmp_path, allowed("fc1/output"))
     assert judgement.exit is Exit.PASSED
     assert 'the allowance for "fc1/output" excuses nothing: drop it' in judgement.notes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.selftest import LOST_SHARD, Power, SelfTest, run_selftest
 from ttrace.judge.tolerance.model import ToleranceModel
@@ -16,7 +16,7 @@ from ttrace.judge.verdict import Exit, Judgement
 
 ID = "0/0/fc/output"
 WEIGHT = "0/-/fc.weight"
-FULL = drawn(8, 12)
+FULL = draw_tensor(8, 12)
 
 
 def selftest_of(case: Case) -> SelfTest:
@@ -31,8 +31,8 @@ def power(case: Case, name: str = ID) -> Power:
 
 def test_every_fault_in_a_precise_tensor_is_seen(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, FULL, "a b/tp")
-    case.both("0/1/fc/output", drawn(8, 12, seed=1), "a b/tp")
+    case.add(ID, FULL, "a b/tp")
+    case.add("0/1/fc/output", draw_tensor(8, 12, seed=1), "a b/tp")
     found = power(case)
     assert found.seen == {
         "scaled by 1.01": True,
@@ -48,7 +48,7 @@ def test_every_fault_in_a_precise_tensor_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("noise", "seen"), [(1e-5, (True, True)), (1e-3, (True, False)), (1e-2, (False, False))])
 def test_small_factors_are_seen_down_to_the_tolerance(tmp_path: Path, noise: float, seen: tuple[bool, bool]) -> None:
     case = Case(tmp_path, noise=noise)
-    case.both(ID, FULL, "a b/tp")
+    case.add(ID, FULL, "a b/tp")
     found = power(case)
     assert (found.seen["scaled by 1.01"], found.seen["scaled by 1.001"]) == seen
     assert found.error is not None
@@ -60,7 +60,7 @@ def test_small_factors_are_seen_down_to_the_tolerance(tmp_path: Path, noise: flo
 def test_a_tolerance_that_a_lost_shard_passes_protects_nothing(tmp_path: Path) -> None:
     name = "0/-/fc.weight/optim.exp_avg"  # an activation's scale would show it all the same
     case = Case(tmp_path, noise=0.28)
-    case.both(name, FULL, "a b/tp")
+    case.add(name, FULL, "a b/tp")
     found = power(case, name)
     assert not found.seen[LOST_SHARD]
     assert not found.protects
@@ -69,8 +69,8 @@ def test_a_tolerance_that_a_lost_shard_passes_protects_nothing(tmp_path: Path) -
 
 def test_what_is_not_judged_protects_nothing_and_says_why(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right(ID)
-    case.trusted("0/0/gone/output", FULL)
+    case.add_right(ID)
+    case.add_trusted("0/0/gone/output", FULL)
     found = power(case, "0/0/gone/output")
     assert (found.protects, found.error, found.seen) == (False, None, {})
     assert found.reason == "the candidate has no such tensor"
@@ -79,15 +79,15 @@ def test_what_is_not_judged_protects_nothing_and_says_why(tmp_path: Path) -> Non
 def test_faults_that_change_nothing_are_no_faults(tmp_path: Path) -> None:
     """A mask of ones has no chunks to swap, and no neighbour has other values."""
     case = Case(tmp_path)
-    case.both(ID, torch.ones(8, 12), "a b/tp")
-    case.both("0/1/fc/output", torch.ones(8, 12), "a b/tp")
+    case.add(ID, torch.ones(8, 12), "a b/tp")
+    case.add("0/1/fc/output", torch.ones(8, 12), "a b/tp")
     assert set(power(case).seen) == {"scaled by 1.01", "scaled by 1.001", LOST_SHARD, "a row zeroed"}
 
 
 @pytest.mark.parametrize("layout", ["a b", "a/tp b", "a b +tp", "a/tp b/dp"])
 def test_a_lost_part_is_seen_under_every_layout(tmp_path: Path, layout: str) -> None:
     case = Case(tmp_path, "dp=2 tp=2")
-    case.both(ID, FULL, layout)
+    case.add(ID, FULL, layout)
     found = power(case)
     assert found.seen[LOST_SHARD]
     assert found.seen["chunks swapped"]
@@ -95,7 +95,7 @@ def test_a_lost_part_is_seen_under_every_layout(tmp_path: Path, layout: str) -> 
 
 def test_the_traces_stay_as_they_were(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, FULL, "a b/tp")
+    case.add(ID, FULL, "a b/tp")
     rounding, candidate = ToleranceModel.measure(case.reference.close(), [case.twin.close()]), case.candidate.close()
     run_selftest(rounding, candidate, judge_candidate(rounding, candidate))
     assert judge_candidate(rounding, candidate).exit is Exit.PASSED
@@ -103,10 +103,10 @@ def test_the_traces_stay_as_they_were(tmp_path: Path) -> None:
 
 def trained(tmp_path: Path, gradient: torch.Tensor, update: torch.Tensor, *, noise: float = 1e-6) -> Case:
     case = Case(tmp_path, parameters={"fc.weight": True})
-    case.both(ID, FULL, "a b/tp")
-    case.both(f"{WEIGHT}/param", FULL, "a b/tp", noise=0.0)
-    case.both(f"{WEIGHT}/param_grad", gradient, "a b/tp", noise=noise)
-    case.both(f"{WEIGHT}/param_after", FULL + update, "a b/tp", noise=0.0)
+    case.add(ID, FULL, "a b/tp")
+    case.add(f"{WEIGHT}/param", FULL, "a b/tp", noise=0.0)
+    case.add(f"{WEIGHT}/param_grad", gradient, "a b/tp", noise=noise)
+    case.add(f"{WEIGHT}/param_after", FULL + update, "a b/tp", noise=0.0)
     return case
 
 
@@ -115,40 +115,42 @@ def notes(judgement: Judgement) -> list[str]:
 
 
 def test_a_parameter_that_is_updated_is_protected(tmp_path: Path) -> None:
-    case = trained(tmp_path, drawn(8, 12, seed=1), 1e-2 * drawn(8, 12, seed=2))
+    case = trained(tmp_path, draw_tensor(8, 12, seed=1), 1e-2 * draw_tensor(8, 12, seed=2))
     found = selftest_of(case)
     assert (dict(found.unprotected), found.exit) == ({}, Exit.PASSED)
-    assert notes(trained(tmp_path / "again", drawn(8, 12, seed=1), 1e-2 * drawn(8, 12, seed=2)).judged()) == []
+    assert (
+        notes(trained(tmp_path / "again", draw_tensor(8, 12, seed=1), 1e-2 * draw_tensor(8, 12, seed=2)).judge()) == []
+    )
 
 
 def test_without_an_update_nothing_tests_the_optimizer(tmp_path: Path) -> None:
     """A learning rate of 0, as in the first step of a warm-up."""
     words = "its update is zero or not judged, so nothing tests the optimizer there"
-    found = selftest_of(trained(tmp_path, drawn(8, 12, seed=1), torch.zeros(8, 12)))
+    found = selftest_of(trained(tmp_path, draw_tensor(8, 12, seed=1), torch.zeros(8, 12)))
     assert dict(found.unprotected) == {"fc.weight": words}
     assert found.exit is Exit.UNJUDGED
-    again = trained(tmp_path / "again", drawn(8, 12, seed=1), torch.zeros(8, 12))
-    assert notes(again.judged()) == [f"no power over fc.weight: {words}"]
+    again = trained(tmp_path / "again", draw_tensor(8, 12, seed=1), torch.zeros(8, 12))
+    assert notes(again.judge()) == [f"no power over fc.weight: {words}"]
 
 
 def test_a_parameter_whose_gradient_is_rounding_has_no_power(tmp_path: Path) -> None:
-    case = trained(tmp_path, drawn(8, 12, seed=1), torch.zeros(8, 12), noise=1.0)
-    assert notes(case.judged()) == ["no power over fc.weight: its gradient and its update are zero or not judged"]
+    case = trained(tmp_path, draw_tensor(8, 12, seed=1), torch.zeros(8, 12), noise=1.0)
+    assert notes(case.judge()) == ["no power over fc.weight: its gradient and its update are zero or not judged"]
 
 
 def test_a_frozen_parameter_needs_no_power(tmp_path: Path) -> None:
     case = Case(tmp_path, parameters={"fc.weight": False})
-    case.both(ID, FULL, "a b/tp")
-    case.both(f"{WEIGHT}/param", FULL, "a b/tp")
-    assert notes(case.judged()) == []
+    case.add(ID, FULL, "a b/tp")
+    case.add(f"{WEIGHT}/param", FULL, "a b/tp")
+    assert notes(case.judge()) == []
 
 
 def test_the_smallest_factor_that_is_said_to_be_seen_is_seen(tmp_path: Path) -> None:
     case = Case(tmp_path, noise=1e-3)
-    case.both(ID, FULL, "a b/tp")
+    case.add(ID, FULL, "a b/tp")
     scale = power(case).scale
     assert scale is not None
     again = Case(tmp_path / "again", noise=1e-3)
-    again.both(ID, FULL, "a b/tp", lambda x: x * scale * 1.0001)
-    assert again.judged().exit is Exit.FOUND
+    again.add(ID, FULL, "a b/tp", lambda x: x * scale * 1.0001)
+    assert again.judge().exit is Exit.FOUND
     assert math.isfinite(scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from zoo.harness.results import Outcome, Result, table
 
 NAME = "0/0/layers.1/output"
@@ -12,8 +12,8 @@ NAME = "0/0/layers.1/output"
 
 def outcome(folder: Path, *, wrong: bool) -> Outcome:
     case = Case(folder)
-    case.both(NAME, drawn(4, 8), "a b/tp", (lambda x: 2 * x) if wrong else None)
-    return Outcome.of(case.judged())
+    case.add(NAME, draw_tensor(4, 8), "a b/tp", (lambda x: 2 * x) if wrong else None)
+    return Outcome.of(case.judge())
 
 
 def test_a_row_says_where_a_fault_was_found(tmp_path: Path) -> None:

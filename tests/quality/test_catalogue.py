@@ -14,7 +14,7 @@ from ttrace.judge.findings.isolated import combine
 from ttrace.judge.verdict import CauseName, Exit
 from zoo.harness.cells import judge_all
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import judged
+from zoo.harness.runs import judge
 from zoo.seen import Seen
 
 
@@ -63,7 +63,7 @@ def run_pairs(folder: Path) -> list[set[tuple[str, CauseName]]]:
     dist.barrier()
     if dist.get_rank() != 0:
         return []
-    both = [combine(*(judged(one.reference, one.candidate) for one in pair)) for pair in traced]
+    both = [combine(*(judge(one.reference, one.candidate) for one in pair)) for pair in traced]
     return [{(finding.module, finding.cause.name) for finding in judgement.findings} for judgement in both]
 
 

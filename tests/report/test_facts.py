@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import Finding
 from ttrace.report.facts import list_facts, make_headline
 
 
 def finding_of(folder: Path, *, factor: float | None = None) -> Finding:
     case = Case(folder)
-    case.both(
-        "0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: x + drawn(4, 8, seed=7) if factor is None else factor * x
+    case.add(
+        "0/0/fc/output",
+        draw_tensor(4, 8),
+        "a b/tp",
+        lambda x: x + draw_tensor(4, 8, seed=7) if factor is None else factor * x,
     )
-    return case.judged().findings[0]
+    return case.judge().findings[0]
 
 
 @pytest.mark.parametrize(("alone", "words"), [(True, "wrong by itself too"), (False, "wrong too"), (None, "wrong too")])

@@ -13,7 +13,7 @@ _MISSING = object()
 
 
 class Attributes:
-    """What the modules of some packages, their classes and these objects hold, as it is now."""
+    """A snapshot of the attributes of some packages' modules, their classes and the given objects."""
 
     def __init__(self, packages: Iterable[str], objects: Iterable[object] = ()) -> None:
         loaded = [(name, module) for name, module in list(sys.modules.items()) if name.split(".")[0] in set(packages)]
@@ -31,7 +31,7 @@ class Attributes:
         self._cells = [(cell, _contents(cell)) for cell in cells.values()]
 
     def changes(self) -> Iterator[str]:
-        """The names of what is another one now, or gone, or new."""
+        """Yield the names of attributes that were replaced, removed or added since."""
         for name, owner, before in self._held:
             now = vars(owner)
             for key in {**before, **now}:
@@ -42,7 +42,7 @@ class Attributes:
 
 
 def _counts(owner: object, old: object, new: object) -> bool:
-    """Whether a change may be a patch: modules load others, cache things and count things by themselves."""
+    """Whether a change may be a patch: modules also load other modules, cache values and count by themselves."""
     if isinstance(owner, nn.Module):
         return True
     if isinstance(owner, ModuleType) and (old is _MISSING or old is None):

@@ -1,4 +1,4 @@
-"""This module opens reports in headless Chromium."""
+"""Reports opened in headless Chromium."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLAGS = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The system's own: Playwright would download another."""
+    """Start the system's own Chromium: Playwright would download another."""
     path = shutil.which("chromium")
     assert path is not None, "these tests need Chromium: apt-get install chromium, as .ci/run does"
     with sync_playwright() as playwright:
@@ -33,14 +33,14 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Opened:
-    """A report in a window, with what it complained of and what it tried to load."""
+    """A report in a window, with its error messages and the addresses that it tried to load."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def scrolled(self) -> None:
-        """Walk down the whole page, so that everything is made, and back."""
+        """Scroll down the whole page and back, so that everything is drawn."""
         self.page.evaluate(
             "async () => { for (let y = 0; y < document.body.scrollHeight; y += 500) "
             "{ scrollTo(0, y); await new Promise(requestAnimationFrame); } scrollTo(0, 0); }"

@@ -1,7 +1,6 @@
-"""This module is a catalogue of faults as they happen in distributed training, and of what must be said of each.
+"""Catalogue of faults as they happen in distributed training, each with the finding that TTrace must report.
 
-What breaks a candidate is in zoo/harness/breaking.py; it is done after the session attached to it, or before, where
-the model itself is another one.
+zoo/harness/breaking.py breaks the candidates: after the session is attached, or before if the model itself changes.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ from zoo.harness.small import HAND, by_hand, small, whole_gpt
 
 @dataclass(frozen=True)
 class Fault:
-    """What is broken under which layout, and what must be the first finding."""
+    """A fault under a layout, and the first finding that it must give."""
 
     name: str
     layout: str
@@ -80,7 +79,7 @@ class Fault:
     recompute: str = "none"
     num_microbatches: int = NUM_MICROBATCHES
     early: bool = False
-    """Whether it is done before the session attaches."""
+    """Whether the candidate is broken before the session is attached."""
 
     @property
     def cell(self) -> Cell:
@@ -89,7 +88,7 @@ class Fault:
 
 
 def trace_fault(fault: Fault, folder: Path, references: dict[Any, Path]) -> Traced:
-    """On every rank: trace a broken candidate, and its reference unless an earlier fault had the same."""
+    """Trace a broken candidate, and its reference unless an earlier fault had the same; call this on every rank."""
     out = folder / fault.name.replace(" ", "-")
     settings: dict[str, Any] = {"recompute": fault.recompute, "num_microbatches": fault.num_microbatches}
     case = small(fault.layout, fault.num_ranks, **settings)
@@ -97,7 +96,7 @@ def trace_fault(fault: Fault, folder: Path, references: dict[Any, Path]) -> Trac
 
 
 def trace_together(faults: Sequence[Fault], folder: Path, references: dict[Any, Path]) -> tuple[Traced, Traced]:
-    """On every rank: the small GPT with several faults at once, ordinarily and isolated."""
+    """Trace the small GPT with several faults at once, ordinarily and isolated; call this on every rank."""
     cell = faults[0].cell
     ordinary = reference_of(folder, HAND, cell, NUM_MICROBATCHES, references, whole_gpt)
     if ordinary / "isolated" not in references.values():
@@ -119,7 +118,7 @@ def trace_together(faults: Sequence[Fault], folder: Path, references: dict[Any, 
 
 
 def _trace_isolated(ordinary: Path, rank: int, world: int) -> None:
-    """The isolated reference and its twins, which the ranks make together."""
+    """Trace the isolated reference and its twins; the ranks divide them among themselves."""
     alone = Plan(out=ordinary / "isolated" / "reference", reference=ordinary / "reference", isolated=True, stop=False)
     twin = alone.model_copy(update={"role": "twin", "reference": alone.out})
     plans = [

@@ -17,7 +17,7 @@ def device_mesh(shape: Shape, rank: int, names: tuple[str, ...] | None = None) -
 
 
 def mesh_of(ranks: torch.Tensor, rank: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
-    """The mesh of these ranks as one of them sees it."""
+    """Make the mesh of these ranks as one of them has it."""
     if RELEASE >= (2, 10):
         return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
     with mock.patch("torch.distributed.device_mesh.get_rank", return_value=rank):

@@ -1,4 +1,4 @@
-"""This module has a healthy installation, of which tests change parts."""
+"""A healthy installation, of which tests change parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module makes judgements of models of any size, without traces."""
+"""Judgements of models of any size, made without traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUG = "layers.{}.attn.proj"
 
 
 def large(num_layers: int, num_microbatches: int, *, wrong_from: int | None = None) -> Judgement:
-    """A transformer's judgement; from a layer's backward on it is wrong, or never."""
+    """Make a transformer's judgement; it is wrong from the backward of layer `wrong_from` on, or nowhere."""
     draw = random.Random(0)
     made = [
         _comparison(draw, TensorId.of(0, microbatch, name, kind), _passed(layer, kind, num_layers))
@@ -44,7 +44,7 @@ def large(num_layers: int, num_microbatches: int, *, wrong_from: int | None = No
 
 
 def _passed(layer: int, kind: Kind, num_layers: int) -> float:
-    """How much of the model lies behind a tensor."""
+    """Return the share of the model that was computed before a tensor."""
     return layer / num_layers if kind in FORWARD else 1 - layer / num_layers
 
 

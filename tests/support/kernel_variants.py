@@ -1,4 +1,4 @@
-"""What computes: torch and every variant of the kernels that this machine has, or only what TTRACE_KERNELS asks for."""
+"""Variants to test: torch and every variant of the kernels on this machine, or only the one in TTRACE_KERNELS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module reads the pages of the docs, and does what they tell a reader to do."""
+"""Reader of the docs' pages, who does what they tell a reader to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TITLE = re.compile(r'title="(?P<title>[^"]+)"')
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, the file it is to be saved as, and what stands in it."""
+    """A fenced block: its language, the name of the file to save it as, and its text."""
 
     language: str
     title: str
@@ -27,12 +27,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     output: str
     seconds: float
-    """Of the machine's processors: what else they are busy with does not count."""
+    """CPU seconds of the command: other work of the machine does not count."""
 
 
 def blocks(page: Path) -> list[Block]:
@@ -44,7 +44,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
-    """What a page tells to type, each with the lines it shows."""
+    """List the commands that a page tells to type, each with the lines it shows."""
     found: list[tuple[str, list[str]]] = []
     for block in blocks(page):
         for line in block.text.splitlines() if block.language == "console" else ():
@@ -62,7 +62,7 @@ def fits(shown: list[str], printed: list[str]) -> bool:
 
 
 def is_part_of(fragment: str, text: str) -> bool:
-    """Whether the lines of a fragment stand in a text in this order, however deep; comments and `...` aside."""
+    """Whether a text has the lines of a fragment in this order, at any indentation; comments and `...` are ignored."""
     rest = iter(_code(text))
     return all(any(line == found for found in rest) for line in _code(fragment) if line != "...")
 
@@ -74,9 +74,9 @@ def _code(text: str) -> list[str]:
 
 @dataclass
 class Reader:
-    """Somebody in a folder with the examples, who types each command once, however many pages tell it.
+    """A reader in a folder with the examples, who types each command once, even if several pages tell it.
 
-    Paths in the folder are read without it, as the pages show them.
+    The folder is removed from paths in the output, as the pages show them.
     """
 
     folder: Path

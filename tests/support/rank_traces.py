@@ -22,7 +22,7 @@ def tensor_id(name: str = "layer", microbatch: int | None = 0) -> TensorId:
 
 
 def record_of(name: str, tensor: torch.Tensor, region: Region | None = None, **more: object) -> Record:
-    """What a recorder would say of this tensor; `region` is None for the whole."""
+    """Make the record that a recorder would make of this tensor; `region` is None for the whole."""
     shape = tuple(tensor.shape)
     return Record(tensor_id(name), shape, tensor.dtype, region or Region.whole(shape), **more)  # type: ignore[arg-type]  # fields of Record
 
@@ -32,7 +32,7 @@ def normal(name: str, region: Region, dtype: torch.dtype = torch.float32) -> tor
 
 
 def write_trace(folder: Path, tensors: dict[str, torch.Tensor], **options: int) -> Path:
-    """One rank's finished trace, and its folder."""
+    """Write one rank's finished trace, and return its folder."""
     writer = Writer(folder, manifest(), **options)  # type: ignore[arg-type]  # limits, never the claim
     for name, tensor in tensors.items():
         writer.write(record_of(name, tensor), tensor)
@@ -41,9 +41,9 @@ def write_trace(folder: Path, tensors: dict[str, torch.Tensor], **options: int) 
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal down to the sign of zero and the bits of nan, in every dtype."""
+    """Whether two tensors are equal down to the sign of zero and the bits of nan, in every dtype."""
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
-    # A flat copy, because only that can be seen as bytes whatever the shape.
+    # A flat copy, because only that can be viewed as bytes whatever the shape.
     left, right = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (a, b))
     return torch.equal(left, right)

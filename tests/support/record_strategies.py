@@ -34,7 +34,7 @@ def ids(draw: st.DrawFn) -> TensorId:
 
 @st.composite
 def ranges(draw: st.DrawFn, size: int) -> tuple[tuple[int, int], ...]:
-    """Disjoint, in any order, none empty."""
+    """Draw ranges that are disjoint and not empty, in any order."""
     marks = sorted(draw(st.sets(st.integers(0, size), max_size=6)))
     return tuple(draw(st.permutations(list(zip(marks[::2], marks[1::2], strict=False)))))
 

@@ -42,7 +42,7 @@ class Division:
         return [self.layout.region(self.shape, self.mesh.sizes, coord) for coord in self.mesh.coords()]
 
     def padded(self, region: Region, local: torch.Tensor, rank: int) -> torch.Tensor:
-        """The local tensor as the rank really holds it, with whatever in its padding."""
+        """Return the local tensor as the rank holds it, with its padding."""
         shape = self.layout.local_shape(self.shape, self.mesh.sizes, self.mesh.coord(rank))
         held = torch.full(shape, -77, dtype=local.dtype)
         held[tuple(slice(0, size) for size in region.local_shape)] = local
@@ -51,7 +51,7 @@ class Division:
 
 @st.composite
 def shapes(draw: st.DrawFn, max_dims: int = 3) -> Shape:
-    """Up to three dims, often uneven, sometimes tiny or empty, sometimes divisible into fused parts."""
+    """Draw a shape of up to three dims, often uneven, sometimes tiny or empty, sometimes divisible into fused parts."""
     num_dims = draw(st.integers(1, max_dims))
     largest = {1: 150, 2: 26, 3: 12}[num_dims]
     size = st.one_of(st.integers(0, largest), st.integers(1, 3), st.sampled_from((12, 12 * (largest // 12))))
@@ -68,7 +68,7 @@ def meshes(draw: st.DrawFn, max_ranks: int = 64) -> Mesh:
 
 @st.composite
 def divisions(draw: st.DrawFn, shape: Shape | None = None, max_ranks: int = 64) -> Division:
-    """Three axes, each of which cuts some dim (several may cut one, in any order) or none."""
+    """Draw a division over three axes, each of which cuts one dim (several may cut the same, in any order) or none."""
     shape = draw(shapes()) if shape is None else shape
     targets = draw(st.lists(st.integers(-1, len(shape) - 1), min_size=3, max_size=3))
     aims = list(zip(draw(st.permutations("abc")), targets, strict=True))
@@ -99,7 +99,7 @@ def _num_parts(word: str) -> int:
 
 @st.composite
 def partitions(draw: st.DrawFn, regions: Sequence[Region]) -> list[Region]:
-    """Each box flattened, cut at random, and the pieces dealt to ranks: flat regions of several ranges."""
+    """Flatten each box, cut it at random, and give the pieces to ranks: flat regions of several ranges."""
     result = []
     for box in regions:
         marks = draw(st.lists(st.integers(0, box.numel), max_size=6))
@@ -114,7 +114,7 @@ def partitions(draw: st.DrawFn, regions: Sequence[Region]) -> list[Region]:
 
 @st.composite
 def flat_regions(draw: st.DrawFn, shape: Shape | None = None) -> list[Region]:
-    """A flat partition of the whole tensor, or of each box of a cut one."""
+    """Draw a flat partition of the whole tensor, or of each box of a cut one."""
     shape = draw(shapes()) if shape is None else shape
     if draw(st.booleans()):
         return draw(partitions([Region.whole(shape)]))
@@ -124,7 +124,7 @@ def flat_regions(draw: st.DrawFn, shape: Shape | None = None) -> list[Region]:
 
 @st.composite
 def index_lists(draw: st.DrawFn, shape: Shape | None = None) -> list[Region]:
-    """Tokens dealt to ranks in any order: a permutation of one dim, cut unevenly."""
+    """Draw tokens that ranks hold in any order: a permutation of one dim, cut unevenly."""
     shape = draw(shapes()) if shape is None else shape
     dim = draw(st.integers(0, len(shape) - 1))
     order = torch.randperm(shape[dim], generator=torch.Generator().manual_seed(draw(st.integers(0, 2**31))))
@@ -142,7 +142,7 @@ def any_regions(shape: Shape | None = None) -> st.SearchStrategy[list[Region]]:
 
 
 def check_generating(regions: Sequence[Region], distribution: Distribution, dtype: torch.dtype) -> None:
-    """Law 1: a shard made by itself is the same part of the tensor made whole."""
+    """Check law 1: a shard that is generated alone equals its part of the whole tensor."""
     whole = Region.whole(regions[0].shape)
     full = generate_values(NAME, whole, dtype=dtype, distribution=distribution)
     assert tuple(full.shape) == whole.shape
@@ -153,7 +153,7 @@ def check_generating(regions: Sequence[Region], distribution: Distribution, dtyp
 
 
 def check_joining(regions: Sequence[Region], locals_: Sequence[torch.Tensor] | None = None) -> None:
-    """Law 3: the parts put together are the tensor, every element of it."""
+    """Check law 3: all parts together are the tensor, every element of it."""
     whole = Region.whole(regions[0].shape)
     full = generate_values(NAME, whole, dtype=torch.float32, distribution=Normal())
     joined = torch.full_like(full, math.nan)
@@ -163,7 +163,7 @@ def check_joining(regions: Sequence[Region], locals_: Sequence[torch.Tensor] | N
 
 
 def check_pairing(ours: Sequence[Region], theirs: Sequence[Region]) -> None:
-    """Two divisions of one tensor meet in equal elements, in each element once."""
+    """Check that two divisions of one tensor overlap in equal elements, and in each element once."""
     full = torch.arange(Region.whole(ours[0].shape).numel).view(ours[0].shape)
     met = torch.zeros(full.numel(), dtype=torch.int64)
     parts = [(region, region.take(full)) for region in dict.fromkeys(theirs)]

@@ -8,5 +8,5 @@ from ttrace.torch_compat import RELEASE
 
 
 def since(major: int, minor: int, what: str) -> pytest.MarkDecorator:
-    """Skip a test where torch is older; `what` torch has since this version."""
+    """Skip a test if torch is older; `what` names the feature that torch has since this version."""
     return pytest.mark.skipif((major, minor) > RELEASE, reason=f"torch has {what} since {major}.{minor}")

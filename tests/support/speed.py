@@ -16,7 +16,7 @@ USUAL = 0.045
 def measure_slowness() -> float:
     """Return how many times longer this machine takes for a sample of work than the usual one; at least 1.
 
-    Measured anew each time, as a busy machine is slower from one minute to the next.
+    It is measured each time, because the speed of a busy machine changes from one minute to the next.
     """
     return max(1.0, _time_sample() / USUAL)
 
@@ -25,7 +25,7 @@ def measure_slowness() -> float:
 def cpu_limit(seconds: float) -> Iterator[None]:
     """Fail when the block takes more CPU time, children included, than `seconds` of the usual machine.
 
-    Waiting for a CPU that others use counts for nothing.
+    Time spent waiting for a CPU does not count.
     """
     start = _cpu_seconds()
     yield
@@ -39,7 +39,7 @@ def _cpu_seconds() -> float:
 
 
 def _time_sample() -> float:
-    """CPU seconds of a little Python and a little torch."""
+    """Measure the CPU seconds of a little Python and a little torch."""
     start = time.thread_time()
     number, matrix = 0, torch.ones(256, 256)
     for i in range(300_000):

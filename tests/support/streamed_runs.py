@@ -1,4 +1,4 @@
-"""This module traces one step of a model, streamed and ordinary, and compares the two traces bit by bit."""
+"""Traces of one step of a model, streamed and ordinary, and their comparison bit by bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 
 def own_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The loss that transformers models compute."""
+    """Return the loss that transformers models compute."""
     loss: torch.Tensor = model(**batch).loss
     return loss
 
@@ -38,7 +38,7 @@ def traced(
     adapting: Callable[[list[nn.Module]], Adapter] = Native,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trace:
-    """One step; the data are generated, so that both runs have the same."""
+    """Trace one step; the data are generated, so that both runs have the same."""
     session = TracingSession(plan, model, optimizer, adapting([model]), Rules())
     with session.step():
         for _ in range(num_microbatches):
@@ -51,14 +51,14 @@ def traced(
 
 
 def both(folder: Path, streamed: nn.Module, ordinary: nn.Module, *args: Any, **settings: Any) -> tuple[Trace, Trace]:
-    """A streamed reference, and an ordinary run of the same model on the same generated parameters."""
+    """Trace a streamed reference, and an ordinary run of the same model on the same generated parameters."""
     reference = traced(Plan(out=folder / "streamed", stop=False), streamed, *args, **settings)
     plan = Plan(out=folder / "ordinary", role="candidate", reference=folder / "streamed", stop=False)
     return reference, traced(plan, ordinary, *args, **settings)
 
 
 def assert_same_bits(a: Trace, b: Trace) -> None:
-    """Every id, dtype and element; and nothing held twice, lost or complained of."""
+    """Check that every id, dtype and element agrees, and that there is no gap, overlap or problem."""
     assert [*a.problems(), *b.problems()] == []
     assert set(a.shards) == set(b.shards)
     for tensor_id in a.shards:
@@ -73,7 +73,7 @@ def assert_same_bits(a: Trace, b: Trace) -> None:
 
 
 def hugging(family: str, dtype: torch.dtype, *, tied: bool, **others: Any) -> nn.Module:
-    """A small transformers model, its experts run one by one."""
+    """Build a small transformers model whose experts run one by one."""
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM  # it has no types

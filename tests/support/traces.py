@@ -1,4 +1,4 @@
-"""This module writes traces without a process group: all ranks are a loop over coordinates."""
+"""Traces that are written without a process group: all ranks are a loop over coordinates."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ttrace.trace.writer import Writer
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 RULE = Provenance(LayoutSource.RULE, "test rule")
-"""Who states the layouts of built traces."""
+"""The provenance of the layouts in built traces."""
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Numbers that are no special case of anything."""
+def draw_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Draw a tensor of random numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def nudged(tensor: torch.Tensor, size: float, seed: int = 99) -> torch.Tensor:
-    """The tensor with every element off by about `size`, relatively: what rounding does, or more."""
+def nudge(tensor: torch.Tensor, size: float, seed: int = 99) -> torch.Tensor:
+    """Return the tensor with every element off by about `size`, relative to it, as rounding does, or more."""
     if not tensor.is_floating_point() or size == 0.0:
         return tensor
     direction = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
@@ -39,7 +39,10 @@ def nudged(tensor: torch.Tensor, size: float, seed: int = 99) -> torch.Tensor:
 
 
 class TraceBuilder:
-    """Collects the records of all ranks; `close` writes them. A rank owns what it recorded, and `owns` besides."""
+    """Builder of a trace: it collects the records of all ranks, and `close` writes them.
+
+    The modules of a rank are those of its records, and those that `owns` names.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class TraceBuilder:
         region: Region | None = None,
         microbatch: int = 0,
     ) -> None:
-        """One rank's tensor. `layout` and the logical `shape` place it, or `region` does; neither: nobody says."""
+        """Record one rank's tensor, placed by `layout` and the logical `shape`, or by `region`, or not at all."""
         read = Layout.parse(layout) if layout is not None else Layout(())
         if layout is not None and region is None:
             where = {**self.mesh.coord(rank), MICROBATCH_AXIS: microbatch}
@@ -93,8 +96,10 @@ class TraceBuilder:
         )
         self._records[rank].append((record, tensor))
 
-    def spread(self, name: str, full: torch.Tensor, layout: str = "...", *, ranks: Sequence[int] | None = None) -> None:
-        """Every rank's and microbatch's part of a logical tensor; summands of a pending sum are unequal."""
+    def record_parts(
+        self, name: str, full: torch.Tensor, layout: str = "...", *, ranks: Sequence[int] | None = None
+    ) -> None:
+        """Record every rank's and microbatch's part of a logical tensor; summands of a pending sum are unequal."""
         read = Layout.parse(layout)
         microbatches = range(self.sizes[MICROBATCH_AXIS] if MICROBATCH_AXIS in read.axes else 1)
         for rank in range(self.mesh.num_ranks) if ranks is None else ranks:
@@ -108,7 +113,7 @@ class TraceBuilder:
     def close(
         self, *, without: Sequence[int] = (), unfinished: Sequence[int] = (), problems: Sequence[str] = ()
     ) -> Trace:
-        """Write all ranks but those `without` a trace; the `unfinished` ones have no end."""
+        """Write the traces of all ranks, except those in `without`; the `unfinished` ones have no end."""
         for rank in sorted(set(self._records) - set(without)):
             owned = self._owns[rank] | {record.id.name for record, _ in self._records[rank]}
             modules = {name: ModuleInfo(type="tests.Module", source="model.py:1") for name in sorted(owned)}
@@ -130,7 +135,7 @@ class TraceBuilder:
 
 
 def summand_share(index: int, size: int) -> float:
-    """What one rank's summand is of the whole."""
+    """Return the share of one rank's summand in the whole."""
     return 2.0 * (index + 1) / (size * (size + 1))
 
 
@@ -143,29 +148,29 @@ class Case:
         self.twin = TraceBuilder(folder / "twin-1", role="twin")
         self.candidate = TraceBuilder(folder / "candidate", mesh, **candidate)
 
-    def trusted(self, name: str, full: torch.Tensor, *, noise: float | None = None, layout: str = "...") -> None:
-        """In the reference, and a little off in the twin."""
-        self.reference.spread(name, full, layout)
-        self.twin.spread(name, nudged(full, self.noise if noise is None else noise), layout)
+    def add_trusted(self, name: str, full: torch.Tensor, *, noise: float | None = None, layout: str = "...") -> None:
+        """Add a tensor to the reference and, with noise, to the twin."""
+        self.reference.record_parts(name, full, layout)
+        self.twin.record_parts(name, nudge(full, self.noise if noise is None else noise), layout)
 
-    def both(
+    def add(
         self, name: str, full: torch.Tensor, layout: str = "...", change: Change | None = None, **trusted: Any
     ) -> None:
-        """In all traces; the candidate's is changed before it is spread over its ranks."""
-        self.trusted(name, full, **trusted)
-        self.candidate.spread(name, full if change is None else change(full), layout)
+        """Add a tensor to all traces; the candidate's is changed before it is divided over the ranks."""
+        self.add_trusted(name, full, **trusted)
+        self.candidate.record_parts(name, full if change is None else change(full), layout)
 
-    def right(self, *names: str) -> None:
+    def add_right(self, *names: str) -> None:
         for name in names:
-            self.both(name, drawn(4, 8, seed=len(name)), "a b/tp")
+            self.add(name, draw_tensor(4, 8, seed=len(name)), "a b/tp")
 
-    def wrong(self, *names: str) -> None:
+    def add_wrong(self, *names: str) -> None:
         for name in names:
-            self.both(name, drawn(4, 8, seed=len(name)), "a b/tp", lambda x: x + drawn(4, 8, seed=7))
+            self.add(name, draw_tensor(4, 8, seed=len(name)), "a b/tp", lambda x: x + draw_tensor(4, 8, seed=7))
 
-    def judged(self, *, margin: float = MARGIN) -> Judgement:
+    def judge(self, *, margin: float = MARGIN) -> Judgement:
         return check(self.reference.close(), [self.twin.close()], self.candidate.close(), margin=margin)
 
 
-def verdict_of(judgement: Judgement, name: str) -> Comparison:
+def find_comparison(judgement: Judgement, name: str) -> Comparison:
     return next(comparison for comparison in judgement.comparisons if str(comparison.id) == name)

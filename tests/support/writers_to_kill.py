@@ -1,6 +1,6 @@
-"""Starts writers and kills each at a moment of its own; test_crash.py looks at what they leave.
+"""Script that starts writers and kills each at another moment; test_crash.py looks at what they leave.
 
-Run as a script: forking is for a process of one thread, and children of a process that has torch start at once.
+It runs as a script because only a process with one thread may fork, and children of a process with torch start at once.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SIZES = (
     (20, 600_000, 1 << 28, 1 << 22),
     (1500, 1, 1 << 28, 1),
 )
-"""Kinds of traces: records, elements of the largest, bytes to a chunk, bytes held. Some have many chunks, some one;
-some write whenever a buffer is full, some when a chunk is."""
+"""Kinds of traces: number of records, elements of the largest, bytes per chunk, bytes held. Some have many chunks, some
+one; some write whenever a buffer is full, some when a chunk is full."""
 
 
 def expected(i: int, largest: int) -> tuple[Record, torch.Tensor]:
-    """Record i of a trace: its id says every bit."""
+    """Make record i of a trace: its id determines every bit."""
     name = TensorId.of(0, i, f"layers.{i}", Kind.OUTPUT)
     dtype = (torch.float32, torch.bfloat16, torch.float64)[i % 3]
     region = Region.whole((1 + i * 7919 % largest,))
@@ -63,7 +63,7 @@ def start(folder: Path, size: tuple[int, int, int, int]) -> int:
 
 
 def wait(folder: Path, share: float, num_records: int) -> None:
-    """Return when about this share of the records is there: none from the start, and all when there is an end."""
+    """Wait until about this share of the records is written: 0 returns at once, and 1 waits for the end."""
     rank = folder / "rank-00000"
     records, deadline = rank / "records.jsonl", time.monotonic() + HANG / NUM_KILLS
     while time.monotonic() < deadline:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, TraceBuilder, drawn
+from tests.support.traces import Case, TraceBuilder, draw_tensor
 from ttrace.errors import LayoutError
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
@@ -29,16 +29,16 @@ ID = "0/0/fc/output"
 def recorded(folder: Path, layout: str, held: str) -> tuple[Trace, Trace, Trace]:
     """Reference, twin and a candidate that holds a tensor by one layout and says that it does by another."""
     case = Case(folder)
-    case.right("0/0/a/output")
-    full = drawn(4, 8)
-    case.trusted(ID, full)
+    case.add_right("0/0/a/output")
+    full = draw_tensor(4, 8)
+    case.add_trusted(ID, full)
     for rank in range(2):
         part = Layout.parse(held).region((4, 8), {"tp": 2}, {"tp": rank}).take(full)
         case.candidate.record(rank, ID, part, layout, shape=(4, 8))
     return case.reference.close(), case.twin.close(), case.candidate.close()
 
 
-def judged(traces: tuple[Trace, Trace, Trace], rules: dict[str, str]) -> Judgement:
+def judge(traces: tuple[Trace, Trace, Trace], rules: dict[str, str]) -> Judgement:
     reference, twin, candidate = traces
     return check(reference, [twin], RelayoutTrace(candidate.folder, Rules.of(rules), reference))
 
@@ -46,8 +46,8 @@ def judged(traces: tuple[Trace, Trace, Trace], rules: dict[str, str]) -> Judgeme
 def test_the_right_rule_makes_a_wrong_annotation_right(tmp_path: Path) -> None:
     reference, twin, candidate = traces = recorded(tmp_path, "a b/tp", "a b/tp:striped")
     assert check(reference, [twin], candidate).exit is Exit.FOUND
-    assert judged(traces, {"other": "..."}).exit is Exit.FOUND
-    found = judged(traces, {"fc/output": "a b/tp:striped"})
+    assert judge(traces, {"other": "..."}).exit is Exit.FOUND
+    found = judge(traces, {"fc/output": "a b/tp:striped"})
     assert found.exit is Exit.PASSED
     (told,) = [comparison for comparison in found.comparisons if comparison.id.name == "fc"]
     assert (told.layout, told.by) == ("a b/tp:striped", Provenance(LayoutSource.RULE, 'rule "fc/output"'))
@@ -55,15 +55,15 @@ def test_the_right_rule_makes_a_wrong_annotation_right(tmp_path: Path) -> None:
 
 def test_the_right_rule_can_be_wrong_as_well(tmp_path: Path) -> None:
     traces = recorded(tmp_path, "a b/tp", "a b/tp")
-    assert judged(traces, {"fc/output": "a b/tp:striped"}).exit is Exit.FOUND
+    assert judge(traces, {"fc/output": "a b/tp:striped"}).exit is Exit.FOUND
     with pytest.raises(LayoutError, match="cuts dim a over tp=2, but this rank holds shape"):
-        judged(traces, {"fc/output": "a/tp b"})
+        judge(traces, {"fc/output": "a/tp b"})
     with pytest.raises(LayoutError, match="axis dp"):
-        judged(traces, {"fc/output": "a/dp b"})
+        judge(traces, {"fc/output": "a/dp b"})
 
 
 def test_a_rule_that_matches_nothing_is_told(tmp_path: Path) -> None:
-    found = judged(recorded(tmp_path, "a b/tp", "a b/tp"), {"typo/output": "a b/tp"})
+    found = judge(recorded(tmp_path, "a b/tp", "a b/tp"), {"typo/output": "a b/tp"})
     assert 'rule "typo/output" matched nothing' in found.notes
 
 
@@ -77,7 +77,7 @@ def test_it_reads_the_same_in_another_process(tmp_path: Path) -> None:
 def one(folder: Path, **known: object) -> RelayoutTrace:
     """The first of two ranks, with one record, read by a rule of another layout."""
     reference = TraceBuilder(folder / "reference", role="reference")
-    reference.record(0, ID, drawn(4, 8), "a b")
+    reference.record(0, ID, draw_tensor(4, 8), "a b")
     writer = Writer(folder / "one", Manifest(role="candidate", rank=0, num_ranks=2, mesh="tp=2", seed=0))
     region = Layout.parse("a b/tp").region((4, 8), {"tp": 2}, {"tp": 0})
     record = Record(TensorId.parse(ID), (4, 4), torch.float32, region, **known)  # type: ignore[arg-type]

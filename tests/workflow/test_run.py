@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.commands import ROOT, TINY, run_example, script, ttrace
 from tests.support.speed import cpu_limit
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit
@@ -220,7 +220,7 @@ def write_traces(folder: Path, num_twins: int = 1, *, num_tensors: int = 1) -> R
     """A clean run whose traces were written one by one."""
     case = Case(folder)
     for number in range(num_tensors):
-        case.both(f"0/0/fc.{number}/output", drawn(16, 8, seed=number), "t h/tp")
+        case.add(f"0/0/fc.{number}/output", draw_tensor(16, 8, seed=number), "t h/tp")
     case.reference.close()
     case.candidate.close()
     for number in range(1, num_twins + 1):

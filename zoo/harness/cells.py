@@ -28,7 +28,7 @@ from zoo.harness.experts import expert_parallel
 from zoo.harness.pipeline import INNER, SCHEDULES, pipeline
 from zoo.harness.plans import planned
 from zoo.harness.results import Outcome
-from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged
+from zoo.harness.runs import NUM_TWINS, SimulatedRank, judge
 from zoo.harness.transformer import Shape, Transformer
 
 LAYOUTS: dict[str, Callable[[Shape, Cell], Candidate]] = {
@@ -99,7 +99,7 @@ def trace_cell(
 
 def judge_all(traced: Sequence[Traced], keep: Callable[[Judgement], Any] = Outcome.of) -> list[Any]:
     """On every rank: judge a share of the traces, and tell all ranks. One rank judges all that share a reference."""
-    return shared_out(traced, lambda one: keep(judged(one.reference, one.candidate)))
+    return shared_out(traced, lambda one: keep(judge(one.reference, one.candidate)))
 
 
 def shared_out(traced: Sequence[Traced], work: Callable[[Traced], Any]) -> list[Any]:

@@ -28,7 +28,7 @@ from zoo.harness.candidate import Candidate
 from zoo.harness.cells import Traced
 from zoo.harness.plans import planned
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import NUM_TWINS, judged
+from zoo.harness.runs import NUM_TWINS, judge
 from zoo.launch import TIMEOUT, Sided, on_torch, patched
 from zoo.seen import Seen
 
@@ -155,7 +155,7 @@ def run_case(case: Case, folder: Path, change: Change | None = None) -> Judgemen
     with change(model) if change else nullcontext():
         train(attached(plan, model, optimizer), model, optimizer, case.num_accumulated)
     dist.barrier()
-    return judged(case.reference(folder), out) if dist.get_rank() == 0 else None
+    return judge(case.reference(folder), out) if dist.get_rank() == 0 else None
 
 
 def changed_by_recording(case: Case, folder: Path) -> list[str]:

@@ -66,7 +66,7 @@ def trace_reference(folder: Path, build: Callable[[], nn.Module], rules: dict[st
         train(plan.model_copy(update=update), build(), SimulatedRank(), rules)
 
 
-def judged(reference: Path, candidate: Path) -> Judgement:
+def judge(reference: Path, candidate: Path) -> Judgement:
     """Judge a candidate's trace against a reference's and its twins', which lie beside it."""
     return judge_candidate(measured_twins(reference), Trace(candidate))
 
@@ -92,4 +92,4 @@ def gpt_case(
     model = Gpt(tp).to(dtype)
     train(plan, model, Native([model], mesh={"tp": tp}), RULES, change)
     dist.barrier()
-    return judged(folder, folder / "candidate") if dist.get_rank() == 0 else None
+    return judge(folder, folder / "candidate") if dist.get_rank() == 0 else None

@@ -20,7 +20,7 @@ from ttrace.judge.verdict import Verdict
 from zoo.harness.candidate import Candidate, Cell, accumulated
 from zoo.harness.cells import attached, trace_reference
 from zoo.harness.dense import sharded, tensor_parallel
-from zoo.harness.runs import NUM_TWINS, judged
+from zoo.harness.runs import NUM_TWINS, judge
 from zoo.harness.transformer import Shape, Transformer
 
 SHAPE = Shape(vocab=64, hidden=32, heads=8, kv_heads=8, ffn=32, num_layers=1, length=4)
@@ -54,7 +54,7 @@ def main(folder: Path, num_ranks: int, tp: int) -> int:
         thread.start()
     for thread in threads:
         thread.join()
-    judgement = judged(folder, folder / "candidate")
+    judgement = judge(folder, folder / "candidate")
     counts = {verdict.value: judgement.count(verdict) for verdict in Verdict if judgement.count(verdict)}
     print(f"{num_ranks} ranks: exit {int(judgement.exit)}, {counts}, {judgement.problems[:3]}")
     return int(judgement.exit)

@@ -21,7 +21,7 @@ from ttrace.layouts.rules import Rules
 from ttrace.torch_compat import RELEASE
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged
+from zoo.harness.runs import NUM_TWINS, SimulatedRank, judge
 
 RANKS = 2
 
@@ -103,7 +103,7 @@ def run_cases(folder: Path) -> dict[str, tuple[Judgement, float]]:
         train(plan, make(), 1, divisor=divisor)
         dist.barrier()
         if dist.get_rank() == 0:
-            found[name] = judged(folder, out), Trace(out).grad_factor
+            found[name] = judge(folder, out), Trace(out).grad_factor
     return found
 
 

@@ -24,7 +24,7 @@ from zoo.harness.candidate import Cell, simple
 from zoo.harness.cells import attached, reference_of
 from zoo.harness.gpt import LENGTH, VOCAB, Gpt
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import SimulatedRank, judged, trace_reference, train
+from zoo.harness.runs import SimulatedRank, judge, trace_reference, train
 from zoo.harness.transformer import Shape, Transformer
 
 # What torch.compile itself does with autograd functions and with tensors that are no leaves.
@@ -79,7 +79,7 @@ def traced(reference: Path, folder: Path, model: nn.Module, compiled: str) -> Ju
     settings = {"out": folder / "candidate", "role": "candidate", "reference": reference / "reference"}
     plan = Plan.model_validate({**settings, "compiled": compiled, "stop": False})
     train(plan, model, SimulatedRank(), {})
-    return judged(reference, folder / "candidate")
+    return judge(reference, folder / "candidate")
 
 
 @WAYS
@@ -155,7 +155,7 @@ def run_data_parallel(folder: Path) -> dict[str, Judgement | None]:
                 candidate.step(session)
             session.close()
             dist.barrier()
-            found[out.name] = judged(reference, out) if dist.get_rank() == 0 else None
+            found[out.name] = judge(reference, out) if dist.get_rank() == 0 else None
     return found
 
 

@@ -16,7 +16,7 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import Names
 from ttrace.judge.verdict import Exit, Judgement
 from zoo.harness.gpt import LENGTH, VOCAB, Attention, Block, Gpt
-from zoo.harness.runs import SimulatedRank, judged, trace_reference, train
+from zoo.harness.runs import SimulatedRank, judge, trace_reference, train
 
 Build = Callable[[], nn.Module]
 
@@ -62,7 +62,7 @@ def traced(folder: Path, reference: Build, candidate: Build) -> Judgement:
     trace_reference(folder, reference, {})
     plan = Plan(out=folder / "candidate", role="candidate", reference=folder / "reference", stop=False)
     train(plan, candidate(), SimulatedRank(), {})
-    return judged(folder, folder / "candidate")
+    return judge(folder, folder / "candidate")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def traced(out: Path, *, nudge: float = 0.0, **settings: Any) -> Trace:
     return Trace(out)
 
 
-def judged(folder: Path, **settings: Any) -> Judgement:
+def judge(folder: Path, **settings: Any) -> Judgement:
     reference = traced(folder / "reference")
     known: dict[str, Any] = {"reference": reference.folder}
     twins = [traced(folder / f"twin-{i}", role="twin", twin=i, **known) for i in (1, 2, 3)]
@@ -75,7 +75,7 @@ def comparison(judgement: Judgement, text: str) -> Any:
 
 
 def test_a_tie_that_falls_the_other_way_is_innocent(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, nudge=3e-8)
+    judgement = judge(tmp_path, nudge=3e-8)
     choice = comparison(judgement, "0/0/router/decision.0")
     assert choice.verdict is Verdict.PASS
     assert "within rounding of a tie" in describe(choice.why)
@@ -83,12 +83,12 @@ def test_a_tie_that_falls_the_other_way_is_innocent(tmp_path: Path) -> None:
 
 
 def test_without_replay_the_same_tie_changes_everything_after_it(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, nudge=3e-8, decisions="own")
+    judgement = judge(tmp_path, nudge=3e-8, decisions="own")
     assert comparison(judgement, "0/0/./output").verdict is Verdict.FAIL
 
 
 def test_a_choice_against_the_scores_is_found(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, nudge=0.1)
+    judgement = judge(tmp_path, nudge=0.1)
     assert judgement.exit is Exit.FOUND
     assert judgement.findings[0].module == "router"
     choice = comparison(judgement, "0/0/router/decision.0")
@@ -97,7 +97,7 @@ def test_a_choice_against_the_scores_is_found(tmp_path: Path) -> None:
 
 
 def test_replayed_weights_keep_their_gradient(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, nudge=3e-8)
+    judgement = judge(tmp_path, nudge=3e-8)
     assert comparison(judgement, "0/-/router.weight/param_grad").verdict is Verdict.PASS
 
 

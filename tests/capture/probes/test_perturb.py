@@ -19,7 +19,7 @@ ENTRY = TensorId.parse("0/0/./input")
 FULL = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).add(3.0)
 
 
-def nudged(tensor: torch.Tensor, placement: Placement | None, rank: int = 0) -> torch.Tensor:
+def nudge(tensor: torch.Tensor, placement: Placement | None, rank: int = 0) -> torch.Tensor:
     probe = Perturb(1, 0, SimulatedRank(Mesh.of(dp=2), rank))
     found = probe.visit(Visit(ENTRY, tensor, placement, entry=True))
     assert found is not None
@@ -27,11 +27,11 @@ def nudged(tensor: torch.Tensor, placement: Placement | None, rank: int = 0) -> 
 
 
 def test_shards_are_nudged_where_they_lie() -> None:
-    whole = nudged(FULL, Placement(Region.whole((6, 4)))) - FULL
+    whole = nudge(FULL, Placement(Region.whole((6, 4)))) - FULL
     for rank, rows in enumerate((slice(0, 3), slice(3, 6))):
         mesh = device_mesh((2,), rank, ("dp",))
         tensor = DTensor.from_local(FULL[rows].clone(), mesh, [Shard(0)], run_check=False)
-        found = nudged(tensor.requires_grad_(), layouts.read_placement(tensor), rank)
+        found = nudge(tensor.requires_grad_(), layouts.read_placement(tensor), rank)
         assert isinstance(found, DTensor)
         assert found.placements == (Shard(0),)
         assert found.requires_grad
@@ -46,7 +46,7 @@ def test_replicas_are_nudged_alike_and_summands_too() -> None:
         for rank in range(2):
             mesh = device_mesh((2,), rank, ("dp",))
             tensor = DTensor.from_local(FULL.clone(), mesh, [placement], run_check=False)
-            moved = nudged(tensor, layouts.read_placement(tensor), rank)
+            moved = nudge(tensor, layouts.read_placement(tensor), rank)
             assert isinstance(moved, DTensor)
             found.append(moved.to_local())
         assert found[0].equal(found[1])
@@ -55,6 +55,6 @@ def test_replicas_are_nudged_alike_and_summands_too() -> None:
 
 def test_padding_is_left_alone() -> None:
     padded = torch.cat([FULL, torch.zeros(2, 4)])
-    found = nudged(padded, Placement(Region.whole((6, 4))))
+    found = nudge(padded, Placement(Region.whole((6, 4))))
     assert not found[:6].equal(FULL)
     assert found[6:].equal(torch.zeros(2, 4))

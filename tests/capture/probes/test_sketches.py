@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.traces import TraceBuilder, drawn
+from tests.support.traces import TraceBuilder, draw_tensor
 from ttrace.capture.plan import Plan
 from ttrace.errors import SketchError
 from ttrace.judge.tensors.logical import LogicalTensor, measure
@@ -19,7 +19,7 @@ from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import RULES, Gpt
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import Change, gpt_case, judged, trace_reference
+from zoo.harness.runs import Change, gpt_case, judge, trace_reference
 
 SKETCH = {"record": "sketch", "num_buckets": 256}
 
@@ -100,8 +100,8 @@ def test_what_is_recorded_in_full_and_what_is_not(tmp_path: Path) -> None:
                 shard.tensor()
     assert any(shard.record.sketch for shards in few.shards.values() for shard in shards)
     # A full trace is held against a sketch as well as two sketches are.
-    assert judged(tmp_path / "few", tmp_path / "full" / "reference").exit is Exit.PASSED
-    assert judged(tmp_path / "full", tmp_path / "few" / "reference").exit is Exit.PASSED
+    assert judge(tmp_path / "few", tmp_path / "full" / "reference").exit is Exit.PASSED
+    assert judge(tmp_path / "full", tmp_path / "few" / "reference").exit is Exit.PASSED
 
 
 def test_updates_follow_from_sketches(tmp_path: Path) -> None:
@@ -116,14 +116,14 @@ def test_updates_follow_from_sketches(tmp_path: Path) -> None:
 
 
 def test_sketches_of_shards_and_summands_add_up(tmp_path: Path) -> None:
-    full = drawn(64, 48, seed=1)
+    full = draw_tensor(64, 48, seed=1)
     for layout in ("a b/tp", "a/tp b", "a b +tp", "a b"):
         cut = TraceBuilder(tmp_path / layout.replace("/", "_"), "tp=2")
-        cut.spread("0/0/x/output", full, layout)
+        cut.record_parts("0/0/x/output", full, layout)
         logical = LogicalTensor.of(cut.close(), TensorId.parse("0/0/x/output"))
         assert logical is not None
         whole = TraceBuilder(tmp_path / f"whole-{layout.replace('/', '_')}")
-        whole.spread("0/0/x/output", full, "...")
+        whole.record_parts("0/0/x/output", full, "...")
         other = LogicalTensor.of(whole.close(), TensorId.parse("0/0/x/output"))
         assert other is not None
         assert torch.allclose(logical.sketched(128), other.sketched(128), atol=1e-5)

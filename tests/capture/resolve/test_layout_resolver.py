@@ -29,8 +29,8 @@ OUTPUT, LOSS = TensorId.parse("0/0/inner/output"), TensorId.parse("0/0/./loss")
 def make_resolver(folder: Path, rules: dict[str, str] | None = None) -> LayoutResolver:
     """Rank 3 of cp=2 tp=2, with a reference whose output has 8 tokens of 4 numbers."""
     reference = TraceBuilder(folder / "reference", role="reference")
-    reference.spread(str(OUTPUT), torch.zeros(2, 8, 4))
-    reference.spread(str(LOSS), torch.zeros(()))
+    reference.record_parts(str(OUTPUT), torch.zeros(2, 8, 4))
+    reference.record_parts(str(LOSS), torch.zeros(()))
     reference.close()
     adapter = SimulatedRank(Mesh.of(cp=2, tp=2), 3)
     return LayoutResolver(adapter, Rules.of(rules), ReferenceTrace(folder / "reference"), 1)
@@ -116,8 +116,8 @@ BATCH = TensorId.parse("0/0/./batch.0")
 def make_resolver_of_batch(folder: Path, mesh: Mesh, rank: int, rules: dict[str, str] | None = None) -> LayoutResolver:
     """A rank whose reference ran one batch of 8 rows."""
     reference = TraceBuilder(folder / "reference", role="reference")
-    reference.spread(str(BATCH), torch.zeros(8, 3))
-    reference.spread(str(OUTPUT), torch.zeros(8, 5))
+    reference.record_parts(str(BATCH), torch.zeros(8, 3))
+    reference.record_parts(str(OUTPUT), torch.zeros(8, 5))
     reference.close()
     return LayoutResolver(SimulatedRank(mesh, rank), Rules.of(rules), ReferenceTrace(folder / "reference"), 1)
 

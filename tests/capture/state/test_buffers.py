@@ -63,7 +63,7 @@ def traced(out: Path, model: Normalised, after: Callable[[Normalised], None] = l
     return Trace(out)
 
 
-def judged(folder: Path, model: Normalised, after: Callable[[Normalised], None] = lambda _: None) -> Judgement:
+def judge(folder: Path, model: Normalised, after: Callable[[Normalised], None] = lambda _: None) -> Judgement:
     reference = traced(folder / "reference", Normalised())
     known: dict[str, Any] = {"reference": reference.folder}
     twins = [traced(folder / f"twin-{i}", Normalised(), role="twin", twin=i, **known) for i in (1, 2, 3)]
@@ -71,7 +71,7 @@ def judged(folder: Path, model: Normalised, after: Callable[[Normalised], None] 
 
 
 def test_buffers_after_the_last_step_are_judged(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, Normalised())
+    judgement = judge(tmp_path, Normalised())
     after = {c.id.name: c for c in judgement.comparisons if c.id.kind is Kind.BUFFER_AFTER}
     assert judgement.exit is Exit.PASSED
     assert list(after) == [
@@ -87,7 +87,7 @@ def test_buffers_after_the_last_step_are_judged(tmp_path: Path) -> None:
 
 
 def test_wrong_statistics_are_found_at_their_module(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, Normalised(momentum=0.11))
+    judgement = judge(tmp_path, Normalised(momentum=0.11))
     assert judgement.exit is Exit.FOUND
     (finding,) = judgement.findings
     assert (finding.module, finding.comparison.id.kind) == ("norm", Kind.BUFFER_AFTER)
@@ -98,7 +98,7 @@ def test_one_wrong_buffer_is_found(tmp_path: Path, name: str) -> None:
     def spoil(model: Normalised) -> None:
         getattr(model.norm, name).add_(1)
 
-    judgement = judged(tmp_path, Normalised(), spoil)
+    judgement = judge(tmp_path, Normalised(), spoil)
     assert judgement.exit is Exit.FOUND
     assert [str(finding.comparison.id) for finding in judgement.findings] == [f"0/-/norm.{name}/buffer_after"]
 

@@ -42,7 +42,7 @@ def traced(plan: Plan, update: Update, making: Callable[[nn.Module], Any]) -> Tr
     return Trace(plan.out)
 
 
-def judged(
+def judge(
     folder: Path,
     update: Update,
     making: Callable[[nn.Module], Any] = adam,
@@ -67,7 +67,7 @@ def test_a_second_step_is_seen(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.step()
 
-    found = judged(tmp_path, twice)
+    found = judge(tmp_path, twice)
     assert found.findings[0].comparison.id.kind in (Kind.UPDATE, Kind.OPTIM)
     assert "twice" in found.findings[0].cause.sentence or "step 2" in found.findings[0].cause.sentence
 
@@ -78,7 +78,7 @@ def test_a_change_after_the_step_is_seen(tmp_path: Path) -> None:
         with torch.no_grad():
             next(model.parameters()).mul_(1.5)
 
-    [finding] = judged(tmp_path, changed).findings
+    [finding] = judge(tmp_path, changed).findings
     assert str(finding.comparison.id) == "0/-/0.weight/update"
 
 
@@ -94,7 +94,7 @@ def test_what_arrives_after_the_step_is_part_of_it(tmp_path: Path) -> None:
                 for parameter, value in zip(model.parameters(), values, strict=True):
                     parameter.copy_(value)
 
-    assert judged(tmp_path, brought).exit is Exit.PASSED
+    assert judge(tmp_path, brought).exit is Exit.PASSED
 
 
 def several(model: nn.Module, lr: float = 0.01) -> list[torch.optim.Optimizer]:
@@ -108,13 +108,13 @@ def step_each(_: nn.Module, optimizers: list[Any]) -> None:
 
 
 def test_several_optimizers_come_as_a_list(tmp_path: Path) -> None:
-    found = judged(tmp_path, step_each, several)
+    found = judge(tmp_path, step_each, several)
     assert found.exit is Exit.PASSED
     assert {"exp_avg", "exp_avg_sq", "step"} <= {c.id.site.slot for c in found.comparisons if c.id.kind is Kind.OPTIM}
 
 
 def test_other_settings_are_the_cause_of_other_updates(tmp_path: Path) -> None:
-    found = judged(tmp_path, step_each, lambda model: several(model, lr=0.02))
+    found = judge(tmp_path, step_each, lambda model: several(model, lr=0.02))
     assert found.findings[0].comparison.id.name == "2.weight"
     words = "the optimizer's settings differ for 2.weight: lr 0.02 instead of 0.01"
     assert found.findings[0].cause.sentence == words
@@ -132,7 +132,7 @@ def decayed(model: nn.Module, *exempt: str) -> torch.optim.Optimizer:
 
 def test_a_parameter_in_the_wrong_group_is_named(tmp_path: Path) -> None:
     """Both sides have the same groups; only their members differ."""
-    found = judged(
+    found = judge(
         tmp_path,
         step,
         lambda model: decayed(model, "0.bias"),
@@ -149,7 +149,7 @@ def test_settings_of_another_parameter_are_no_cause(tmp_path: Path) -> None:
         with torch.no_grad():
             model[0].weight.mul_(1.5)  # type: ignore[index]
 
-    found = judged(
+    found = judge(
         tmp_path,
         changed,
         lambda model: decayed(model, "2.bias"),
@@ -160,7 +160,7 @@ def test_settings_of_another_parameter_are_no_cause(tmp_path: Path) -> None:
 
 
 def test_settings_of_the_whole_are_named(tmp_path: Path) -> None:
-    found = judged(tmp_path, step, lambda model: adam(model, lr=0.02, eps=1e-4))
+    found = judge(tmp_path, step, lambda model: adam(model, lr=0.02, eps=1e-4))
     assert found.findings[0].cause.sentence.endswith("lr 0.02 instead of 0.01, eps 0.0001 instead of 1e-08")
 
 
@@ -181,7 +181,7 @@ def test_a_clip_by_hand_on_one_side_is_asked_for_and_not_accused(tmp_path: Path)
     for number, (ours, theirs, who) in enumerate(
         ((clip, clip_by_hand, "candidate"), (clip_by_hand, clip, "reference"))
     ):
-        found = judged(tmp_path / str(number), theirs, reference=ours)
+        found = judge(tmp_path / str(number), theirs, reference=ours)
         assert found.exit is Exit.UNJUDGED
         assert any(f"the {who} clips by hand, which TTrace does not see" in problem for problem in found.problems)
 
@@ -193,7 +193,7 @@ def test_a_wrong_clip_by_hand_is_accused(tmp_path: Path) -> None:
             parameter.grad.mul_(0.5)
         optimizer.step()
 
-    assert judged(tmp_path, wrong, reference=clip).exit is Exit.FOUND
+    assert judge(tmp_path, wrong, reference=clip).exit is Exit.FOUND
 
 
 def clip_in_two(model: nn.Module, optimizer: Any, *, first: int = 0) -> None:
@@ -204,17 +204,17 @@ def clip_in_two(model: nn.Module, optimizer: Any, *, first: int = 0) -> None:
 
 
 def test_a_clip_by_a_norm_that_the_script_took_is_seen(tmp_path: Path) -> None:
-    found = judged(tmp_path, clip_in_two, reference=clip)
+    found = judge(tmp_path, clip_in_two, reference=clip)
     assert found.exit is Exit.PASSED
     passed = {c.id.kind for c in found.comparisons if c.verdict is Verdict.PASS}
     assert passed >= {Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_GRAD}
 
 
 def test_a_wrong_norm_to_clip_by_is_found(tmp_path: Path) -> None:
-    found = judged(tmp_path, lambda *both: clip_in_two(*both, first=1), reference=clip_in_two)
+    found = judge(tmp_path, lambda *both: clip_in_two(*both, first=1), reference=clip_in_two)
     assert found.exit is Exit.FOUND
     assert found.findings[0].comparison.id.kind is Kind.GRAD_NORM
 
 
 def test_one_rank_is_told(tmp_path: Path) -> None:
-    assert any("was torchrun forgotten" in note for note in judged(tmp_path, step).notes)
+    assert any("was torchrun forgotten" in note for note in judge(tmp_path, step).notes)

@@ -24,7 +24,7 @@ from zoo.harness.candidate import Candidate, Cell
 from zoo.harness.cells import trace_cell
 from zoo.harness.gpt import Gpt
 from zoo.harness.ranks import on_ranks
-from zoo.harness.runs import SimulatedRank, judged, train
+from zoo.harness.runs import SimulatedRank, judge, train
 from zoo.harness.transformer import Shape
 
 SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
@@ -141,9 +141,7 @@ def run_layouts(folder: Path) -> dict[str, Judgement | None]:
     traced = {cell.layout: trace_cell(cell, folder, SHAPE, references) for cell in cells}
     traced["stale"] = trace_cell(cells[0], folder, SHAPE, references, keep_an_old_input)
     dist.barrier()
-    return {
-        name: judged(one.reference, one.candidate) if dist.get_rank() == 0 else None for name, one in traced.items()
-    }
+    return {name: judge(one.reference, one.candidate) if dist.get_rank() == 0 else None for name, one in traced.items()}
 
 
 @pytest.fixture(scope="module")

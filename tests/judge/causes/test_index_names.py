@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 
 
 def sentence_of(folder: Path, rows: list[int], layout: str) -> str:
-    case, full = Case(folder, "cp=2"), drawn(64, 12)
+    case, full = Case(folder, "cp=2"), draw_tensor(64, 12)
     wrong = full.clone()
-    wrong[rows] = drawn(len(rows), 12, seed=5)
-    case.both("0/0/fc/output", full, layout, lambda _: wrong)
-    return case.judged().findings[0].cause.sentence
+    wrong[rows] = draw_tensor(len(rows), 12, seed=5)
+    case.add("0/0/fc/output", full, layout, lambda _: wrong)
+    return case.judge().findings[0].cause.sentence
 
 
 def test_few_are_listed(tmp_path: Path) -> None:

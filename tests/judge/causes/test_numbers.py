@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import CauseName, Finding, Judgement
 from ttrace.report.facts import list_facts
 
@@ -19,18 +19,18 @@ def positioned(folder: Path, theirs: torch.Tensor) -> Judgement:
     case = Case(folder, "cp=2")
 
     def add(name: str, *, wrong: bool) -> None:
-        full = drawn(16, 4, seed=len(name))
-        case.both(name, full, "t/cp d", lambda x: x + drawn(16, 4, seed=7) if wrong else x)
+        full = draw_tensor(16, 4, seed=len(name))
+        case.add(name, full, "t/cp d", lambda x: x + draw_tensor(16, 4, seed=7) if wrong else x)
 
     add("0/0/./input", wrong=False)
     add("0/0/blocks.0/input", wrong=False)
-    case.both("0/0/blocks.0/input.1", POSITIONS, "t/cp", lambda _: theirs)
+    case.add("0/0/blocks.0/input.1", POSITIONS, "t/cp", lambda _: theirs)
     for name in ("blocks.0/output", "blocks.1/input"):
         add(f"0/0/{name}", wrong=True)
-    case.both("0/0/blocks.1/input.1", POSITIONS, "t/cp", lambda _: theirs)
+    case.add("0/0/blocks.1/input.1", POSITIONS, "t/cp", lambda _: theirs)
     for name in ("blocks.1/output", "./output", "./loss", "blocks.1/grad_output"):
         add(f"0/0/{name}", wrong=True)
-    return case.judged()
+    return case.judge()
 
 
 def shown(finding: Finding) -> dict[str, str]:
@@ -70,16 +70,16 @@ def test_other_differences_are_not_called_constant(tmp_path: Path) -> None:
 
 def test_other_data_says_how_many_of_its_integers_differ(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/output")
-    case.both("0/0/./batch.0", POSITIONS, "a", lambda x: x.index_fill(0, torch.tensor([3, 5]), 99))
-    assert any("they differ in 2 of 16 elements" in problem for problem in case.judged().problems)
+    case.add_right("0/0/fc/output")
+    case.add("0/0/./batch.0", POSITIONS, "a", lambda x: x.index_fill(0, torch.tensor([3, 5]), 99))
+    assert any("they differ in 2 of 16 elements" in problem for problem in case.judge().problems)
 
 
 def test_replicas_of_integers_that_differ_are_counted(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/output")
-    case.trusted("0/0/fc/output.1", POSITIONS)
+    case.add_right("0/0/fc/output")
+    case.add_trusted("0/0/fc/output.1", POSITIONS)
     for rank in (0, 1):
         case.candidate.record(rank, "0/0/fc/output.1", POSITIONS + rank * (POSITIONS > 12), "a")
-    [finding] = case.judged().findings
+    [finding] = case.judge().findings
     assert shown(finding)["error"] == "differs between replicas in 3 of 16 elements"

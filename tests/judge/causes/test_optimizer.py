@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import Cause, CauseName, Finding
 
 NAME = "0/-/fc.weight"
-FULL, UPDATE = drawn(4, 8), 1e-2 * drawn(4, 8, seed=1)
+FULL, UPDATE = draw_tensor(4, 8), 1e-2 * draw_tensor(4, 8, seed=1)
 
 
 def updated(
     case: Case, changes: list[torch.Tensor], layout: str = "a b", *, before: torch.Tensor = FULL, step: float = 1.0
 ) -> Finding:
     """A parameter whose update is a change of each rank's own, by an optimizer that counts its steps."""
-    case.trusted(f"{NAME}/param", before, noise=0.0)
-    case.trusted(f"{NAME}/param_after", before + UPDATE, noise=1e-8)
+    case.add_trusted(f"{NAME}/param", before, noise=0.0)
+    case.add_trusted(f"{NAME}/param_after", before + UPDATE, noise=1e-8)
     for rank, change in enumerate(changes):
         case.candidate.record(rank, f"{NAME}/param", before, layout)
         case.candidate.record(rank, f"{NAME}/param_after", before + change, layout)
-    case.both(f"{NAME}/optim.step", torch.tensor(1.0), "", lambda _: torch.tensor(step))
-    return case.judged().findings[0]
+    case.add(f"{NAME}/optim.step", torch.tensor(1.0), "", lambda _: torch.tensor(step))
+    return case.judge().findings[0]
 
 
 def cause(case: Case, *changes: torch.Tensor) -> Cause:
@@ -61,9 +61,9 @@ def test_twice_the_update_is_updated_twice(tmp_path: Path) -> None:
 
 
 def test_the_update_of_two_steps_is_updated_twice(tmp_path: Path) -> None:
-    case, second = Case(tmp_path), 1e-2 * drawn(4, 8, seed=2)
-    case.both("1/-/fc.weight/param", FULL + UPDATE, change=lambda x: x + second)
-    case.both("1/-/fc.weight/param_after", FULL + UPDATE + second)
+    case, second = Case(tmp_path), 1e-2 * draw_tensor(4, 8, seed=2)
+    case.add("1/-/fc.weight/param", FULL + UPDATE, change=lambda x: x + second)
+    case.add("1/-/fc.weight/param_after", FULL + UPDATE + second)
     found = cause(case, UPDATE + second, UPDATE + second)
     assert (found.name, found.sentence) == (
         CauseName.UPDATED_TWICE,
@@ -80,9 +80,9 @@ def tied(case: Case, owners: dict[str, list[int]]) -> Cause:
     """A weight that two stages hold and update differently; in the reference it has two names."""
     case.reference._manifest["aliases"] = {"head.weight": "fc.weight"}
     for module, ranks in owners.items():
-        case.trusted(f"0/0/{module}/output", FULL)
-        case.candidate.spread(f"0/0/{module}/output", FULL, ranks=ranks)
-    return cause(case, UPDATE, UPDATE + drawn(4, 8, seed=5))
+        case.add_trusted(f"0/0/{module}/output", FULL)
+        case.candidate.record_parts(f"0/0/{module}/output", FULL, ranks=ranks)
+    return cause(case, UPDATE, UPDATE + draw_tensor(4, 8, seed=5))
 
 
 def test_tied_copies_that_diverged_are_named(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_copy_that_goes_by_the_first_name_is_named_too(tmp_path: Path) -> None
 
 
 def test_an_optimizer_that_counts_other_steps_is_named(tmp_path: Path) -> None:
-    change = 0.7 * UPDATE + 1e-3 * drawn(4, 8, seed=5)
+    change = 0.7 * UPDATE + 1e-3 * draw_tensor(4, 8, seed=5)
     found = updated(Case(tmp_path), [change, change], step=2.0).cause
     assert found.name == CauseName.STEP_COUNT
     assert found.sentence == "the optimizer believes that this is step 2, and the reference's 1"

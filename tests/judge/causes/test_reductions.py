@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn, nudged
+from tests.support.traces import Case, draw_tensor, nudge
 from ttrace.judge.verdict import Cause, CauseName
 
 ID = "0/0/fc/output"
-FULL = drawn(8, 12)
+FULL = draw_tensor(8, 12)
 
 
 def cause(case: Case) -> Cause:
-    return case.judged().findings[0].cause
+    return case.judge().findings[0].cause
 
 
 def changed(case: Case, layout: str, wrong: torch.Tensor, name: str = ID) -> Cause:
-    case.both(name, FULL, layout, lambda _: wrong)
+    case.add(name, FULL, layout, lambda _: wrong)
     return cause(case)
 
 
 def replicated(case: Case, replicas: Sequence[torch.Tensor], layout: str = "a b", name: str = ID) -> Cause:
-    case.trusted(name, FULL)
+    case.add_trusted(name, FULL)
     for rank, replica in enumerate(replicas):
         case.candidate.record(rank, name, replica, layout, shape=tuple(FULL.shape))
     return cause(case)
@@ -33,7 +33,7 @@ def replicated(case: Case, replicas: Sequence[torch.Tensor], layout: str = "a b"
 
 def partial_sums(*shares: float) -> list[torch.Tensor]:
     """Different tensors that sum to the reference, the last one makes up for the others."""
-    parts = [share * FULL + drawn(8, 12, seed=i) for i, share in enumerate(shares[:-1], start=1)]
+    parts = [share * FULL + draw_tensor(8, 12, seed=i) for i, share in enumerate(shares[:-1], start=1)]
     return [*parts, FULL - sum(parts)]
 
 
@@ -162,19 +162,19 @@ def test_the_number_of_microbatches_explains_a_factor(tmp_path: Path) -> None:
 def test_microbatches_are_counted_where_what_they_make_is_summed(tmp_path: Path, name: str, axis: str | None) -> None:
     case = Case(tmp_path)
     for microbatch in range(3):
-        case.right(f"0/{microbatch}/fc/output")
+        case.add_right(f"0/{microbatch}/fc/output")
     found = changed(case, "a b/tp", FULL / 3, name)
     assert (found.name, found.axis) == (CauseName.CONSTANT_FACTOR, axis)
 
 
 def test_a_factor_with_something_else_on_top_is_not_claimed(tmp_path: Path) -> None:
-    assert changed(Case(tmp_path), "a b/tp", 2 * nudged(FULL, 0.05)).name == CauseName.UNEXPLAINED
+    assert changed(Case(tmp_path), "a b/tp", 2 * nudge(FULL, 0.05)).name == CauseName.UNEXPLAINED
 
 
 def test_a_factor_below_the_rest_is_not_claimed(tmp_path: Path) -> None:
     """Under a loose tolerance nearly everything is a factor and a rest."""
     case = Case(tmp_path, noise=0.1)
-    assert changed(case, "a b/tp", 1.1 * FULL + 0.45 * drawn(8, 12, seed=3)).name == CauseName.UNEXPLAINED
+    assert changed(case, "a b/tp", 1.1 * FULL + 0.45 * draw_tensor(8, 12, seed=3)).name == CauseName.UNEXPLAINED
 
 
 @pytest.mark.parametrize(("factor", "name"), [(1.3, CauseName.UNEXPLAINED), (2.0, CauseName.DOUBLE_REDUCTION)])
@@ -182,8 +182,8 @@ def test_one_number_is_a_multiple_of_another_only_where_an_axis_says_so(
     tmp_path: Path, factor: float, name: CauseName
 ) -> None:
     case = Case(tmp_path)
-    case.right(ID)
-    case.both("0/0/./loss", torch.tensor(2.5), "", lambda x: factor * x)
+    case.add_right(ID)
+    case.add("0/0/./loss", torch.tensor(2.5), "", lambda x: factor * x)
     assert cause(case).name == name
 
 
@@ -208,14 +208,14 @@ def test_what_is_not_finite_is_counted(tmp_path: Path) -> None:
 
 def test_only_some_ranks_are_named(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=4")
-    wrong = torch.cat([*FULL.chunk(4)[:2], drawn(2, 12, seed=5), FULL.chunk(4)[3]])
+    wrong = torch.cat([*FULL.chunk(4)[:2], draw_tensor(2, 12, seed=5), FULL.chunk(4)[3]])
     found = changed(case, "a/tp b", wrong)
     assert (found.name, found.sentence) == (CauseName.SOME_RANKS, "only the shards of rank 2 are wrong")
     assert found.evidence[0].startswith("rank 2: error ")
 
 
 def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
-    found = changed(Case(tmp_path), "a b/tp", drawn(8, 12, seed=5))
+    found = changed(Case(tmp_path), "a b/tp", draw_tensor(8, 12, seed=5))
     assert (found.name, found.axis, found.evidence) == (CauseName.UNEXPLAINED, None, ())
 
 
@@ -253,17 +253,17 @@ def test_a_wrong_norm_of_right_gradients_says_what_was_counted(
     tmp_path: Path, kind: str, factor: float, words: str
 ) -> None:
     case = Case(tmp_path)
-    case.right(ID, "0/-/fc.weight/param_grad")
-    case.both(f"0/-/./{kind}", torch.tensor(3.0), "", lambda x: x * factor)
+    case.add_right(ID, "0/-/fc.weight/param_grad")
+    case.add(f"0/-/./{kind}", torch.tensor(3.0), "", lambda x: x * factor)
     found = cause(case)
     assert (found.name, found.sentence) == (CauseName.GRADIENT_NORM, f"the gradients are right, but {words}")
 
 
 def test_a_wrong_clip_factor_of_a_right_norm_is_told_apart(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right(ID)
-    case.both("0/-/./grad_norm", torch.tensor(3.0), "")
-    case.both("0/-/./clip", torch.tensor(0.25), "", lambda x: 2 * x)
+    case.add_right(ID)
+    case.add("0/-/./grad_norm", torch.tensor(3.0), "")
+    case.add("0/-/./clip", torch.tensor(0.25), "", lambda x: 2 * x)
     found = cause(case)
     words = "gradients and their norm are right, but the clip factor is 2 x the reference's"
     assert (found.name, found.sentence) == (CauseName.CLIP_FACTOR, words)
@@ -271,10 +271,10 @@ def test_a_wrong_clip_factor_of_a_right_norm_is_told_apart(tmp_path: Path) -> No
 
 def test_an_updates_factor_is_no_axis(tmp_path: Path) -> None:
     """Its gradient is right, so nothing was summed too often."""
-    case, update = Case(tmp_path, "tp=3"), 1e-2 * drawn(8, 12, seed=1)
-    case.right(ID)
-    case.both("0/-/fc.weight/param", FULL, "a b/tp", noise=0.0)
-    case.both("0/-/fc.weight/param_after", FULL + update, "a b/tp", lambda x: x + 2 * update, noise=1e-8)
+    case, update = Case(tmp_path, "tp=3"), 1e-2 * draw_tensor(8, 12, seed=1)
+    case.add_right(ID)
+    case.add("0/-/fc.weight/param", FULL, "a b/tp", noise=0.0)
+    case.add("0/-/fc.weight/param_after", FULL + update, "a b/tp", lambda x: x + 2 * update, noise=1e-8)
     found = cause(case)
     assert (found.name, found.axis, found.sentence) == (
         CauseName.CONSTANT_FACTOR,
@@ -284,24 +284,24 @@ def test_an_updates_factor_is_no_axis(tmp_path: Path) -> None:
 
 
 def test_replicas_that_average_to_the_reference_miss_their_averaging(tmp_path: Path) -> None:
-    full = drawn(4, 8)
-    other = drawn(4, 8, seed=5)
+    full = draw_tensor(4, 8)
+    other = draw_tensor(4, 8, seed=5)
     case = Case(tmp_path, "dp=2")
-    case.trusted("0/-/fc.weight/param_grad", full)
-    case.right()
+    case.add_trusted("0/-/fc.weight/param_grad", full)
+    case.add_right()
     for rank, local in enumerate((full + other, full - other)):
         case.candidate.record(rank, "0/-/fc.weight/param_grad", local, "a b")
-    found = case.judged().findings[0].cause
+    found = case.judge().findings[0].cause
     assert found.sentence == "replicas differ and average to the reference: missing gradient averaging over dp"
     assert found.axis == "dp"
 
 
 def test_a_bias_of_each_replica_does_not_hide_the_missing_all_reduce(tmp_path: Path) -> None:
-    full, part, bias = drawn(4, 8), drawn(4, 8, seed=5), drawn(8, seed=6)
+    full, part, bias = draw_tensor(4, 8), draw_tensor(4, 8, seed=5), draw_tensor(8, seed=6)
     case = Case(tmp_path, "tp=2")
-    case.trusted("0/0/fc/output", full + bias)
+    case.add_trusted("0/0/fc/output", full + bias)
     for rank, local in enumerate((part + bias, full - part + bias)):
         case.candidate.record(rank, "0/0/fc/output", local, "a b")
-    found = case.judged().findings[0].cause
+    found = case.judge().findings[0].cause
     assert found.name == CauseName.MISSING_ALL_REDUCE
     assert found.sentence.endswith("plus a bias of each: missing all-reduce over tp")

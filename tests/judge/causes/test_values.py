@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn, nudged
+from tests.support.traces import Case, draw_tensor, nudge
 from ttrace.judge.verdict import Cause, CauseName
 
 ID = "0/1/layers.1.fc/output"
-FULL = drawn(8, 12)
+FULL = draw_tensor(8, 12)
 
 
 def cause(case: Case) -> Cause:
-    return case.judged().findings[0].cause
+    return case.judge().findings[0].cause
 
 
 def changed(case: Case, wrong: torch.Tensor, layout: str = "a b/tp", *, full: torch.Tensor = FULL) -> Cause:
-    case.both(ID, full, layout, lambda _: wrong)
+    case.add(ID, full, layout, lambda _: wrong)
     return cause(case)
 
 
@@ -34,9 +34,9 @@ def changed(case: Case, wrong: torch.Tensor, layout: str = "a b/tp", *, full: to
     ],
 )
 def test_the_values_of_a_relative_are_named(tmp_path: Path, other: str, words: str) -> None:
-    case, values = Case(tmp_path), drawn(8, 12, seed=3)
-    case.both(other, values, "a b/tp")
-    found = changed(case, nudged(values, 1e-7))
+    case, values = Case(tmp_path), draw_tensor(8, 12, seed=3)
+    case.add(other, values, "a b/tp")
+    found = changed(case, nudge(values, 1e-7))
     assert (found.name, found.sentence) == (
         CauseName.OTHERS_VALUES,
         f"the candidate holds the reference's values of {words}",
@@ -45,24 +45,24 @@ def test_the_values_of_a_relative_are_named(tmp_path: Path, other: str, words: s
 
 
 def test_a_message_that_was_meant_for_another_layer_is_named(tmp_path: Path) -> None:
-    case, sent = Case(tmp_path), drawn(8, 12, seed=3)
-    case.both("0/2/layers.0/output", sent)
-    case.both("0/0/layers.1/grad_output", FULL, change=lambda _: sent)
-    [finding] = case.judged().findings
+    case, sent = Case(tmp_path), draw_tensor(8, 12, seed=3)
+    case.add("0/2/layers.0/output", sent)
+    case.add("0/0/layers.1/grad_output", FULL, change=lambda _: sent)
+    [finding] = case.judge().findings
     assert finding.cause.name == CauseName.OTHERS_VALUES
     assert finding.cause.sentence.startswith("what arrived is 0/2/layers.0/output of the reference")
 
 
 def test_a_parameter_that_was_loaded_into_its_neighbour_is_named(tmp_path: Path) -> None:
-    case, values = Case(tmp_path), drawn(8, 12, seed=3)
-    case.both("0/-/layers.1.norm1.weight/param", values)
-    case.both("0/-/layers.1.second.weight/param", FULL, change=lambda _: values)
+    case, values = Case(tmp_path), draw_tensor(8, 12, seed=3)
+    case.add("0/-/layers.1.norm1.weight/param", values)
+    case.add("0/-/layers.1.second.weight/param", FULL, change=lambda _: values)
     assert cause(case).sentence == "the candidate holds the reference's values of layers.1.norm1.weight"
 
 
 def test_the_values_of_a_relative_on_one_rank_are_named(tmp_path: Path) -> None:
-    case, values = Case(tmp_path), drawn(8, 12, seed=3)
-    case.both("0/0/layers.1.fc/output", values, "a b/tp")
+    case, values = Case(tmp_path), draw_tensor(8, 12, seed=3)
+    case.add("0/0/layers.1.fc/output", values, "a b/tp")
     assert changed(case, torch.cat([FULL[:, :6], values[:, 6:]], 1)).name == CauseName.OTHERS_VALUES
 
 
@@ -70,21 +70,21 @@ def test_the_values_of_a_relative_on_one_rank_are_named(tmp_path: Path) -> None:
     "other", ["1/0/layers.1.fc/output", "0/1/layers.0.fc/input", "0/0/layers.0.fc/output", "0/1/other.fc/output"]
 )
 def test_the_values_of_a_stranger_are_not_claimed(tmp_path: Path, other: str) -> None:
-    case, values = Case(tmp_path), drawn(8, 12, seed=3)
-    case.both(other, values, "a b/tp")
+    case, values = Case(tmp_path), draw_tensor(8, 12, seed=3)
+    case.add(other, values, "a b/tp")
     assert changed(case, values).name == CauseName.UNEXPLAINED
 
 
 def test_values_near_a_relatives_are_not_claimed(tmp_path: Path) -> None:
-    case, values = Case(tmp_path), drawn(8, 12, seed=3)
-    case.both("0/0/layers.1.fc/output", values, "a b/tp")
-    assert changed(case, nudged(values, 1e-3)).name == CauseName.UNEXPLAINED
+    case, values = Case(tmp_path), draw_tensor(8, 12, seed=3)
+    case.add("0/0/layers.1.fc/output", values, "a b/tp")
+    assert changed(case, nudge(values, 1e-3)).name == CauseName.UNEXPLAINED
 
 
 def test_zeros_on_a_rank_are_no_relatives_values(tmp_path: Path) -> None:
     """Where another microbatch's gradient is zero too, as in unused rows of an embedding."""
     case, half = Case(tmp_path), torch.cat([FULL[:4], torch.zeros(4, 12)])
-    case.both("0/0/layers.1.fc/output", half, "a/tp b")
+    case.add("0/0/layers.1.fc/output", half, "a/tp b")
     found = changed(case, torch.cat([FULL[:4], torch.zeros(4, 12)]), "a/tp b")
     assert (found.name, found.sentence) == (CauseName.SOME_RANKS, "only the shards of rank 1 are wrong")
 
@@ -110,14 +110,14 @@ def test_right_values_in_the_wrong_place_say_where(tmp_path: Path, wrong: torch.
 
 
 def test_moved_and_changed_is_not_moved(tmp_path: Path) -> None:
-    assert changed(Case(tmp_path), nudged(FULL.roll(1, 0), 1e-3)).name == CauseName.UNEXPLAINED
+    assert changed(Case(tmp_path), nudge(FULL.roll(1, 0), 1e-3)).name == CauseName.UNEXPLAINED
 
 
 def test_equal_rows_do_not_move(tmp_path: Path) -> None:
     full = FULL.clone()
     full[1:5] = full[0]
     wrong = full.clone()
-    wrong[7] += drawn(12, seed=4)
+    wrong[7] += draw_tensor(12, seed=4)
     assert changed(Case(tmp_path), wrong, full=full).name == CauseName.SOME_ROWS
 
 
@@ -127,12 +127,12 @@ def test_under_a_loose_tolerance_short_rows_are_always_near_something(
 ) -> None:
     """Any other numbers of the same distribution would be found among so many."""
     case = Case(tmp_path, noise=0.05)
-    found = changed(case, drawn(*shape, seed=6), layout, full=drawn(*shape))
+    found = changed(case, draw_tensor(*shape, seed=6), layout, full=draw_tensor(*shape))
     assert found.name == CauseName.UNEXPLAINED
 
 
 def test_under_a_loose_tolerance_a_shift_of_short_rows_is_seen(tmp_path: Path) -> None:
-    full = drawn(2000)
+    full = draw_tensor(2000)
     found = changed(Case(tmp_path, noise=0.05), full.roll(3), "a/tp", full=full)
     assert found.sentence.endswith("along dim 0: shifted by 3")
 
@@ -152,13 +152,13 @@ def test_a_transposed_read_is_named(tmp_path: Path, reread: Callable[[torch.Tens
 
 
 def test_a_transposed_read_of_heads_is_named(tmp_path: Path) -> None:
-    full = drawn(2, 4, 6)
+    full = draw_tensor(2, 4, 6)
     found = changed(Case(tmp_path), full.transpose(1, 2).reshape(2, 4, 6), "a b c/tp", full=full)
     assert (found.name, "dims 1 and 2" in found.sentence) == (CauseName.TRANSPOSED, True)
 
 
 def test_a_transposed_read_with_something_on_top_is_not_claimed(tmp_path: Path) -> None:
-    assert changed(Case(tmp_path), nudged(FULL.T.reshape(8, 12), 1e-3)).name == CauseName.UNEXPLAINED
+    assert changed(Case(tmp_path), nudge(FULL.T.reshape(8, 12), 1e-3)).name == CauseName.UNEXPLAINED
 
 
 @pytest.mark.parametrize(
@@ -172,20 +172,20 @@ def test_a_transposed_read_with_something_on_top_is_not_claimed(tmp_path: Path) 
 )
 def test_some_rows_are_named(tmp_path: Path, rows: list[int], layout: str, words: str) -> None:
     wrong = FULL.clone()
-    wrong[rows] = drawn(len(rows), 12, seed=5)
+    wrong[rows] = draw_tensor(len(rows), 12, seed=5)
     found = changed(Case(tmp_path), wrong, layout)
     assert (found.name, found.sentence) == (CauseName.SOME_ROWS, words)
     assert found.evidence[0].startswith(f"without {'it' if len(rows) == 1 else 'them'} the error is ")
 
 
 def test_rows_that_are_all_a_rank_holds_are_that_ranks(tmp_path: Path) -> None:
-    wrong = torch.cat([FULL[:6], drawn(2, 12, seed=5)])
+    wrong = torch.cat([FULL[:6], draw_tensor(2, 12, seed=5)])
     assert changed(Case(tmp_path, "tp=4"), wrong, "a/tp b").name == CauseName.SOME_RANKS
 
 
 def test_rows_beside_others_that_are_off_too_are_not_claimed(tmp_path: Path) -> None:
-    wrong = nudged(FULL, 1e-3)
-    wrong[3] = drawn(12, seed=5)
+    wrong = nudge(FULL, 1e-3)
+    wrong[3] = draw_tensor(12, seed=5)
     assert changed(Case(tmp_path), wrong).name == CauseName.UNEXPLAINED
 
 
@@ -193,8 +193,8 @@ def test_a_small_row_is_not_accused_for_the_rounding_of_the_large_ones(tmp_path:
     full = FULL.clone()
     full[6] *= 1e-3
     wrong = full.clone()
-    wrong[3] = drawn(12, seed=5)
-    wrong[6] += 1e-6 * drawn(12, seed=8)
+    wrong[3] = draw_tensor(12, seed=5)
+    wrong[6] += 1e-6 * draw_tensor(12, seed=8)
     assert changed(Case(tmp_path), wrong, full=full).sentence.endswith("wrong: 3")
 
 
@@ -209,15 +209,15 @@ def test_values_of_a_weaker_dtype_name_it(tmp_path: Path, weak: torch.dtype) -> 
 
 def test_a_parameter_held_in_a_weaker_dtype_names_it(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both("0/-/fc.weight/param", FULL, "a b/tp", lambda x: x.bfloat16())
+    case.add("0/-/fc.weight/param", FULL, "a b/tp", lambda x: x.bfloat16())
     assert cause(case).sentence == "the candidate holds bfloat16 where the reference has float32"
 
 
 @pytest.mark.parametrize(
     ("full", "wrong"),
     [
-        (FULL, nudged(FULL, 1e-3)),
-        (FULL, (FULL + drawn(8, 12, seed=4)).bfloat16().float()),
+        (FULL, nudge(FULL, 1e-3)),
+        (FULL, (FULL + draw_tensor(8, 12, seed=4)).bfloat16().float()),
         (FULL.bfloat16().float(), (FULL.bfloat16() * 1.01).float()),
     ],
     ids=["off by as much", "off by more", "not rounded"],
@@ -229,8 +229,8 @@ def test_what_a_dtype_does_not_explain_is_not_claimed(tmp_path: Path, full: torc
 
 def summands(case: Case, *, name: str = "0/1/layers.1.fc.inner/output") -> list[torch.Tensor]:
     """An inner site with a pending sum over tp."""
-    parts = [drawn(8, 12, seed=3), FULL - drawn(8, 12, seed=3)]
-    case.trusted(name, FULL)
+    parts = [draw_tensor(8, 12, seed=3), FULL - draw_tensor(8, 12, seed=3)]
+    case.add_trusted(name, FULL)
     for rank, part in enumerate(parts):
         case.candidate.record(rank, name, part, "a b +tp")
     return parts
@@ -255,7 +255,7 @@ def test_partial_sums_cut_instead_of_reduced_and_scattered_are_named(tmp_path: P
 
 def test_what_is_near_a_summand_is_no_partial_sum(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    assert changed(case, nudged(summands(case)[0], 1e-3), "a b").name == CauseName.UNEXPLAINED
+    assert changed(case, nudge(summands(case)[0], 1e-3), "a b").name == CauseName.UNEXPLAINED
 
 
 def test_a_summand_of_another_module_is_no_partial_sum(tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_a_summand_of_another_module_is_no_partial_sum(tmp_path: Path) -> None:
     ],
 )
 def test_one_row_too_much_everywhere_is_a_bias(tmp_path: Path, count: float, words: str) -> None:
-    case, row = Case(tmp_path), drawn(12, seed=3)
-    case.both("0/-/layers.1.fc.bias/param", row)
+    case, row = Case(tmp_path), draw_tensor(12, seed=3)
+    case.add("0/-/layers.1.fc.bias/param", row)
     found = changed(case, FULL + count * row)
     assert found.name == CauseName.BIAS
     assert found.sentence == f"the candidate is the reference plus one row, the same everywhere{words}"
@@ -282,7 +282,7 @@ def test_one_row_too_much_everywhere_is_a_bias(tmp_path: Path, count: float, wor
 
 
 def test_rows_that_differ_a_little_are_no_bias(tmp_path: Path) -> None:
-    wrong = FULL + drawn(12, seed=3) + 1e-3 * drawn(8, 12, seed=4)
+    wrong = FULL + draw_tensor(12, seed=3) + 1e-3 * draw_tensor(8, 12, seed=4)
     assert changed(Case(tmp_path), wrong).name == CauseName.UNEXPLAINED
 
 
@@ -306,7 +306,7 @@ def test_indices_that_do_not_count_alike_are_named(tmp_path: Path, weights: tupl
 
 
 @pytest.mark.parametrize(
-    "wrong", [weighted(*range(2, 10)), weighted(*[1.0] * 4, *[0.5] * 4), nudged(weighted(*MEAN_OF_MEANS), 0.05)]
+    "wrong", [weighted(*range(2, 10)), weighted(*[1.0] * 4, *[0.5] * 4), nudge(weighted(*MEAN_OF_MEANS), 0.05)]
 )
 def test_a_weight_for_each_index_or_for_some_only_is_not_claimed(tmp_path: Path, wrong: torch.Tensor) -> None:
     assert changed(Case(tmp_path), wrong).name != CauseName.UNEVEN_WEIGHTS
@@ -314,8 +314,8 @@ def test_a_weight_for_each_index_or_for_some_only_is_not_claimed(tmp_path: Path,
 
 def test_a_wrong_loss_is_told_by_its_gradient(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both("0/0/./loss", drawn(), "", lambda loss: 1.1 * loss)
-    case.both("0/0/./grad_output", FULL, change=lambda _: weighted(*MEAN_OF_MEANS))
-    [finding] = case.judged().findings
+    case.add("0/0/./loss", draw_tensor(), "", lambda loss: 1.1 * loss)
+    case.add("0/0/./grad_output", FULL, change=lambda _: weighted(*MEAN_OF_MEANS))
+    [finding] = case.judge().findings
     assert str(finding.comparison.id) == "0/0/./loss"
     assert finding.cause.sentence.startswith("its gradient shows: indices of dim 0 do not count alike")

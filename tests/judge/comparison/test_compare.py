@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
+from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison
 from ttrace.judge.check import check
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
@@ -17,11 +17,11 @@ from ttrace.layouts.source import INFERRED
 from ttrace.tensors.region import Region
 
 ID = "0/0/fc/output"
-FULL = drawn(8, 12)
+FULL = draw_tensor(8, 12)
 
 
 def compared(case: Case, name: str = ID) -> Comparison:
-    return verdict_of(case.judged(), name)
+    return find_comparison(case.judge(), name)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def compared(case: Case, name: str = ID) -> Comparison:
 )
 def test_a_candidate_sharded_in_any_way_passes(tmp_path: Path, layout: str) -> None:
     case = Case(tmp_path)
-    case.both(ID, FULL, layout)
+    case.add(ID, FULL, layout)
     comparison = compared(case)
     assert comparison.verdict is Verdict.PASS, comparison
     assert comparison.stats.count == FULL.numel()
@@ -41,22 +41,22 @@ def test_a_candidate_sharded_in_any_way_passes(tmp_path: Path, layout: str) -> N
 )
 def test_two_axes_at_once_pass(tmp_path: Path, layout: str) -> None:
     case = Case(tmp_path, "dp=2 tp=2")
-    case.both(ID, FULL, layout)
+    case.add(ID, FULL, layout)
     assert compared(case).verdict is Verdict.PASS
 
 
 def test_uneven_shards_pass(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=3")
-    case.both(ID, drawn(8, 7), "a b/tp")
+    case.add(ID, draw_tensor(8, 7), "a b/tp")
     assert compared(case).verdict is Verdict.PASS
 
 
 def test_flat_shards_pass(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=3")
-    case.trusted(ID, drawn(5, 7))
+    case.add_trusted(ID, draw_tensor(5, 7))
     for rank, (start, stop) in enumerate([(0, 11), (11, 30), (30, 35)]):
         region = Region.flat_of((5, 7), ((start, stop),))
-        case.candidate.record(rank, ID, region.take(drawn(5, 7)), region=region)
+        case.candidate.record(rank, ID, region.take(draw_tensor(5, 7)), region=region)
     assert compared(case).verdict is Verdict.PASS
 
 
@@ -64,10 +64,10 @@ def test_flat_shards_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("candidate", ["a/tp b", "a b/tp:fused(3)", "a b +tp"])
 def test_both_sides_may_be_sharded_each_in_its_own_way(tmp_path: Path, reference: str, candidate: str) -> None:
     trusted = TraceBuilder(tmp_path / "reference", "cp=4", "reference")
-    trusted.spread(ID, FULL, reference)
+    trusted.record_parts(ID, FULL, reference)
     other = TraceBuilder(tmp_path / "candidate", "tp=2")
-    other.spread(ID, FULL, candidate)
-    comparison = verdict_of(check(trusted.close(), [], other.close()), ID)
+    other.record_parts(ID, FULL, candidate)
+    comparison = find_comparison(check(trusted.close(), [], other.close()), ID)
     assert comparison.verdict is Verdict.PASS
     assert comparison.stats.count == FULL.numel()
 
@@ -78,20 +78,20 @@ def test_shards_are_never_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Region, "put", refuse)
     case = Case(tmp_path, "dp=2 tp=2")
-    case.both(ID, FULL, "a/dp:zigzag b/tp")
-    case.both("0/0/head/output", FULL, "a/dp b +tp", lambda x: 3 * x)
-    assert case.judged().exit is Exit.FOUND
+    case.add(ID, FULL, "a/dp:zigzag b/tp")
+    case.add("0/0/head/output", FULL, "a/dp b +tp", lambda x: 3 * x)
+    assert case.judge().exit is Exit.FOUND
 
 
 def test_a_pending_sum_is_wrong_if_its_sum_is(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, FULL, "a b +tp", lambda x: 1.5 * x)
+    case.add(ID, FULL, "a b +tp", lambda x: 1.5 * x)
     assert compared(case).verdict is Verdict.FAIL
 
 
 def test_a_shard_in_the_wrong_place_fails(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(2):
         case.candidate.record(rank, ID, FULL.chunk(2)[1 - rank], "a/tp b", shape=(8, 12))
     assert compared(case).verdict is Verdict.FAIL
@@ -100,7 +100,7 @@ def test_a_shard_in_the_wrong_place_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tp", [2, 4])
 def test_replicas_that_differ_are_a_conflict(tmp_path: Path, tp: int) -> None:
     case = Case(tmp_path, f"tp={tp}")
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(tp):
         case.candidate.record(rank, ID, FULL * (1.01 if rank == tp - 1 else 1.0), "a b")
     comparison = compared(case)
@@ -110,7 +110,7 @@ def test_replicas_that_differ_are_a_conflict(tmp_path: Path, tp: int) -> None:
 
 def test_replicas_of_a_shard_that_differ_are_a_conflict(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2 tp=2")
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(4):
         part = FULL.chunk(2, dim=1)[rank % 2]
         case.candidate.record(rank, ID, part * (1.01 if rank == 3 else 1.0), "a b/tp", shape=(8, 12))
@@ -118,7 +118,7 @@ def test_replicas_of_a_shard_that_differ_are_a_conflict(tmp_path: Path) -> None:
 
 
 def replicas_one_bit_apart(case: Case, name: str) -> None:
-    case.trusted(name, FULL)
+    case.add_trusted(name, FULL)
     other = FULL.clone()
     other[3, 4] = torch.nextafter(other[3, 4], torch.tensor(9.0))
     for rank, replica in enumerate((FULL, other)):
@@ -136,16 +136,16 @@ def test_replicas_of_parameters_after_a_step_must_be_equal_to_the_bit(tmp_path: 
     case = Case(tmp_path)
     replicas_one_bit_apart(case, "0/-/fc.weight/param_after")
     replicas_one_bit_apart(case, "0/-/fc.weight/param_grad")
-    judgement = case.judged()
-    assert verdict_of(judgement, "0/-/fc.weight/param_after").verdict is Verdict.CONFLICT
-    assert verdict_of(judgement, "0/-/fc.weight/param_grad").verdict is Verdict.PASS
+    judgement = case.judge()
+    assert find_comparison(judgement, "0/-/fc.weight/param_after").verdict is Verdict.CONFLICT
+    assert find_comparison(judgement, "0/-/fc.weight/param_grad").verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(("layout", "num_gap"), [("a b/tp", 48), ("a/tp:zigzag b", 48)])
 def test_elements_that_nobody_holds_are_a_gap(tmp_path: Path, layout: str, num_gap: int) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
-    case.candidate.spread(ID, FULL, layout, ranks=[0])
+    case.add_trusted(ID, FULL)
+    case.candidate.record_parts(ID, FULL, layout, ranks=[0])
     comparison = compared(case)
     assert comparison.verdict is Verdict.GAP
     assert describe(comparison.why).startswith(f"in the candidate nobody holds {num_gap} elements, the first at ")
@@ -154,17 +154,17 @@ def test_elements_that_nobody_holds_are_a_gap(tmp_path: Path, layout: str, num_g
 
 def test_elements_that_the_reference_lacks_do_not_pass_unseen(tmp_path: Path) -> None:
     trusted = TraceBuilder(tmp_path / "reference", "tp=2", "reference")
-    trusted.spread(ID, FULL, "a/tp b", ranks=[0])
+    trusted.record_parts(ID, FULL, "a/tp b", ranks=[0])
     other = TraceBuilder(tmp_path / "candidate", "tp=2")
-    other.spread(ID, torch.cat([FULL[:4], 7 * FULL[4:]]), "a/tp b")
-    comparison = verdict_of(check(trusted.close(), [], other.close()), ID)
+    other.record_parts(ID, torch.cat([FULL[:4], 7 * FULL[4:]]), "a/tp b")
+    comparison = find_comparison(check(trusted.close(), [], other.close()), ID)
     assert comparison.verdict is Verdict.GAP
     assert describe(comparison.why) == "in the reference nobody holds 48 elements, the first at (4, 0)"
 
 
 def test_a_missing_summand_is_a_gap(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     case.candidate.record(0, ID, FULL, "a b +tp")
     comparison = compared(case)
     assert comparison.verdict is Verdict.GAP
@@ -174,10 +174,10 @@ def test_a_missing_summand_is_a_gap(tmp_path: Path) -> None:
 @pytest.mark.parametrize("side", ["reference", "candidate"])
 def test_an_id_on_one_side_only_is_missing(tmp_path: Path, side: str) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/output")
-    {"reference": case.reference, "candidate": case.candidate}[side].spread("0/0/head/output", FULL)
-    judgement = case.judged()
-    comparison = verdict_of(judgement, "0/0/head/output")
+    case.add_right("0/0/fc/output")
+    {"reference": case.reference, "candidate": case.candidate}[side].record_parts("0/0/head/output", FULL)
+    judgement = case.judge()
+    comparison = find_comparison(judgement, "0/0/head/output")
     other = {"reference": "candidate", "candidate": "reference"}[side]
     assert (comparison.verdict, describe(comparison.why)) == (Verdict.MISSING, f"the {other} has no such tensor")
     assert judgement.exit is Exit.UNJUDGED
@@ -185,9 +185,9 @@ def test_an_id_on_one_side_only_is_missing(tmp_path: Path, side: str) -> None:
 
 def test_a_rank_that_owns_the_module_but_recorded_nothing_is_missed(tmp_path: Path) -> None:
     case = Case(tmp_path, owns={1: ["fc"]})
-    case.both("0/0/head/output", FULL, "a b/tp")
-    case.trusted(ID, FULL)
-    case.candidate.spread(ID, FULL, ranks=[0])
+    case.add("0/0/head/output", FULL, "a b/tp")
+    case.add_trusted(ID, FULL)
+    case.candidate.record_parts(ID, FULL, ranks=[0])
     comparison = compared(case)
     assert comparison.verdict is Verdict.MISSING
     assert describe(comparison.why) == "rank 1 owns the module but has no such tensor"
@@ -196,20 +196,20 @@ def test_a_rank_that_owns_the_module_but_recorded_nothing_is_missed(tmp_path: Pa
 def test_ranks_of_other_pipeline_stages_are_not_missed(tmp_path: Path) -> None:
     case = Case(tmp_path, "pp=2 tp=2")
     for name, ranks in (("0/0/a/output", [0, 1]), ("0/0/b/output", [2, 3]), ("0/-/b.weight/param", [2, 3])):
-        case.trusted(name, FULL)
-        case.candidate.spread(name, FULL, "a b/tp", ranks=ranks)
-    assert case.judged().exit is Exit.PASSED
+        case.add_trusted(name, FULL)
+        case.candidate.record_parts(name, FULL, "a b/tp", ranks=ranks)
+    assert case.judge().exit is Exit.PASSED
 
 
 def test_stages_without_loss_and_batch_are_not_missed_although_all_own_the_model(tmp_path: Path) -> None:
     case = Case(tmp_path, "pp=2", owns={0: ["."], 1: ["."]})
-    case.trusted("0/0/a/output", FULL)
-    case.candidate.spread("0/0/a/output", FULL, ranks=[0])
-    case.trusted("0/0/./loss", torch.tensor(2.0))
-    case.candidate.spread("0/0/./loss", torch.tensor(2.0), ranks=[1])
-    case.trusted("0/0/./batch.ids", torch.arange(8))
-    case.candidate.spread("0/0/./batch.ids", torch.arange(8), ranks=[0])
-    judgement = case.judged()
+    case.add_trusted("0/0/a/output", FULL)
+    case.candidate.record_parts("0/0/a/output", FULL, ranks=[0])
+    case.add_trusted("0/0/./loss", torch.tensor(2.0))
+    case.candidate.record_parts("0/0/./loss", torch.tensor(2.0), ranks=[1])
+    case.add_trusted("0/0/./batch.ids", torch.arange(8))
+    case.candidate.record_parts("0/0/./batch.ids", torch.arange(8), ranks=[0])
+    judgement = case.judge()
     assert judgement.exit is Exit.PASSED, [(str(c.id), c.reason) for c in judgement.comparisons]
 
 
@@ -217,22 +217,22 @@ def test_microbatches_dealt_out_over_dp_are_not_missed(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2 tp=2", owns={rank: ["fc"] for rank in range(4)})
     for microbatch in range(4):
         name, dp = f"0/{microbatch}/fc/output", microbatch % 2
-        case.trusted(name, FULL)
-        case.candidate.spread(name, FULL, "a b/tp", ranks=[2 * dp, 2 * dp + 1])
-    assert case.judged().exit is Exit.PASSED
+        case.add_trusted(name, FULL)
+        case.candidate.record_parts(name, FULL, "a b/tp", ranks=[2 * dp, 2 * dp + 1])
+    assert case.judge().exit is Exit.PASSED
 
 
 def test_a_rank_that_ran_the_microbatch_is_missed_also_under_dp(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2 tp=2", owns={rank: ["fc"] for rank in range(4)})
-    case.both("0/0/head/output", FULL, "a b/tp")
-    case.trusted(ID, FULL)
-    case.candidate.spread(ID, FULL, ranks=[0, 2, 3])
+    case.add("0/0/head/output", FULL, "a b/tp")
+    case.add_trusted(ID, FULL)
+    case.candidate.record_parts(ID, FULL, ranks=[0, 2, 3])
     assert describe(compared(case).why) == "rank 1 owns the module but has no such tensor"
 
 
 def test_shapes_that_fit_several_layouts_are_not_judged(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2 tp=2")
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(4):
         case.candidate.record(rank, ID, FULL.chunk(2)[rank // 2])
     comparison = compared(case)
@@ -242,7 +242,7 @@ def test_shapes_that_fit_several_layouts_are_not_judged(tmp_path: Path) -> None:
 
 def test_the_number_of_microbatches_makes_no_shape_ambiguous(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2", num_microbatches=2)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(2):
         case.candidate.record(rank, ID, FULL.chunk(2)[rank])
     assert compared(case).verdict is Verdict.PASS
@@ -251,7 +251,7 @@ def test_the_number_of_microbatches_makes_no_shape_ambiguous(tmp_path: Path) -> 
 @pytest.mark.parametrize("shape", [(8, 12), (4, 12), (8, 6)])
 def test_one_fitting_layout_is_inferred_and_says_so(tmp_path: Path, shape: tuple[int, int]) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(2):
         rows, columns = (rank * 4 * (shape[0] == 4), rank * 6 * (shape[1] == 6))
         case.candidate.record(rank, ID, FULL[rows : rows + shape[0], columns : columns + shape[1]])
@@ -261,7 +261,7 @@ def test_one_fitting_layout_is_inferred_and_says_so(tmp_path: Path, shape: tuple
 
 def test_a_wrong_inference_fails(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(2):
         zigzag = Layout.parse("a/tp:zigzag b").region((8, 12), {"tp": 2}, {"tp": rank})
         case.candidate.record(rank, ID, zigzag.take(FULL))
@@ -273,27 +273,27 @@ def test_a_wrong_inference_fails(tmp_path: Path) -> None:
 def test_a_stated_split_orders_what_is_inferred_of_activations(tmp_path: Path, name: str, verdict: Verdict) -> None:
     """A framework that cuts sequences in zigzag order says nothing of parameters."""
     case = Case(tmp_path, "cp=2", splits={"cp": "zigzag"})
-    case.trusted(name, FULL)
+    case.add_trusted(name, FULL)
     for rank in range(2):
         zigzag = Layout.parse("a/cp:zigzag b").region((8, 12), {"cp": 2}, {"cp": rank})
         case.candidate.record(rank, name, zigzag.take(FULL))
-    comparison = verdict_of(case.judged(), name)
+    comparison = find_comparison(case.judge(), name)
     assert (comparison.verdict, comparison.by) == (verdict, INFERRED)
 
 
 def test_an_axis_with_one_holder_does_not_cut(tmp_path: Path) -> None:
     """Ranks along dp have microbatches of their own: this one is held along ep only."""
     case = Case(tmp_path, "dp=2 ep=2")
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(2):
         case.candidate.record(rank, ID, FULL.chunk(2)[rank])
-    comparison = verdict_of(case.judged(), ID)
+    comparison = find_comparison(case.judge(), ID)
     assert comparison.layout == "d0/ep d1"
 
 
 def test_partial_sums_without_a_layout_are_no_pending_sum(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank, share in enumerate((0.3, 0.7)):
         case.candidate.record(rank, ID, FULL * share)
     assert compared(case).verdict is Verdict.CONFLICT
@@ -301,7 +301,7 @@ def test_partial_sums_without_a_layout_are_no_pending_sum(tmp_path: Path) -> Non
 
 def test_different_shards_of_the_same_elements_are_not_judged(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank, (start, stop) in enumerate([(0, 5), (4, 8)]):
         region = Region((8, 12), (((start, stop),), ((0, 12),)))
         case.candidate.record(rank, ID, region.take(FULL), region=region)
@@ -312,8 +312,8 @@ def test_different_shards_of_the_same_elements_are_not_judged(tmp_path: Path) ->
 
 def test_another_shape_is_not_judged(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
-    case.candidate.spread(ID, drawn(8, 16), "a b/tp")
+    case.add_trusted(ID, FULL)
+    case.candidate.record_parts(ID, draw_tensor(8, 16), "a b/tp")
     comparison = compared(case)
     assert comparison.verdict is Verdict.UNJUDGED
     assert describe(comparison.why) == "the candidate's shape (8, 16) is not the reference's (8, 12)"
@@ -321,7 +321,7 @@ def test_another_shape_is_not_judged(tmp_path: Path) -> None:
 
 def test_ranks_that_speak_of_different_shapes_are_not_judged(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank, rows in enumerate((8, 10)):
         region = Region((rows, 12), (((4 * rank, 4 * rank + 4),), ((0, 12),)))
         case.candidate.record(rank, ID, FULL[4 * rank : 4 * rank + 4], region=region)
@@ -335,19 +335,19 @@ def test_a_reference_without_a_layout_is_not_judged(tmp_path: Path) -> None:
     other = TraceBuilder(tmp_path / "candidate", "tp=2")
     for rank in range(2):
         trusted.record(rank, ID, FULL)
-    other.spread(ID, FULL)
-    comparison = verdict_of(check(trusted.close(), [], other.close()), ID)
+    other.record_parts(ID, FULL)
+    comparison = find_comparison(check(trusted.close(), [], other.close()), ID)
     assert (comparison.verdict, describe(comparison.why)) == (Verdict.UNJUDGED, "the reference's layout is not known")
 
 
 def test_infinities_that_both_sides_have_agree(tmp_path: Path) -> None:
-    mask = drawn(8, 12).masked_fill(torch.ones(8, 12).tril() == 0, -torch.inf)
+    mask = draw_tensor(8, 12).masked_fill(torch.ones(8, 12).tril() == 0, -torch.inf)
     case = Case(tmp_path)
-    case.both(ID, mask, "a b/tp")
-    case.both("0/0/b/output", mask, "a b/tp", lambda x: x.roll(1, 0))
-    judgement = case.judged()
-    assert verdict_of(judgement, ID).verdict is Verdict.PASS
-    assert verdict_of(judgement, "0/0/b/output").verdict is Verdict.FAIL
+    case.add(ID, mask, "a b/tp")
+    case.add("0/0/b/output", mask, "a b/tp", lambda x: x.roll(1, 0))
+    judgement = case.judge()
+    assert find_comparison(judgement, ID).verdict is Verdict.PASS
+    assert find_comparison(judgement, "0/0/b/output").verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -355,13 +355,13 @@ def test_a_candidate_that_is_not_finite_fails_also_where_the_reference_is_mathem
     tmp_path: Path, bad: float
 ) -> None:
     case = Case(tmp_path)
-    case.both("0/-/key.bias/param_grad", FULL, "a b/tp", lambda x: x.index_fill(0, torch.tensor([1]), bad), noise=1.0)
+    case.add("0/-/key.bias/param_grad", FULL, "a b/tp", lambda x: x.index_fill(0, torch.tensor([1]), bad), noise=1.0)
     assert compared(case, "0/-/key.bias/param_grad").verdict is Verdict.FAIL
 
 
 def test_every_region_is_measured_alone(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, FULL, "a/tp b", lambda x: torch.cat([x[:4], 2 * x[4:]]))
+    case.add(ID, FULL, "a/tp b", lambda x: torch.cat([x[:4], 2 * x[4:]]))
     parts = compared(case).region_errors
     assert [part.ranks for part in parts] == [(0,), (1,)]
     assert [part.error for part in parts] == [0.0, 1.0]
@@ -369,29 +369,29 @@ def test_every_region_is_measured_alone(tmp_path: Path) -> None:
 
 def test_empty_tensors_pass(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, torch.empty(0, 4))
+    case.add(ID, torch.empty(0, 4))
     assert compared(case).verdict is Verdict.PASS
 
 
 def test_a_rank_without_a_layout_has_that_of_its_peers(tmp_path: Path) -> None:
     for number, change in enumerate((0.0, 1.0)):
         case = Case(tmp_path / str(number))
-        full = drawn(4, 8)
-        case.trusted("0/0/fc/output", full)
+        full = draw_tensor(4, 8)
+        case.add_trusted("0/0/fc/output", full)
         case.candidate.record(0, "0/0/fc/output", full * 0.25, "a b +tp", shape=(4, 8))
         case.candidate.record(1, "0/0/fc/output", full * 0.75 + change)
-        found = verdict_of(case.judged(), "0/0/fc/output")
+        found = find_comparison(case.judge(), "0/0/fc/output")
         assert found.verdict is (Verdict.FAIL if change else Verdict.PASS), found
         assert found.layout == "a b +tp"
 
 
 def test_a_rank_that_its_peers_layout_does_not_explain_is_not_accused(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    full = drawn(4, 8)
-    case.trusted("0/0/fc/output", full)
+    full = draw_tensor(4, 8)
+    case.add_trusted("0/0/fc/output", full)
     case.candidate.record(0, "0/0/fc/output", full * 0.25, "a b +tp", shape=(4, 8))
     case.candidate.record(1, "0/0/fc/output", full[:2] * 0.75)
-    assert verdict_of(case.judged(), "0/0/fc/output").verdict is Verdict.UNJUDGED
+    assert find_comparison(case.judge(), "0/0/fc/output").verdict is Verdict.UNJUDGED
 
 
 NORM, BIAS = "0/-/norm.running_mean/buffer_after", "0/-/router.bias/buffer_after"
@@ -402,23 +402,23 @@ def with_buffers(folder: Path, *, cut: bool) -> Case:
     case = Case(folder, "dp=2")
     case.reference.forward_buffers = ("norm.running_mean",)
     if cut:
-        case.both("0/0/norm/output", FULL, "a/dp b")
+        case.add("0/0/norm/output", FULL, "a/dp b")
     else:
         for microbatch in (0, 1):
             name = f"0/{microbatch}/norm/output"
-            case.trusted(name, FULL)
-            case.candidate.spread(name, FULL, ranks=[microbatch])
-    case.trusted(NORM, drawn(16))
-    case.trusted(BIAS, drawn(16))
+            case.add_trusted(name, FULL)
+            case.candidate.record_parts(name, FULL, ranks=[microbatch])
+    case.add_trusted(NORM, draw_tensor(16))
+    case.add_trusted(BIAS, draw_tensor(16))
     for rank in (0, 1):
-        case.candidate.record(rank, NORM, drawn(16) + rank, "a")
-        case.candidate.record(rank, BIAS, drawn(16), "a")
+        case.candidate.record(rank, NORM, draw_tensor(16) + rank, "a")
+        case.candidate.record(rank, BIAS, draw_tensor(16), "a")
     return case
 
 
 def test_statistics_of_own_microbatches_are_not_held_against_those_of_all(tmp_path: Path) -> None:
-    judgement = with_buffers(tmp_path, cut=False).judged()
-    found = verdict_of(judgement, NORM)
+    judgement = with_buffers(tmp_path, cut=False).judge()
+    found = find_comparison(judgement, NORM)
     assert (found.verdict, found.reason) == (Verdict.UNJUDGED, Reason.OWN_MICROBATCHES)
     assert found.tolerance is None, "there is nothing to hold it against"
     assert judgement.exit is Exit.PASSED
@@ -426,14 +426,14 @@ def test_statistics_of_own_microbatches_are_not_held_against_those_of_all(tmp_pa
 
 
 def test_statistics_of_a_part_of_the_batch_are_wrong(tmp_path: Path) -> None:
-    judgement = with_buffers(tmp_path, cut=True).judged()
-    assert verdict_of(judgement, NORM).verdict is Verdict.CONFLICT
+    judgement = with_buffers(tmp_path, cut=True).judge()
+    assert find_comparison(judgement, NORM).verdict is Verdict.CONFLICT
     assert [finding.module for finding in judgement.findings] == ["norm"]
 
 
 def test_a_buffer_that_no_forward_pass_changes_is_judged_whoever_has_which_data(tmp_path: Path) -> None:
     case = with_buffers(tmp_path, cut=False)
-    case.trusted(other := BIAS.replace("0/-", "1/-"), drawn(16))
+    case.add_trusted(other := BIAS.replace("0/-", "1/-"), draw_tensor(16))
     for rank in (0, 1):
-        case.candidate.record(rank, other, drawn(16) + rank, "a")
-    assert verdict_of(case.judged(), other).verdict is Verdict.CONFLICT
+        case.candidate.record(rank, other, draw_tensor(16) + rank, "a")
+    assert find_comparison(case.judge(), other).verdict is Verdict.CONFLICT

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, TraceBuilder, drawn, nudged, verdict_of
+from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison, nudge
 from ttrace.judge.check import check, judge_candidate
 from ttrace.judge.tolerance.estimate import replica_tolerance, unit
 from ttrace.judge.tolerance.model import ToleranceModel
@@ -17,17 +17,17 @@ from ttrace.report.facts import list_facts
 from ttrace.tensors.ids import TensorId
 
 GRAD = "0/-/fc.weight/param_grad"
-FULL = drawn(16, 16)
+FULL = draw_tensor(16, 16)
 
 
 def autocast_case(folder: Path, mesh: str = "dp=2", *, reduced: tuple[str, ...] = ()) -> Case:
     """As under autocast: activations in bfloat16, a float32 gradient that twins know to a percent."""
     case = Case(folder, mesh, reduced=reduced)
-    half = drawn(8, 8).to(torch.bfloat16)
-    case.trusted("0/0/fc/output", half, noise=1e-2)
+    half = draw_tensor(8, 8).to(torch.bfloat16)
+    case.add_trusted("0/0/fc/output", half, noise=1e-2)
     for rank in range(case.candidate.mesh.num_ranks):
         case.candidate.record(rank, "0/0/fc/output", half, "a b")
-    case.trusted(GRAD, FULL, noise=1e-2)
+    case.add_trusted(GRAD, FULL, noise=1e-2)
     return case
 
 
@@ -35,7 +35,7 @@ def drifted(case: Case, *sizes: float) -> Comparison:
     """Each rank's gradient is off by a factor of its own."""
     for rank, size in enumerate(sizes):
         case.candidate.record(rank, GRAD, FULL * (1 + size), "a b")
-    return verdict_of(case.judged(), GRAD)
+    return find_comparison(case.judge(), GRAD)
 
 
 @pytest.mark.parametrize("reduced", [(), ("dp",)])
@@ -54,7 +54,7 @@ def test_what_a_framework_reduced_is_equal_bit_for_bit(tmp_path: Path) -> None:
     case = autocast_case(tmp_path / "reduced", reduced=("dp",))
     case.candidate.record(0, GRAD, FULL, "a b")
     case.candidate.record(1, GRAD, FULL * (1 + last_bit), "a b")
-    judgement = case.judged()
+    judgement = case.judge()
     assert judgement.exit is Exit.FOUND
     [finding] = judgement.findings
     assert (finding.cause.name, finding.cause.axis) == (CauseName.REPLICAS_DIFFER, "dp")
@@ -90,12 +90,12 @@ def test_gradients_that_a_second_run_does_not_repeat_are_not_held_to_it(tmp_path
     again = TraceBuilder(tmp_path / "repeat", "dp=2", reduced=("dp",))
     for rank in (0, 1):
         case.candidate.record(rank, GRAD, FULL * (1 + rank * 1e-3), "a b")
-        again.record(rank, GRAD, nudged(FULL, 1e-3), "a b")
+        again.record(rank, GRAD, nudge(FULL, 1e-3), "a b")
     reference, twin, candidate = (side.close() for side in (case.reference, case.twin, case.candidate))
     rounding = ToleranceModel.measure(reference, [twin])
-    assert verdict_of(check(reference, [twin], candidate), GRAD).verdict is Verdict.CONFLICT
+    assert find_comparison(check(reference, [twin], candidate), GRAD).verdict is Verdict.CONFLICT
     noisy = Noise.between(candidate, again.close(), rounding).widen(rounding)
-    assert verdict_of(judge_candidate(noisy, candidate), GRAD).verdict is Verdict.PASS
+    assert find_comparison(judge_candidate(noisy, candidate), GRAD).verdict is Verdict.PASS
 
 
 def test_only_final_gradients_are_held_to_their_own_dtype() -> None:

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import torch
 
-from tests.support.traces import Case, drawn, verdict_of
+from tests.support.traces import Case, draw_tensor, find_comparison
 from ttrace.judge.verdict import Exit, Verdict
 
 
 def test_another_number_of_microbatches_is_said_once_and_accuses_nothing(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2")
-    case.trusted("0/0/./batch.0", drawn(8, 4))
-    case.both("0/-/fc.weight/param", drawn(4, 4))
-    case.both("0/-/fc.weight/param_grad", drawn(4, 4), change=lambda x: x + drawn(4, 4, seed=5))
-    case.trusted("0/0/fc/output", drawn(8, 4))
+    case.add_trusted("0/0/./batch.0", draw_tensor(8, 4))
+    case.add("0/-/fc.weight/param", draw_tensor(4, 4))
+    case.add("0/-/fc.weight/param_grad", draw_tensor(4, 4), change=lambda x: x + draw_tensor(4, 4, seed=5))
+    case.add_trusted("0/0/fc/output", draw_tensor(8, 4))
     for rank in range(2):
-        case.candidate.record(rank, f"0/{rank}/./batch.0", drawn(8, 4, seed=rank), "...")
-        case.candidate.record(rank, f"0/{rank}/fc/output", drawn(8, 4, seed=rank), "...")
-    judgement = case.judged()
+        case.candidate.record(rank, f"0/{rank}/./batch.0", draw_tensor(8, 4, seed=rank), "...")
+        case.candidate.record(rank, f"0/{rank}/fc/output", draw_tensor(8, 4, seed=rank), "...")
+    judgement = case.judge()
     assert judgement.exit is Exit.UNJUDGED
     assert judgement.findings == ()
     assert judgement.problems[0] == (
@@ -28,17 +28,17 @@ def test_another_number_of_microbatches_is_said_once_and_accuses_nothing(tmp_pat
         "candidate's 2 microbatches too (accumulate their gradients, each loss divided by 2), or give each rank 8 / 2 "
         "rows of the reference's batch."
     )
-    assert verdict_of(judgement, "0/-/fc.weight/param_grad").verdict is Verdict.UNJUDGED
-    assert verdict_of(judgement, "0/-/fc.weight/param").verdict is Verdict.PASS
+    assert find_comparison(judgement, "0/-/fc.weight/param_grad").verdict is Verdict.UNJUDGED
+    assert find_comparison(judgement, "0/-/fc.weight/param").verdict is Verdict.PASS
 
 
 def test_a_batch_that_cannot_be_compared_accuses_nothing(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2")
-    case.trusted("0/0/./batch.0", drawn(8, 4))
+    case.add_trusted("0/0/./batch.0", draw_tensor(8, 4))
     for rank in range(2):
-        case.candidate.record(rank, "0/0/./batch.0", drawn(3, 4))
-    case.both("0/0/fc/output", drawn(8, 4), change=lambda x: x + 1)
-    judgement = case.judged()
+        case.candidate.record(rank, "0/0/./batch.0", draw_tensor(3, 4))
+    case.add("0/0/fc/output", draw_tensor(8, 4), change=lambda x: x + 1)
+    judgement = case.judge()
     assert judgement.exit is Exit.UNJUDGED
     assert judgement.findings == ()
     assert any("it is not known whether both sides were fed the same data" in p for p in judgement.problems)
@@ -46,8 +46,8 @@ def test_a_batch_that_cannot_be_compared_accuses_nothing(tmp_path: Path) -> None
 
 def test_parameters_that_differ_from_the_start_are_a_finding_whatever_the_data(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2")
-    case.both("0/0/./batch.0", torch.arange(8), change=lambda x: x + 1)
-    case.both("0/-/fc.weight/param", drawn(4, 4), change=lambda x: x + 1)
-    case.both("0/0/fc/output", drawn(8, 4), change=lambda x: x + 1)
-    judgement = case.judged()
+    case.add("0/0/./batch.0", torch.arange(8), change=lambda x: x + 1)
+    case.add("0/-/fc.weight/param", draw_tensor(4, 4), change=lambda x: x + 1)
+    case.add("0/0/fc/output", draw_tensor(8, 4), change=lambda x: x + 1)
+    judgement = case.judge()
     assert [str(f.comparison.id) for f in judgement.findings] == ["0/-/fc.weight/param"]

@@ -15,7 +15,7 @@ from ttrace.capture.plan import Plan
 from ttrace.judge.findings.isolated import combine
 from ttrace.judge.verdict import Exit, Judgement
 from zoo.harness.gpt import Attention, Gpt
-from zoo.harness.runs import NUM_TWINS, SimulatedRank, judged, trace_reference, train
+from zoo.harness.runs import NUM_TWINS, SimulatedRank, judge, trace_reference, train
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def result(references: Path, out: Path, spoil: Callable[[Gpt], None]) -> Judgeme
         trace = out / str(isolated)
         plan = Plan(out=trace, role="candidate", reference=folder / "reference", isolated=isolated, stop=False)
         train(plan, model, SimulatedRank(), {})
-        found.append(judged(folder, trace))
+        found.append(judge(folder, trace))
     return combine(*found)
 
 
@@ -119,7 +119,7 @@ def test_the_function_call_that_goes_wrong_is_named(references: Path, tmp_path: 
         model.layers[1].attention.__class__ = Hasty
         plan = Plan(out=tmp_path / str(isolated), role="candidate", stop=False, **known)  # type: ignore[arg-type]
         train(plan, model, SimulatedRank(), {})
-        found.append(judged(folder, plan.out))
+        found.append(judge(folder, plan.out))
     finding = combine(*found).findings[0]
     assert finding.module == "layers.1.attention"
     assert finding.inside == "scaled_dot_product_attention, call 1"
@@ -127,9 +127,9 @@ def test_the_function_call_that_goes_wrong_is_named(references: Path, tmp_path: 
 
 def built(folder: Path, *wrong: str, right: tuple[str, ...] = ()) -> Judgement:
     case = Case(folder)
-    case.right(*right)
-    case.wrong(*wrong)
-    return case.judged()
+    case.add_right(*right)
+    case.add_wrong(*wrong)
+    return case.judge()
 
 
 def test_a_tensor_that_isolation_did_not_judge_is_not_said_to_be_wrong_or_right_alone(tmp_path: Path) -> None:

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import CauseName, Judgement
 
 
-def judged(folder: Path, *tensors: str) -> Judgement:
+def judge(folder: Path, *tensors: str) -> Judgement:
     """A run with these tensors, in this order; those with a '!' in front are wrong."""
     case = Case(folder)
     for tensor in tensors:
-        (case.wrong if tensor.startswith("!") else case.right)(tensor.removeprefix("!"))
-    return case.judged()
+        (case.add_wrong if tensor.startswith("!") else case.add_right)(tensor.removeprefix("!"))
+    return case.judge()
 
 
 def origins(folder: Path, *tensors: str) -> list[str]:
-    return [str(finding.comparison.id) for finding in judged(folder, *tensors).findings]
+    return [str(finding.comparison.id) for finding in judge(folder, *tensors).findings]
 
 
 def modules(folder: Path, *tensors: str) -> list[str]:
-    return [finding.module for finding in judged(folder, *tensors).findings]
+    return [finding.module for finding in judge(folder, *tensors).findings]
 
 
 def test_a_module_with_right_inputs_and_a_wrong_output_is_the_origin(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_a_parents_own_backward_is_an_origin(tmp_path: Path) -> None:
 
 
 def test_a_modules_own_code_is_told_by_what_it_passes_on(tmp_path: Path) -> None:
-    case, values = Case(tmp_path), drawn(8, 12, seed=3)
-    case.right("0/0/attention/grad_output")
+    case, values = Case(tmp_path), draw_tensor(8, 12, seed=3)
+    case.add_right("0/0/attention/grad_output")
     spoilt = values.clone()
-    spoilt[:, 10:] = drawn(8, 2, seed=4)
-    case.both("0/0/attention.q/grad_output", values, change=lambda _: spoilt)
-    case.wrong("0/0/attention/grad_input")
-    [finding] = case.judged().findings
+    spoilt[:, 10:] = draw_tensor(8, 2, seed=4)
+    case.add("0/0/attention.q/grad_output", values, change=lambda _: spoilt)
+    case.add_wrong("0/0/attention/grad_input")
+    [finding] = case.judge().findings
     assert (finding.module, finding.cause.name) == ("attention", CauseName.SOME_ROWS)
     assert finding.cause.sentence == (
         "what enters attention.q is wrong (grad_output): only 2 of 12 indices of dim 1 are wrong: 10-11"
@@ -158,7 +158,7 @@ def test_gradients_follow_from_wrong_logits_also_when_the_loss_is_right_by_chanc
 
 
 def test_a_wrong_parameter_is_the_origin_rather_than_its_modules_output(tmp_path: Path) -> None:
-    found = judged(
+    found = judge(
         tmp_path,
         "!0/-/layer.fc.weight/param",
         "0/0/layer.fc/input",
@@ -294,7 +294,7 @@ def test_names_that_only_begin_alike_are_not_inside_each_other(tmp_path: Path) -
 
 
 def test_a_finding_counts_what_follows_and_knows_the_source(tmp_path: Path) -> None:
-    (finding,) = judged(tmp_path, "0/0/a/output", "!0/0/b/output", "!0/0/c/input", "!0/0/c/output").findings
+    (finding,) = judge(tmp_path, "0/0/a/output", "!0/0/b/output", "!0/0/c/input", "!0/0/c/output").findings
     assert finding.num_after == 2
     assert finding.source == "model.py:1"
 
@@ -302,52 +302,52 @@ def test_a_finding_counts_what_follows_and_knows_the_source(tmp_path: Path) -> N
 @pytest.mark.parametrize("verdict", ["gap", "missing"])
 def test_what_is_not_judged_is_no_origin(tmp_path: Path, verdict: str) -> None:
     case = Case(tmp_path)
-    case.trusted("0/0/a/output", drawn(4, 8))
+    case.add_trusted("0/0/a/output", draw_tensor(4, 8))
     if verdict == "gap":
-        case.candidate.spread("0/0/a/output", drawn(4, 8), "a b/tp", ranks=[0])
-    assert case.judged().findings == ()
+        case.candidate.record_parts("0/0/a/output", draw_tensor(4, 8), "a b/tp", ranks=[0])
+    assert case.judge().findings == ()
 
 
 def test_modules_that_the_candidate_never_runs_are_the_cause(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/block/input", "0/0/block.first/input", "0/0/block.first/output", "0/-/block.mlp/buffer")
+    case.add_right("0/0/block/input", "0/0/block.first/input", "0/0/block.first/output", "0/-/block.mlp/buffer")
     for name in ("0/0/block.mlp/input", "0/0/block.mlp.fc1/output", "0/0/block.mlp/output"):
-        case.trusted(name, drawn(4, 8))
-    case.wrong("0/0/block/output")
-    case.trusted("0/-/block.mlp.fc1.weight/param_grad", drawn(4, 8))
-    case.wrong("0/-/block.mlp.fc1.weight/param_after")
-    found = case.judged().findings
+        case.add_trusted(name, draw_tensor(4, 8))
+    case.add_wrong("0/0/block/output")
+    case.add_trusted("0/-/block.mlp.fc1.weight/param_grad", draw_tensor(4, 8))
+    case.add_wrong("0/-/block.mlp.fc1.weight/param_after")
+    found = case.judge().findings
     assert [(f.module, f.cause.name, f.cause.sentence) for f in found] == [
         ("block", CauseName.SKIPPED, "the candidate never runs block.mlp")
     ]
 
 
 def test_a_module_that_hands_over_another_input_is_told_what_it_hands_over(tmp_path: Path) -> None:
-    case, first, second = Case(tmp_path), drawn(4, 8, seed=1), drawn(4, 8, seed=2)
-    case.both("0/0/layers.0/input", first)
-    case.both("0/0/layers.0/output", second)
-    case.both("0/0/layers.1/input", second, change=lambda _: first)
-    case.wrong("0/0/layers.1/output", "0/0/./output")
-    finding = case.judged().findings[0]
+    case, first, second = Case(tmp_path), draw_tensor(4, 8, seed=1), draw_tensor(4, 8, seed=2)
+    case.add("0/0/layers.0/input", first)
+    case.add("0/0/layers.0/output", second)
+    case.add("0/0/layers.1/input", second, change=lambda _: first)
+    case.add_wrong("0/0/layers.1/output", "0/0/./output")
+    finding = case.judge().findings[0]
     assert (finding.module, finding.cause.name) == (".", CauseName.OTHERS_VALUES)
     assert finding.cause.sentence.startswith("what enters layers.1 is wrong (input): the candidate holds")
 
 
 def test_replicas_that_differ_because_of_what_was_handed_over_are_told_so(tmp_path: Path) -> None:
-    case, full, other = Case(tmp_path), drawn(4, 8, seed=1), drawn(4, 8, seed=2)
-    case.both("0/0/./output", full)
-    case.trusted("0/0/gate/grad_output", full)
-    case.trusted("0/0/./grad_input", other)
+    case, full, other = Case(tmp_path), draw_tensor(4, 8, seed=1), draw_tensor(4, 8, seed=2)
+    case.add("0/0/./output", full)
+    case.add_trusted("0/0/gate/grad_output", full)
+    case.add_trusted("0/0/./grad_input", other)
     for rank, share in enumerate((0.25, 0.75)):
         case.candidate.record(rank, "0/0/gate/grad_output", share * full, "...")
         case.candidate.record(rank, "0/0/./grad_input", other + share * full, "...")
-    finding = case.judged().findings[0]
+    finding = case.judge().findings[0]
     assert (finding.module, finding.cause.name, finding.cause.axis) == (".", CauseName.MISSING_ALL_REDUCE, "tp")
     assert finding.cause.sentence.startswith("what enters gate is wrong (grad_output): replicas differ and sum")
 
 
 def test_a_buffer_that_a_step_left_wrong_is_its_modules_own(tmp_path: Path) -> None:
-    found = judged(
+    found = judge(
         tmp_path,
         "0/-/block.norm.running_var/buffer",
         "0/0/block/input",

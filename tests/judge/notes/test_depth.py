@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bench._models import VOCAB, train
-from tests.support.traces import Case, drawn, nudged
+from tests.support.traces import Case, draw_tensor, nudge
 from ttrace.capture.plan import Plan
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
@@ -26,13 +26,13 @@ Law = Callable[[int], float]
 def along(folder: Path, twins: Law, ratio: Law, kind: str = "output") -> Judgement:
     """Twins that err by a law, and a candidate whose error is another times theirs."""
     case = Case(folder)
-    case.right("0/0/first/output")
+    case.add_right("0/0/first/output")
     for layer in range(NUM_LAYERS):
         passed = layer + 1 if kind == "output" else NUM_LAYERS - layer
-        full, noise = drawn(64, 64, seed=layer), twins(passed)
-        change = partial(nudged, size=noise * ratio(passed), seed=300 + layer)
-        case.both(f"0/0/model.layers.{layer}/{kind}", full, "a b/tp", change, noise=noise)
-    return case.judged()
+        full, noise = draw_tensor(64, 64, seed=layer), twins(passed)
+        change = partial(nudge, size=noise * ratio(passed), seed=300 + layer)
+        case.add(f"0/0/model.layers.{layer}/{kind}", full, "a b/tp", change, noise=noise)
+    return case.judge()
 
 
 def odd(judgement: Judgement) -> list[str]:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.difference import NUM_ELEMENTS, Difference, find_difference
 from ttrace.layouts.layout import Layout
 from ttrace.tensors.ids import TensorId
 
 ID = "0/0/fc/output"
-FULL = drawn(8, 12)
+FULL = draw_tensor(8, 12)
 
 
 def looked_at(case: Case, name: str = ID) -> Difference:
@@ -31,7 +31,7 @@ def with_errors(*at: tuple[int, ...]) -> torch.Tensor:
 
 def test_every_rank_is_measured_against_its_own_region(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, FULL, "a/tp b", lambda x: torch.cat([x[:4], 3 * x[4:]]))
+    case.add(ID, FULL, "a/tp b", lambda x: torch.cat([x[:4], 3 * x[4:]]))
     found = looked_at(case)
     assert [rank.where for rank in found.ranks] == ["rank 0 (tp0)", "rank 1 (tp1)"]
     assert [rank.region for rank in found.ranks] == ["[0:4, 0:12]", "[4:8, 0:12]"]
@@ -41,7 +41,7 @@ def test_every_rank_is_measured_against_its_own_region(tmp_path: Path) -> None:
 
 def test_replicas_are_measured_one_by_one(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2 tp=2")
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(4):
         part = FULL[:4] if rank % 2 == 0 else FULL[4:]
         case.candidate.record(rank, ID, 3 * part if rank == 3 else part, "a/tp b", shape=(8, 12))
@@ -55,7 +55,7 @@ def test_replicas_are_measured_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["a b", "a/tp b", "a b +tp"])
 def test_replicas_that_are_alike_have_no_worst_one(tmp_path: Path, layout: str) -> None:
     case = Case(tmp_path, "dp=2 tp=2")
-    case.both(ID, FULL, layout, lambda x: 3 * x)
+    case.add(ID, FULL, layout, lambda x: 3 * x)
     found = looked_at(case)
     assert found.worst is None
     assert len(found.replicas) == (4 if layout == "a b" else 2)
@@ -65,7 +65,7 @@ def test_replicas_that_are_alike_have_no_worst_one(tmp_path: Path, layout: str) 
 def test_the_worst_elements_have_global_indices(tmp_path: Path, layout: str) -> None:
     case = Case(tmp_path)
     at = [(7, 11), (0, 5), (3, 0)]
-    case.both(ID, FULL, layout, lambda _: with_errors(*at))
+    case.add(ID, FULL, layout, lambda _: with_errors(*at))
     found = looked_at(case)
     assert len(found.elements) == NUM_ELEMENTS
     assert [element.index for element in found.elements[:3]] == at
@@ -80,7 +80,7 @@ def test_the_worst_elements_have_global_indices(tmp_path: Path, layout: str) -> 
 
 def test_elements_of_a_pending_sum_are_those_of_the_sum(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, FULL, "a b +tp", lambda _: with_errors((2, 2)))
+    case.add(ID, FULL, "a b +tp", lambda _: with_errors((2, 2)))
     found = looked_at(case)
     assert found.pending == ("tp",)
     assert (found.elements[0].index, found.elements[0].where) == ((2, 2), "summed over tp")
@@ -91,7 +91,7 @@ def test_elements_of_a_pending_sum_are_those_of_the_sum(tmp_path: Path) -> None:
 def test_gradients_are_seen_after_the_factor_still_to_come(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2", grad_factor=0.5)
     name = "0/0/fc/grad_output"
-    case.both(name, FULL, "a/dp b", lambda x: 2 * x)
+    case.add(name, FULL, "a/dp b", lambda x: 2 * x)
     found = looked_at(case, name)
     assert found.factor == 0.5
     assert found.total.error == 0.0
@@ -103,7 +103,7 @@ def test_an_element_that_is_not_a_number_is_the_worst(tmp_path: Path) -> None:
     case = Case(tmp_path)
     wrong = with_errors((0, 0))
     wrong[5, 5] = torch.nan
-    case.both(ID, FULL, "a/tp b", lambda _: wrong)
+    case.add(ID, FULL, "a/tp b", lambda _: wrong)
     found = looked_at(case)
     assert found.elements[0].index == (5, 5)
     assert math.isnan(found.elements[0].candidate)
@@ -112,7 +112,7 @@ def test_an_element_that_is_not_a_number_is_the_worst(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [torch.tensor(1.5), torch.tensor(3), torch.tensor(True)], ids=str)
 def test_a_single_number_can_be_looked_at(tmp_path: Path, value: torch.Tensor) -> None:
     case = Case(tmp_path)
-    case.both("0/0/./loss", value)
+    case.add("0/0/./loss", value)
     (first, _) = looked_at(case, "0/0/./loss").elements
     assert (first.index, first.reference, first.candidate) == ((), float(value), float(value))
 
@@ -120,14 +120,14 @@ def test_a_single_number_can_be_looked_at(tmp_path: Path, value: torch.Tensor) -
 @pytest.mark.parametrize("side", ["reference", "candidate"])
 def test_an_unknown_id_says_on_which_side_and_where_to_look(tmp_path: Path, side: str) -> None:
     case = Case(tmp_path)
-    (case.candidate if side == "reference" else case.reference).spread(ID, FULL)
+    (case.candidate if side == "reference" else case.reference).record_parts(ID, FULL)
     with pytest.raises(TTraceError, match=rf"the {side} recorded no such tensor\. `ttrace show .*{side}` lists all"):
         looked_at(case)
 
 
 def test_what_cannot_be_laid_over_each_other_asks_for_a_rule(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.trusted(ID, FULL)
+    case.add_trusted(ID, FULL)
     for rank in range(2):
         case.candidate.record(rank, ID, FULL[:3])
     with pytest.raises(TTraceError, match="Add a rule"):

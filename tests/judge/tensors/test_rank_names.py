@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis, name_ranks
 from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.mesh import Mesh
@@ -18,12 +18,12 @@ def cause_of(tmp_path: Path, wrong: set[int], count: int = 4, *, factor: float |
     """Microbatches run by the ranks of dp in turns, of which some are wrong."""
     case = Case(tmp_path, f"dp={dp}")
     for microbatch in range(count):
-        full = drawn(4, 8, seed=microbatch)
-        case.trusted(f"0/{microbatch}/fc/output", full)
-        bad = full + drawn(4, 8, seed=50 + microbatch) if factor is None else factor * full
+        full = draw_tensor(4, 8, seed=microbatch)
+        case.add_trusted(f"0/{microbatch}/fc/output", full)
+        bad = full + draw_tensor(4, 8, seed=50 + microbatch) if factor is None else factor * full
         local = bad if microbatch in wrong else full
         case.candidate.record(microbatch % dp, f"0/{microbatch}/fc/output", local, "...")
-    return case.judged().findings[0].cause
+    return case.judge().findings[0].cause
 
 
 def test_wrong_microbatches_are_those_of_a_rank(tmp_path: Path) -> None:

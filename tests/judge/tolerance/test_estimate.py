@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn, nudged, verdict_of
+from tests.support.traces import Case, draw_tensor, find_comparison, nudge
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance.estimate import TINY, TwinSample, estimate_tolerances, is_zero, replica_tolerance, unit
@@ -95,90 +95,90 @@ def test_replicas_may_differ_within_tolerance_but_not_after_a_step() -> None:
 
 
 def test_an_error_within_the_margin_passes_and_one_beyond_it_fails(tmp_path: Path) -> None:
-    full = drawn(64, 64)
+    full = draw_tensor(64, 64)
     case = Case(tmp_path, noise=1e-3)
-    case.both("0/0/a/output", full, "a b/tp", lambda x: nudged(x, 0.003, seed=1))
-    case.both("0/0/b/output", full, "a b/tp", lambda x: nudged(x, 0.005, seed=2))
-    judgement = case.judged()
+    case.add("0/0/a/output", full, "a b/tp", lambda x: nudge(x, 0.003, seed=1))
+    case.add("0/0/b/output", full, "a b/tp", lambda x: nudge(x, 0.005, seed=2))
+    judgement = case.judge()
     assert [comparison.verdict for comparison in judgement.comparisons] == [Verdict.PASS, Verdict.FAIL]
     beyond = judgement.comparisons[1]
     assert beyond.tolerance is not None
     assert beyond.error / beyond.tolerance.value == pytest.approx(1.25, rel=0.1)
-    assert case.judged(margin=16).exit is Exit.PASSED
+    assert case.judge(margin=16).exit is Exit.PASSED
 
 
 def test_one_wrong_integer_fails(tmp_path: Path) -> None:
     ids = torch.arange(4096)
     case = Case(tmp_path)
-    case.both("0/0/a/output", ids, "a/tp")
-    case.both("0/0/b/output", ids, "a/tp", lambda x: x.index_fill(0, torch.tensor([4000]), 4001))
-    assert [comparison.verdict for comparison in case.judged().comparisons] == [Verdict.PASS, Verdict.FAIL]
+    case.add("0/0/a/output", ids, "a/tp")
+    case.add("0/0/b/output", ids, "a/tp", lambda x: x.index_fill(0, torch.tensor([4000]), 4001))
+    assert [comparison.verdict for comparison in case.judge().comparisons] == [Verdict.PASS, Verdict.FAIL]
 
 
 def test_a_candidate_of_a_weaker_dtype_fails(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both("0/0/a/output", drawn(64, 64), "a b/tp", lambda x: x.to(torch.bfloat16))
-    assert case.judged().exit is Exit.FOUND
+    case.add("0/0/a/output", draw_tensor(64, 64), "a b/tp", lambda x: x.to(torch.bfloat16))
+    assert case.judge().exit is Exit.FOUND
 
 
 def test_a_gradient_without_siblings_or_terms_is_not_proven_zero(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
-    case.both("0/-/key.bias/param_grad", 1e-9 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
-    judgement = case.judged()
-    assert verdict_of(judgement, "0/-/key.bias/param_grad").reason is Reason.UNPROVEN_ZERO
+    case.add_right("0/0/a/output")
+    case.add("0/-/key.bias/param_grad", 1e-9 * draw_tensor(64), "a/tp", lambda x: -x, noise=1.0)
+    judgement = case.judge()
+    assert find_comparison(judgement, "0/-/key.bias/param_grad").reason is Reason.UNPROVEN_ZERO
     assert judgement.exit is Exit.UNJUDGED
 
 
 def test_a_gradient_that_is_large_beside_rounding_of_its_terms_is_not_proven_zero(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output", "0/0/key/grad_output")
-    case.both("0/-/key.bias/param_grad", 1e-3 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
-    assert verdict_of(case.judged(), "0/-/key.bias/param_grad").reason is Reason.UNPROVEN_ZERO
+    case.add_right("0/0/a/output", "0/0/key/grad_output")
+    case.add("0/-/key.bias/param_grad", 1e-3 * draw_tensor(64), "a/tp", lambda x: -x, noise=1.0)
+    assert find_comparison(case.judge(), "0/-/key.bias/param_grad").reason is Reason.UNPROVEN_ZERO
 
 
 def test_a_gradient_as_small_as_rounding_of_its_terms_is_not_judged_and_excused(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output", "0/0/key/grad_output")
-    case.both("0/-/key.bias/param_grad", 1e-9 * drawn(64), "a/tp", lambda x: -x, noise=1.0)
-    judgement = case.judged()
-    comparison = verdict_of(judgement, "0/-/key.bias/param_grad")
+    case.add_right("0/0/a/output", "0/0/key/grad_output")
+    case.add("0/-/key.bias/param_grad", 1e-9 * draw_tensor(64), "a/tp", lambda x: -x, noise=1.0)
+    judgement = case.judge()
+    comparison = find_comparison(judgement, "0/-/key.bias/param_grad")
     assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, Reason.ZERO)
     assert judgement.exit is Exit.PASSED
 
 
 def test_a_gradient_that_is_exactly_zero_in_the_reference_alone_is_excused_too(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output", "0/0/key/grad_output")
-    case.reference.spread("0/-/key.bias/param_grad", torch.zeros(64))
-    case.twin.spread("0/-/key.bias/param_grad", 1e-9 * drawn(64))
-    case.candidate.spread("0/-/key.bias/param_grad", 1e-9 * drawn(64), "a/tp")
-    assert case.judged().exit is Exit.PASSED
+    case.add_right("0/0/a/output", "0/0/key/grad_output")
+    case.reference.record_parts("0/-/key.bias/param_grad", torch.zeros(64))
+    case.twin.record_parts("0/-/key.bias/param_grad", 1e-9 * draw_tensor(64))
+    case.candidate.record_parts("0/-/key.bias/param_grad", 1e-9 * draw_tensor(64), "a/tp")
+    assert case.judge().exit is Exit.PASSED
 
 
 def test_activations_that_twins_cannot_repeat_are_an_unstable_reference_and_no_success(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
-    case.both("0/0/b/output", drawn(64), "a/tp", lambda x: -x, noise=1.0)
-    judgement = case.judged()
-    assert verdict_of(judgement, "0/0/b/output").reason is Reason.UNSTABLE
+    case.add_right("0/0/a/output")
+    case.add("0/0/b/output", draw_tensor(64), "a/tp", lambda x: -x, noise=1.0)
+    judgement = case.judge()
+    assert find_comparison(judgement, "0/0/b/output").reason is Reason.UNSTABLE
     assert judgement.exit is Exit.UNJUDGED
 
 
 def test_nothing_but_excuses_is_no_success(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both("0/-/key.bias/param_grad", drawn(64), "a/tp", noise=1.0)
-    judgement = case.judged()
+    case.add("0/-/key.bias/param_grad", draw_tensor(64), "a/tp", noise=1.0)
+    judgement = case.judge()
     assert judgement.count(Verdict.UNJUDGED) == len(judgement.comparisons) == 1
     assert judgement.exit is Exit.UNJUDGED
 
 
 def test_what_passes_as_a_gradient_passes_as_its_square(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=1", noise=1e-3)
-    gradient = drawn(16)
-    case.both("0/-/norm.weight/param_grad", gradient, "a", lambda x: 1.003 * x)
-    case.both("0/-/norm.weight/optim.exp_avg_sq", gradient.square(), "a", lambda x: 1.003**2 * x, noise=1e-6)
-    case.both("0/-/norm.weight/optim.step", torch.ones(1), "a", lambda x: 1.003 * x, noise=0.0)
-    judgement = case.judged()
+    gradient = draw_tensor(16)
+    case.add("0/-/norm.weight/param_grad", gradient, "a", lambda x: 1.003 * x)
+    case.add("0/-/norm.weight/optim.exp_avg_sq", gradient.square(), "a", lambda x: 1.003**2 * x, noise=1e-6)
+    case.add("0/-/norm.weight/optim.step", torch.ones(1), "a", lambda x: 1.003 * x, noise=0.0)
+    judgement = case.judge()
     verdicts = {c.id.site.slot or c.id.kind.value: c.verdict for c in judgement.comparisons}
     assert verdicts == {"param_grad": Verdict.PASS, "exp_avg_sq": Verdict.PASS, "step": Verdict.FAIL}

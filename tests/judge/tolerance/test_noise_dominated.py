@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench._models import CUTS, Model, bed
-from tests.support.traces import Case, TraceBuilder, drawn, verdict_of
+from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance.noise_dominated import find_lost_elements
@@ -22,7 +22,7 @@ SMALL, LARGE = (2, 3), (5, 1)
 
 def gradient() -> torch.Tensor:
     """Well away from zero, but for one element that is near it."""
-    full = drawn(8, 12)
+    full = draw_tensor(8, 12)
     full = full.sign() * (full.abs() + 0.5)
     full[SMALL] = 1e-6
     return full
@@ -30,7 +30,7 @@ def gradient() -> torch.Tensor:
 
 def after(signs: torch.Tensor) -> torch.Tensor:
     """A weight after one step of an optimizer that only looks at signs."""
-    return drawn(8, 12, seed=1) - LR * signs.sign()
+    return draw_tensor(8, 12, seed=1) - LR * signs.sign()
 
 
 def flipped(full: torch.Tensor, at: tuple[int, int]) -> torch.Tensor:
@@ -41,10 +41,10 @@ def flipped(full: torch.Tensor, at: tuple[int, int]) -> torch.Tensor:
 
 def updated(case: Case, at: tuple[int, int]) -> Comparison:
     """The candidate's sign differs in one element of the gradient."""
-    case.right("0/0/fc/output")
-    case.both(GRAD, gradient(), "a b/tp", noise=NOISE)
-    case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(flipped(gradient(), at)), noise=0.0)
-    return verdict_of(case.judged(), AFTER)
+    case.add_right("0/0/fc/output")
+    case.add(GRAD, gradient(), "a b/tp", noise=NOISE)
+    case.add(AFTER, after(gradient()), "a b/tp", lambda _: after(flipped(gradient(), at)), noise=0.0)
+    return find_comparison(case.judge(), AFTER)
 
 
 def test_a_flip_of_an_element_with_a_gradient_near_zero_does_not_fail(tmp_path: Path) -> None:
@@ -59,15 +59,15 @@ def test_lost_elements_are_lost_in_the_next_steps_parameters_too(tmp_path: Path)
     case = Case(tmp_path)
     assert updated(case, SMALL).verdict is Verdict.PASS
     after_flip = after(flipped(gradient(), SMALL))
-    case.both("1/-/fc.weight/param", after(gradient()), "a b/tp", lambda _: after_flip, noise=0.0)
-    assert verdict_of(case.judged(), "1/-/fc.weight/param").verdict is Verdict.PASS
+    case.add("1/-/fc.weight/param", after(gradient()), "a b/tp", lambda _: after_flip, noise=0.0)
+    assert find_comparison(case.judge(), "1/-/fc.weight/param").verdict is Verdict.PASS
 
 
 def test_parameters_before_the_first_step_lose_nothing(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both("0/-/fc.weight/param", after(gradient()), "a b/tp", lambda x: flipped(x, SMALL), noise=0.0)
-    case.both(GRAD, gradient(), "a b/tp", noise=NOISE)
-    assert verdict_of(case.judged(), "0/-/fc.weight/param").verdict is Verdict.FAIL
+    case.add("0/-/fc.weight/param", after(gradient()), "a b/tp", lambda x: flipped(x, SMALL), noise=0.0)
+    case.add(GRAD, gradient(), "a b/tp", noise=NOISE)
+    assert find_comparison(case.judge(), "0/-/fc.weight/param").verdict is Verdict.FAIL
 
 
 def test_gradients_that_are_exactly_zero_everywhere_lose_nothing(tmp_path: Path) -> None:
@@ -75,21 +75,21 @@ def test_gradients_that_are_exactly_zero_everywhere_lose_nothing(tmp_path: Path)
     case = Case(tmp_path)
     unused = gradient()
     unused[4:] = 0.0
-    case.both(GRAD, unused, "a b/tp", noise=NOISE)
-    case.both(AFTER, after(unused), "a b/tp", lambda x: torch.cat([x[:4], 2 * x[4:]]), noise=0.0)
-    assert verdict_of(case.judged(), AFTER).verdict is Verdict.FAIL
+    case.add(GRAD, unused, "a b/tp", noise=NOISE)
+    case.add(AFTER, after(unused), "a b/tp", lambda x: torch.cat([x[:4], 2 * x[4:]]), noise=0.0)
+    assert find_comparison(case.judge(), AFTER).verdict is Verdict.FAIL
 
 
 def test_zeros_that_only_the_reference_has_are_lost(tmp_path: Path) -> None:
     case = Case(tmp_path)
     lucky = gradient()
     lucky[SMALL] = 0.0
-    case.reference.spread(GRAD, lucky)
-    case.twin.spread(GRAD, gradient())
+    case.reference.record_parts(GRAD, lucky)
+    case.twin.record_parts(GRAD, gradient())
     trace = case.reference.close()
     masks = find_lost_elements(trace, [case.twin.close()], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3})
     assert masks == {}  # the parameter itself was not recorded
-    case.reference.spread(AFTER, after(lucky))
+    case.reference.record_parts(AFTER, after(lucky))
     masks = find_lost_elements(
         case.reference.close(), [case.twin.close()], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3}
     )
@@ -99,8 +99,8 @@ def test_zeros_that_only_the_reference_has_are_lost(tmp_path: Path) -> None:
 
 def test_gradients_may_be_sharded_in_another_way_than_the_parameter(tmp_path: Path) -> None:
     trusted = TraceBuilder(tmp_path / "reference", "dp=2", "reference")
-    trusted.spread(GRAD, gradient(), "a/dp b")
-    trusted.spread(AFTER, after(gradient()), "a b")
+    trusted.record_parts(GRAD, gradient(), "a/dp b")
+    trusted.record_parts(AFTER, after(gradient()), "a b")
     masks = find_lost_elements(trusted.close(), [], TensorId.parse(AFTER), {TensorId.parse(GRAD): 1e-3})
     (mask,) = masks.values()
     assert mask.nonzero().tolist() == [list(SMALL)]
@@ -108,33 +108,33 @@ def test_gradients_may_be_sharded_in_another_way_than_the_parameter(tmp_path: Pa
 
 def test_an_update_that_rounding_decides_altogether_is_not_called_right(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/input", "0/0/fc/output", "0/0/fc/grad_output")
-    case.both(GRAD, 1e-9 * gradient(), "a b/tp", lambda x: -x, noise=2.0)
-    case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
-    judgement = case.judged()
-    comparison = verdict_of(judgement, AFTER)
+    case.add_right("0/0/fc/input", "0/0/fc/output", "0/0/fc/grad_output")
+    case.add(GRAD, 1e-9 * gradient(), "a b/tp", lambda x: -x, noise=2.0)
+    case.add(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
+    judgement = case.judge()
+    comparison = find_comparison(judgement, AFTER)
     assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, Reason.LOST_UPDATE)
     assert judgement.exit is Exit.PASSED
 
 
 def test_an_update_is_not_excused_by_a_gradient_that_is_not_proven_zero(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/input", "0/0/fc/output", "0/0/fc/grad_output")
-    case.both(GRAD, gradient(), "a b/tp", lambda x: -x, noise=2.0)
-    case.both(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
-    judgement = case.judged()
-    assert verdict_of(judgement, AFTER).reason is Reason.UNPROVEN_UPDATE
+    case.add_right("0/0/fc/input", "0/0/fc/output", "0/0/fc/grad_output")
+    case.add(GRAD, gradient(), "a b/tp", lambda x: -x, noise=2.0)
+    case.add(AFTER, after(gradient()), "a b/tp", lambda _: after(-gradient()), noise=0.0)
+    judgement = case.judge()
+    assert find_comparison(judgement, AFTER).reason is Reason.UNPROVEN_UPDATE
     assert judgement.exit is Exit.UNJUDGED
 
 
 @pytest.mark.parametrize("at", [SMALL, LARGE])
 def test_replicas_must_agree_in_lost_elements_too(tmp_path: Path, at: tuple[int, int]) -> None:
     case = Case(tmp_path)
-    case.both(GRAD, gradient(), noise=NOISE)
-    case.trusted(AFTER, after(gradient()), noise=0.0)
+    case.add(GRAD, gradient(), noise=NOISE)
+    case.add_trusted(AFTER, after(gradient()), noise=0.0)
     for rank in range(2):
         case.candidate.record(rank, AFTER, after(flipped(gradient(), at) if rank else gradient()), "a b")
-    assert verdict_of(case.judged(), AFTER).verdict is Verdict.CONFLICT
+    assert find_comparison(case.judge(), AFTER).verdict is Verdict.CONFLICT
 
 
 def test_an_element_whose_gradient_is_as_small_as_adams_epsilon_is_no_fault() -> None:

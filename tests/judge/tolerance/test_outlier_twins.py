@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traces import Case, TraceBuilder, drawn, nudged
+from tests.support.traces import Case, TraceBuilder, draw_tensor, nudge
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 
@@ -20,12 +20,12 @@ def three_twins(
     case = Case(folder)
     builders = [case.twin, *(TraceBuilder(folder / f"twin-{number}", role="twin") for number in (2, 3))]
     for name in NAMES:
-        full = drawn(16, 16, seed=len(name))
-        case.reference.spread(name, full)
-        case.candidate.spread(name, full, "a b/tp")
+        full = draw_tensor(16, 16, seed=len(name))
+        case.reference.record_parts(name, full)
+        case.candidate.record_parts(name, full, "a b/tp")
         for number, twin in enumerate(builders):
             own = size if echo is None or name == off[0] else echo
-            twin.spread(name, nudged(full, own if number == 1 and name in off else noise, seed=number))
+            twin.record_parts(name, nudge(full, own if number == 1 and name in off else noise, seed=number))
     return check(case.reference.close(), [twin.close() for twin in builders], case.candidate.close())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, TraceBuilder, drawn, nudged
+from tests.support.traces import Case, TraceBuilder, draw_tensor, nudge
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.tolerance.model import ToleranceModel
@@ -18,15 +18,15 @@ NOISE = 1e-5
 """The twins' error."""
 
 
-def judged(folder: Path, *, noise: float, wrong: float = 0.0) -> tuple[Judgement, Judgement, list[str]]:
+def judge(folder: Path, *, noise: float, wrong: float = 0.0) -> tuple[Judgement, Judgement, list[str]]:
     """A candidate whose two runs have noise, so many times the twins' error: judged without and with it, and told."""
     case = Case(folder, noise=NOISE)
     again = TraceBuilder(folder / "again", "tp=2")
     for i, name in enumerate(("0/0/a/output", "0/0/b/output")):
-        full = drawn(64, 64, seed=i)
-        case.trusted(name, full)
+        full = draw_tensor(64, 64, seed=i)
+        case.add_trusted(name, full)
         for seed, trace in ((10 + i, case.candidate), (20 + i, again)):
-            trace.spread(name, nudged(full, noise * NOISE, seed) + wrong * drawn(64, 64, seed=7), "a b/tp")
+            trace.record_parts(name, nudge(full, noise * NOISE, seed) + wrong * draw_tensor(64, 64, seed=7), "a b/tp")
     rounding, candidate = ToleranceModel.measure(case.reference.close(), [case.twin.close()]), case.candidate.close()
     found = Noise.between(candidate, again.close(), rounding)
     return (
@@ -37,7 +37,7 @@ def judged(folder: Path, *, noise: float, wrong: float = 0.0) -> tuple[Judgement
 
 
 def test_noise_is_added_to_the_tolerance(tmp_path: Path) -> None:
-    before, after, notes = judged(tmp_path, noise=8.0)
+    before, after, notes = judge(tmp_path, noise=8.0)
     assert before.exit is Exit.FOUND
     assert after.exit is Exit.PASSED
     tolerance = after.comparisons[0].tolerance
@@ -48,18 +48,18 @@ def test_noise_is_added_to_the_tolerance(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_in_both_runs_is_found_through_noise(tmp_path: Path) -> None:
-    _, after, _ = judged(tmp_path, noise=8.0, wrong=1e-2)
+    _, after, _ = judge(tmp_path, noise=8.0, wrong=1e-2)
     assert after.exit is Exit.FOUND
 
 
 def test_a_race_excuses_nothing(tmp_path: Path) -> None:
-    _, after, notes = judged(tmp_path, noise=1000.0)
+    _, after, notes = judge(tmp_path, noise=1000.0)
     assert after.exit is Exit.FOUND
     assert notes[1].startswith("two runs of the candidate differ by more than rounding explains, first at 0/0/a/output")
 
 
 def test_a_candidate_that_repeats_itself_changes_nothing(tmp_path: Path) -> None:
-    before, after, notes = judged(tmp_path, noise=0.0, wrong=1e-2)
+    before, after, notes = judge(tmp_path, noise=0.0, wrong=1e-2)
     assert notes == []
     assert [c.tolerance for c in before.comparisons] == [c.tolerance for c in after.comparisons]
 
@@ -68,7 +68,7 @@ def test_one_bit_is_a_difference(tmp_path: Path) -> None:
     traces = []
     for i in range(3):
         trace = TraceBuilder(tmp_path / str(i), "tp=2")
-        trace.spread("0/0/a/output", torch.ones(4, 4) + (i == 2) * 2.0**-23, "a b/tp")
+        trace.record_parts("0/0/a/output", torch.ones(4, 4) + (i == 2) * 2.0**-23, "a b/tp")
         traces.append(trace.close())
     assert is_repeated(traces[0], traces[1])
     assert not is_repeated(traces[0], traces[2])

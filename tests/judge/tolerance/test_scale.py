@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from bench._models import CUTS, Bed, Model, bed
-from tests.support.traces import Case, TraceBuilder, drawn, nudged
+from tests.support.traces import Case, TraceBuilder, draw_tensor, nudge
 from ttrace.judge.check import check, judge_candidate
 from ttrace.judge.findings import global_scale
 from ttrace.judge.reason import Reason
@@ -21,17 +21,19 @@ from ttrace.values.stats import Stats
 NOISE = 0.01
 
 
-def judged(
+def judge(
     folder: Path, factor: float, *, kind: str = "grad_input", num: int = 12, only: int | None = None
 ) -> Judgement:
     """Tensors that rounding moves by 1%, mis-scaled by a factor besides: all of them, or only one."""
     case = Case(folder, noise=NOISE)
     for i in range(num):
-        name, full = f"0/0/m{i}/{kind}", drawn(32, 32, seed=i)
-        case.trusted(name, full)
-        case.candidate.spread(name, nudged(full, NOISE, seed=i + 7) * (factor if only in (None, i) else 1.0), "a b/tp")
-    case.right("0/0/fc/output")
-    return case.judged()
+        name, full = f"0/0/m{i}/{kind}", draw_tensor(32, 32, seed=i)
+        case.add_trusted(name, full)
+        case.candidate.record_parts(
+            name, nudge(full, NOISE, seed=i + 7) * (factor if only in (None, i) else 1.0), "a b/tp"
+        )
+    case.add_right("0/0/fc/output")
+    return case.judge()
 
 
 def test_a_twin_that_lacks_tensors_says_nothing_of_them(tmp_path: Path) -> None:
@@ -40,13 +42,13 @@ def test_a_twin_that_lacks_tensors_says_nothing_of_them(tmp_path: Path) -> None:
     short = TraceBuilder(tmp_path / "twin-2", role="twin")
     for kind in ("grad_input", "param_grad"):
         for i in range(12):
-            name, full = f"0/{'-' if kind == 'param_grad' else 0}/m{i}/{kind}", drawn(32, 32, seed=i)
-            case.both(name, full, "a b/tp", lambda x: nudged(x, NOISE, seed=7))
+            name, full = f"0/{'-' if kind == 'param_grad' else 0}/m{i}/{kind}", draw_tensor(32, 32, seed=i)
+            case.add(name, full, "a b/tp", lambda x: nudge(x, NOISE, seed=7))
             if kind == "grad_input":
-                short.spread(name, nudged(full, NOISE, seed=5))
-    case.right("0/0/fc/output")
-    case.reference.spread("0/0/last/output", drawn(4, 8))
-    case.candidate.spread("0/0/last/output", nudged(drawn(4, 8), 1e-6), "a b/tp")
+                short.record_parts(name, nudge(full, NOISE, seed=5))
+    case.add_right("0/0/fc/output")
+    case.reference.record_parts("0/0/last/output", draw_tensor(4, 8))
+    case.candidate.record_parts("0/0/last/output", nudge(draw_tensor(4, 8), 1e-6), "a b/tp")
     judgement = check(case.reference.close(), [case.twin.close(), short.close()], case.candidate.close())
     assert judgement.findings == ()
     assert judgement.exit is Exit.UNJUDGED
@@ -55,11 +57,11 @@ def test_a_twin_that_lacks_tensors_says_nothing_of_them(tmp_path: Path) -> None:
 
 
 def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
-    assert judged(tmp_path, 1.0).exit is Exit.PASSED
+    assert judge(tmp_path, 1.0).exit is Exit.PASSED
 
 
 def test_one_tensor_is_mis_scaled_although_its_error_is_within_the_tolerance(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, 1.02, only=3)
+    judgement = judge(tmp_path, 1.02, only=3)
     (finding,) = judgement.findings
     assert (str(finding.comparison.id), finding.cause.name) == ("0/0/m3/grad_input", CauseName.MIS_SCALED)
     assert finding.comparison.error < finding.comparison.tolerance.value  # type: ignore[union-attr]
@@ -68,7 +70,7 @@ def test_one_tensor_is_mis_scaled_although_its_error_is_within_the_tolerance(tmp
 
 
 def test_many_tensors_are_mis_scaled_together_although_none_is_alone(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, 0.999)
+    judgement = judge(tmp_path, 0.999)
     assert judgement.count(Verdict.FAIL) == 0
     (finding,) = judgement.findings
     assert (finding.module, finding.cause.name) == (".", CauseName.MIS_SCALED)
@@ -77,26 +79,26 @@ def test_many_tensors_are_mis_scaled_together_although_none_is_alone(tmp_path: P
 
 
 def test_many_that_are_alike_are_one_finding_although_some_show_it_alone(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, 1.02)
+    judgement = judge(tmp_path, 1.02)
     assert judgement.count(Verdict.FAIL) > 1
     (finding,) = judgement.findings
     assert finding.cause.sentence.startswith("all 12 gradients of inputs together are 1.019")
 
 
 def test_few_tensors_do_not_speak_together(tmp_path: Path) -> None:
-    assert judged(tmp_path, 0.999, num=global_scale.MANY - 1).exit is Exit.PASSED
+    assert judge(tmp_path, 0.999, num=global_scale.MANY - 1).exit is Exit.PASSED
 
 
 @pytest.mark.parametrize("kind", ["update", "optim.exp_avg", "buffer"])
 def test_what_knows_little_of_its_scale_is_not_judged_by_it(tmp_path: Path, kind: str) -> None:
-    assert judged(tmp_path, 1.02, kind=kind).exit is Exit.PASSED
+    assert judge(tmp_path, 1.02, kind=kind).exit is Exit.PASSED
 
 
 def test_a_wider_margin_is_wider_for_scales_too(tmp_path: Path) -> None:
     case = Case(tmp_path, noise=NOISE)
-    case.both("0/0/a/output", drawn(64, 64), "a b/tp", lambda x: x * 1.01)
-    assert case.judged().exit is Exit.FOUND
-    assert case.judged(margin=400).exit is Exit.PASSED
+    case.add("0/0/a/output", draw_tensor(64, 64), "a b/tp", lambda x: x * 1.01)
+    assert case.judge().exit is Exit.FOUND
+    assert case.judge(margin=400).exit is Exit.PASSED
 
 
 @pytest.fixture(scope="module", params=["gpt", "moe"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn, nudged, verdict_of
+from tests.support.traces import Case, draw_tensor, find_comparison, nudge
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.tolerance.estimate import TwinSample, estimate_tolerances, unit
 from ttrace.judge.tolerance.model import ToleranceModel
@@ -59,8 +59,8 @@ def test_integers_have_no_terms() -> None:
 
 def test_a_checked_tensor_has_its_terms(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right(str(ID))
-    tolerance = verdict_of(case.judged(), str(ID)).tolerance
+    case.add_right(str(ID))
+    tolerance = find_comparison(case.judge(), str(ID)).tolerance
     assert tolerance is not None
     assert {ToleranceRule.TWINS, ToleranceRule.FLOOR, ToleranceRule.SCALE} <= terms(tolerance).keys()
     assert terms(tolerance)[ToleranceRule.SCALE] == tolerance.scale
@@ -69,10 +69,10 @@ def test_a_checked_tensor_has_its_terms(tmp_path: Path) -> None:
 
 
 def test_noise_of_the_candidate_is_added(tmp_path: Path) -> None:
-    full = drawn(8, 12)
+    full = draw_tensor(8, 12)
     case, again = Case(tmp_path / "first"), Case(tmp_path / "again")
-    case.both(str(ID), full, "a b/tp", lambda x: x)
-    again.both(str(ID), full, "a b/tp", lambda x: nudged(x, 1e-7))
+    case.add(str(ID), full, "a b/tp", lambda x: x)
+    again.add(str(ID), full, "a b/tp", lambda x: nudge(x, 1e-7))
     model = ToleranceModel.measure(case.reference.close(), [case.twin.close()])
     before = model.tolerances[ID]
     wider = Noise.between(case.candidate.close(), again.candidate.close(), model).widen(model).tolerances[ID]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench._models import CUTS, NUM_TWINS, Cut, divide, train
-from tests.support.traces import Case, TraceBuilder, drawn, nudged, verdict_of
+from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison, nudge
 from ttrace.capture.plan import Plan
 from ttrace.judge.check import check, judge_candidate
 from ttrace.judge.reason import Reason
@@ -25,18 +25,18 @@ BIAS, WEIGHT = "0/-/attention.key.bias/param_grad", "0/-/attention.key.weight/pa
 def zero_case(folder: Path, wrong: float = 0.0, *, noise: float = 1e-7) -> Judgement:
     """A key's weight and bias; of the bias' gradient only noise is left, and in the candidate what is wrong."""
     case = Case(folder)
-    case.right("0/0/attention/output")
-    case.both(WEIGHT, drawn(64, 64), "a/tp b")
-    case.both("0/-/far.weight/param_grad", 1e6 * drawn(64, 64), "a/tp b")
-    case.reference.spread(BIAS, noise * drawn(64, seed=1))
-    case.twin.spread(BIAS, noise * drawn(64, seed=2))
-    case.candidate.spread(BIAS, noise * drawn(64, seed=3) + wrong * drawn(64, seed=4), "a/tp")
-    return case.judged()
+    case.add_right("0/0/attention/output")
+    case.add(WEIGHT, draw_tensor(64, 64), "a/tp b")
+    case.add("0/-/far.weight/param_grad", 1e6 * draw_tensor(64, 64), "a/tp b")
+    case.reference.record_parts(BIAS, noise * draw_tensor(64, seed=1))
+    case.twin.record_parts(BIAS, noise * draw_tensor(64, seed=2))
+    case.candidate.record_parts(BIAS, noise * draw_tensor(64, seed=3) + wrong * draw_tensor(64, seed=4), "a/tp")
+    return case.judge()
 
 
 def test_noise_of_another_draw_passes(tmp_path: Path) -> None:
     judgement = zero_case(tmp_path)
-    comparison = verdict_of(judgement, BIAS)
+    comparison = find_comparison(judgement, BIAS)
     assert comparison.verdict is Verdict.PASS
     assert comparison.tolerance is not None
     assert comparison.tolerance.size == pytest.approx(1.0, rel=0.05)  # the weight's, which is nearer than `far`
@@ -47,24 +47,24 @@ def test_noise_of_another_draw_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1.0, 0.1, 1e-4])
 def test_an_error_that_its_siblings_would_show_is_found(tmp_path: Path, size: float) -> None:
     judgement = zero_case(tmp_path, wrong=size)
-    assert verdict_of(judgement, BIAS).verdict is Verdict.FAIL
+    assert find_comparison(judgement, BIAS).verdict is Verdict.FAIL
     assert str(judgement.findings[0].comparison.id) == BIAS
 
 
 def test_one_that_is_exactly_zero_in_the_reference_is_judged_too(tmp_path: Path) -> None:
     for wrong, exit_code in ((0.0, Exit.PASSED), (0.1, Exit.FOUND)):
         case = Case(tmp_path / str(exit_code))
-        case.right("0/0/attention/output")
-        case.both(WEIGHT, drawn(64, 64), "a/tp b")
-        case.reference.spread(BIAS, torch.zeros(64))
-        case.twin.spread(BIAS, 1e-7 * drawn(64))
-        case.candidate.spread(BIAS, 1e-7 * drawn(64, seed=1) + wrong, "a/tp")
-        assert case.judged().exit is exit_code
+        case.add_right("0/0/attention/output")
+        case.add(WEIGHT, draw_tensor(64, 64), "a/tp b")
+        case.reference.record_parts(BIAS, torch.zeros(64))
+        case.twin.record_parts(BIAS, 1e-7 * draw_tensor(64))
+        case.candidate.record_parts(BIAS, 1e-7 * draw_tensor(64, seed=1) + wrong, "a/tp")
+        assert case.judge().exit is exit_code
 
 
 def test_noise_that_is_as_large_as_the_siblings_is_no_proven_zero(tmp_path: Path) -> None:
     judgement = zero_case(tmp_path, noise=0.5)
-    comparison = verdict_of(judgement, BIAS)
+    comparison = find_comparison(judgement, BIAS)
     assert (comparison.verdict, comparison.reason) == (Verdict.UNJUDGED, Reason.UNPROVEN_ZERO)
     assert judgement.exit is Exit.UNJUDGED
 
@@ -76,22 +76,22 @@ def twins_case(folder: Path, own: torch.Tensor, *twins: torch.Tensor, wrong: flo
     builders = [case.twin, *more]
 
     def right(name: str, full: torch.Tensor) -> None:
-        case.reference.spread(name, full)
-        case.candidate.spread(name, full, "a b/tp")
+        case.reference.record_parts(name, full)
+        case.candidate.record_parts(name, full, "a b/tp")
         for number, twin in enumerate(builders):
-            twin.spread(name, nudged(full, 1e-6, seed=number))
+            twin.record_parts(name, nudge(full, 1e-6, seed=number))
 
-    right("0/0/attention/output", drawn(64, 64))
-    right("0/-/attention.query.weight/param_grad", drawn(64, 64))
-    before = drawn(64, 64, seed=8)
-    case.reference.spread(WEIGHT, own)
-    case.candidate.spread(WEIGHT, wrong * own, "a b/tp")
+    right("0/0/attention/output", draw_tensor(64, 64))
+    right("0/-/attention.query.weight/param_grad", draw_tensor(64, 64))
+    before = draw_tensor(64, 64, seed=8)
+    case.reference.record_parts(WEIGHT, own)
+    case.candidate.record_parts(WEIGHT, wrong * own, "a b/tp")
     for builder, gradient in zip(builders, twins, strict=True):
-        builder.spread(WEIGHT, gradient)
+        builder.record_parts(WEIGHT, gradient)
     for side, change in ((case.reference, 1.0), (case.candidate, wrong), *((twin, 1.0) for twin in builders)):
         layout = "a b/tp" if side is case.candidate else "..."
-        side.spread("0/-/attention.key.weight/param", before, layout)
-        side.spread("0/-/attention.key.weight/param_after", before - 1e-3 * change * own.sign(), layout)
+        side.record_parts("0/-/attention.key.weight/param", before, layout)
+        side.record_parts("0/-/attention.key.weight/param_after", before - 1e-3 * change * own.sign(), layout)
     return check(case.reference.close(), [twin.close() for twin in builders], case.candidate.close())
 
 
@@ -105,8 +105,8 @@ def struck(full: torch.Tensor, value: float) -> torch.Tensor:
 def test_a_twin_that_is_off_excuses_neither_a_gradient_nor_its_update(
     tmp_path: Path, value: float, num_twins: int
 ) -> None:
-    own = drawn(64, 64)
-    twins = [nudged(own, 1e-6, seed=number) for number in range(num_twins)]
+    own = draw_tensor(64, 64)
+    twins = [nudge(own, 1e-6, seed=number) for number in range(num_twins)]
     assert twins_case(tmp_path / "sound", own, *twins).exit is Exit.FOUND
     judgement = twins_case(tmp_path / "off", own, *twins[:-1], struck(twins[-1], value))
     assert judgement.exit is not Exit.PASSED
@@ -114,8 +114,8 @@ def test_a_twin_that_is_off_excuses_neither_a_gradient_nor_its_update(
 
 
 def test_a_reference_that_is_off_proves_no_zero_either(tmp_path: Path) -> None:
-    own = drawn(64, 64)
-    twins = [nudged(own, 1e-6, seed=number) for number in range(3)]
+    own = draw_tensor(64, 64)
+    twins = [nudge(own, 1e-6, seed=number) for number in range(3)]
     for number, damaged in enumerate((struck(own, 1e38), torch.zeros_like(own))):
         judgement = twins_case(tmp_path / str(number), damaged, *twins)
         assert judgement.exit is not Exit.PASSED
@@ -124,27 +124,27 @@ def test_a_reference_that_is_off_proves_no_zero_either(tmp_path: Path) -> None:
 
 def test_a_small_gradient_is_not_zero_because_one_twin_says_so(tmp_path: Path) -> None:
     """It is a hundredth of its siblings and known to a percent; a damaged twin makes it five times as large."""
-    own = 1e-2 * drawn(64, 64)
-    twins = [nudged(own, 1e-2, seed=number) for number in range(3)]
-    judgement = twins_case(tmp_path, own, *twins[:-1], twins[-1] + 5e-2 * drawn(64, 64, seed=5))
-    assert verdict_of(judgement, WEIGHT).reason is Reason.UNPROVEN_ZERO
+    own = 1e-2 * draw_tensor(64, 64)
+    twins = [nudge(own, 1e-2, seed=number) for number in range(3)]
+    judgement = twins_case(tmp_path, own, *twins[:-1], twins[-1] + 5e-2 * draw_tensor(64, 64, seed=5))
+    assert find_comparison(judgement, WEIGHT).reason is Reason.UNPROVEN_ZERO
     assert judgement.exit is not Exit.PASSED
 
 
 def test_twins_that_agree_on_noise_prove_a_zero_and_excuse_its_update(tmp_path: Path) -> None:
-    noise = [1e-7 * drawn(64, 64, seed=number) for number in range(4)]
+    noise = [1e-7 * draw_tensor(64, 64, seed=number) for number in range(4)]
     judgement = twins_case(tmp_path, *noise, wrong=-1.0)
-    assert verdict_of(judgement, WEIGHT).verdict is Verdict.PASS
-    assert verdict_of(judgement, "0/-/attention.key.weight/update").reason is Reason.LOST_UPDATE
+    assert find_comparison(judgement, WEIGHT).verdict is Verdict.PASS
+    assert find_comparison(judgement, "0/-/attention.key.weight/update").reason is Reason.LOST_UPDATE
     assert judgement.exit is Exit.PASSED
 
 
 def test_losing_all_of_it_goes_unseen_and_a_note_says_so(tmp_path: Path) -> None:
     case = Case(tmp_path, parameters={"attention.key.bias": True})
-    case.right("0/0/attention/output")
-    case.both(WEIGHT, drawn(64, 64), "a/tp b")
-    case.both(BIAS, 1e-7 * drawn(64), "a/tp", lambda x: 0 * x, noise=1.0)
-    judgement = case.judged()
+    case.add_right("0/0/attention/output")
+    case.add(WEIGHT, draw_tensor(64, 64), "a/tp b")
+    case.add(BIAS, 1e-7 * draw_tensor(64), "a/tp", lambda x: 0 * x, noise=1.0)
+    judgement = case.judge()
     assert judgement.exit is Exit.PASSED
     assert any(note.startswith("no power over attention.key.bias") for note in judgement.notes)
 
@@ -152,11 +152,11 @@ def test_losing_all_of_it_goes_unseen_and_a_note_says_so(tmp_path: Path) -> None
 def test_replicas_of_noise_may_differ_by_noise(tmp_path: Path) -> None:
     for wrong, verdict in ((0.0, Verdict.PASS), (0.1, Verdict.CONFLICT)):
         case = Case(tmp_path / verdict)
-        case.both(WEIGHT, drawn(64, 64), "a/tp b")
-        case.trusted(BIAS, 1e-7 * drawn(64), noise=1.0)
+        case.add(WEIGHT, draw_tensor(64, 64), "a/tp b")
+        case.add_trusted(BIAS, 1e-7 * draw_tensor(64), noise=1.0)
         for rank in (0, 1):
-            case.candidate.record(rank, BIAS, 1e-7 * drawn(64, seed=rank) + rank * wrong, "a")
-        assert verdict_of(case.judged(), BIAS).verdict is verdict
+            case.candidate.record(rank, BIAS, 1e-7 * draw_tensor(64, seed=rank) + rank * wrong, "a")
+        assert find_comparison(case.judge(), BIAS).verdict is verdict
 
 
 class Separate(nn.Module):
@@ -197,7 +197,7 @@ def test_a_real_models_key_biases_are_judged(tmp_path: Path, dtype: torch.dtype)
         Trace(plan.out), [Trace(tmp_path / f"twin-{twin}") for twin in range(1, NUM_TWINS + 1)]
     )
 
-    def judged(name: str, cut: Cut, *, wrong: bool = False) -> Judgement:
+    def judge(name: str, cut: Cut, *, wrong: bool = False) -> Judgement:
         def change(model: nn.Module) -> None:
             attention = model.layers[1].attention  # type: ignore[union-attr, index]
             if wrong:  # the next bias' gradient went into this bucket
@@ -208,10 +208,10 @@ def test_a_real_models_key_biases_are_judged(tmp_path: Path, dtype: torch.dtype)
         return judge_candidate(twins, Trace(out))
 
     for name, cut in CUTS.items():
-        judgement = judged(name, cut)
+        judgement = judge(name, cut)
         biases = [c for c in judgement.comparisons if c.id.name.endswith("key.bias") and c.id.kind == "param_grad"]
         assert [c.verdict for c in biases] == [Verdict.PASS] * 3
         assert all(c.tolerance is not None and c.tolerance.size > 0 for c in biases)
         assert judgement.exit is Exit.PASSED
-    found = judged("wrong", CUTS["tp=2"], wrong=True).findings
+    found = judge("wrong", CUTS["tp=2"], wrong=True).findings
     assert str(found[0].comparison.id) == "0/-/layers.1.attention.key.bias/param_grad"

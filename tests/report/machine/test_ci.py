@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import sweep as sweep_report
 from ttrace.report.machine import github, junit
@@ -21,9 +21,9 @@ from ttrace.report.terminal.summary import render_text
 @pytest.fixture
 def judgement(tmp_path: Path) -> Judgement:
     case = Case(tmp_path / "case")
-    case.right("0/0/a/output")
-    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
-    found = case.judged()
+    case.add_right("0/0/a/output")
+    case.add("0/0/fc/output", draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
+    found = case.judge()
     (finding,) = found.findings
     return replace(found, findings=(replace(finding, source=str(tmp_path / "sub, dir" / "model.py") + ":12"),))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.tensors.difference import find_difference
 from ttrace.judge.verdict import Verdict
 from ttrace.report.machine import json_report
@@ -25,10 +25,10 @@ def through_json(value: Any) -> Any:
 @pytest.fixture
 def report(tmp_path: Path) -> Any:
     case = Case(tmp_path, notes=("a note",))
-    case.right("0/0/a/output")
-    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
-    case.trusted("0/0/gone/output", drawn(4, 8))
-    return through_json(json_report.as_json(case.judged(), "ttrace show runs/a"))
+    case.add_right("0/0/a/output")
+    case.add("0/0/fc/output", draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
+    case.add_trusted("0/0/gone/output", draw_tensor(4, 8))
+    return through_json(json_report.as_json(case.judge(), "ttrace show runs/a"))
 
 
 def test_the_report_has_everything_a_program_needs(report: Any) -> None:
@@ -53,28 +53,28 @@ def test_a_finding_names_module_kind_source_cause_and_axis(report: Any) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_numbers_that_json_cannot_hold_are_null(tmp_path: Path, bad: float) -> None:
     case = Case(tmp_path)
-    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: torch.full_like(x, bad))
-    report = through_json(json_report.as_json(case.judged(), ""))
+    case.add("0/0/fc/output", draw_tensor(4, 8), "a b/tp", lambda x: torch.full_like(x, bad))
+    report = through_json(json_report.as_json(case.judge(), ""))
     assert report["findings"][0]["error"] is None
     assert report["tensors"][0]["error"] is None
 
 
 def test_a_zero_reference_has_no_scale(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both("0/0/fc/output", torch.zeros(4, 8), "a b/tp")
-    report = through_json(json_report.as_json(case.judged(), ""))
+    case.add("0/0/fc/output", torch.zeros(4, 8), "a b/tp")
+    report = through_json(json_report.as_json(case.judge(), ""))
     assert (report["tensors"][0]["scale"], report["tensors"][0]["error"]) == (None, 0.0)
 
 
 def test_an_empty_judgement_is_valid_too(tmp_path: Path) -> None:
-    report = through_json(json_report.as_json(Case(tmp_path).judged(), "x"))
+    report = through_json(json_report.as_json(Case(tmp_path).judge(), "x"))
     assert (report["exit"], report["findings"], report["tensors"]) == (2, [], [])
 
 
 @pytest.mark.parametrize("bad", [1.0, torch.nan, torch.inf])
 def test_a_difference_is_valid_json(tmp_path: Path, bad: float) -> None:
     case = Case(tmp_path)
-    case.both("0/0/fc/output", drawn(4, 8), "a/tp b", lambda x: x.index_fill(0, torch.tensor([3]), bad))
+    case.add("0/0/fc/output", draw_tensor(4, 8), "a/tp b", lambda x: x.index_fill(0, torch.tensor([3]), bad))
     traces = case.reference.close(), case.candidate.close()
     report = through_json(difference_report.as_json(find_difference(*traces, TensorId.parse("0/0/fc/output"))))
     assert [rank["where"] for rank in report["ranks"]] == ["rank 0 (tp0)", "rank 1 (tp1)"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.report.machine import json_report
 from ttrace.report.machine.failure import make_failure_report
 
@@ -25,10 +25,10 @@ def test_the_published_schema_is_that_of_the_code() -> None:
 
 def test_reports_keep_to_it(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
-    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
-    case.trusted("0/0/gone/output", drawn(4, 8))
-    for report in (json_report.as_json(case.judged(), "next"), make_failure_report("why")):
+    case.add_right("0/0/a/output")
+    case.add("0/0/fc/output", draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
+    case.add_trusted("0/0/gone/output", draw_tensor(4, 8))
+    for report in (json_report.as_json(case.judge(), "next"), make_failure_report("why")):
         REPORT.validate_json(json.dumps(report), strict=True)
         for key in report:
             with pytest.raises(ValidationError):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.judgements import large
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import Judgement
 from ttrace.report.page import columns
 from ttrace.report.page.contents import About, build_page
@@ -52,13 +52,13 @@ def test_texts_are_kept_once() -> None:
 @pytest.fixture
 def found(tmp_path: Path) -> Judgement:
     case = Case(tmp_path, parameters={"fc.weight": True})
-    case.right("0/0/a/input", "0/0/a/output")
-    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
-    case.both("0/0/fc/grad_output", drawn(4, 8), "a b/tp")
-    case.both("0/0/a/grad_input", drawn(4, 8), "a b/tp")
-    case.both("0/-/fc.weight/param_grad", drawn(4, 8), "a b/tp")
-    case.trusted("0/0/gone/output", drawn(4, 8))
-    return case.judged()
+    case.add_right("0/0/a/input", "0/0/a/output")
+    case.add("0/0/fc/output", draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
+    case.add("0/0/fc/grad_output", draw_tensor(4, 8), "a b/tp")
+    case.add("0/0/a/grad_input", draw_tensor(4, 8), "a b/tp")
+    case.add("0/-/fc.weight/param_grad", draw_tensor(4, 8), "a b/tp")
+    case.add_trusted("0/0/gone/output", draw_tensor(4, 8))
+    return case.judge()
 
 
 def test_forward_backward_and_parameters_share_one_depth(found: Judgement) -> None:
@@ -87,21 +87,21 @@ def test_the_page_says_what_the_judgement_says(found: Judgement, tmp_path: Path)
 
 def test_replicas_that_differ_are_told_by_axis(tmp_path: Path) -> None:
     case = Case(tmp_path, "dp=2 tp=2")
-    full = drawn(4, 8)
-    case.trusted("0/0/fc/output", full)
+    full = draw_tensor(4, 8)
+    case.add_trusted("0/0/fc/output", full)
     for rank in range(4):
         case.candidate.record(rank, "0/0/fc/output", full * (1 + rank % 2), "...")
-    (conflict,) = build_page(case.judged(), About.of(tmp_path, ""))["conflicts"]
+    (conflict,) = build_page(case.judge(), About.of(tmp_path, ""))["conflicts"]
     assert (conflict["axis"], conflict["count"], conflict["first"]) == ("tp", 1, "0/0/fc/output")
 
 
 def test_sketches_have_no_maps_and_no_axes(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
-    full = drawn(4, 8)
-    case.trusted("0/0/fc/output", full)
+    full = draw_tensor(4, 8)
+    case.add_trusted("0/0/fc/output", full)
     for rank in range(2):
         case.candidate.record(rank, "0/0/fc/output", full * (1 + rank), "...")
-    judgement, about = case.judged(), About.of(tmp_path, "")
+    judgement, about = case.judge(), About.of(tmp_path, "")
     assert about.traces is not None
     for trace in about.traces:
         for shards in trace.shards.values():
@@ -112,23 +112,23 @@ def test_sketches_have_no_maps_and_no_axes(tmp_path: Path) -> None:
 
 
 def test_an_empty_judgement_has_a_page_too(tmp_path: Path) -> None:
-    made = build_page(Case(tmp_path).judged(), About("runs/a", "ttrace show runs/a"))
+    made = build_page(Case(tmp_path).judge(), About("runs/a", "ttrace show runs/a"))
     assert made["head"]["symbol"] == "?"
     assert "<script" in render_document(made)
 
 
 def test_a_run_in_which_only_problems_are_left_says_so(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
-    judgement = replace(case.judged(), problems=("a rule does not fit",))
+    case.add_right("0/0/a/output")
+    judgement = replace(case.judge(), problems=("a rule does not fit",))
     head = build_page(judgement, About("runs/a", ""))["head"]
     assert head["rest"] == "every tensor agrees with the reference within rounding error, but the run has problems"
 
 
 def test_no_tag_begins_inside_the_data(tmp_path: Path) -> None:
     case = Case(tmp_path, notes=("</script><!--",))
-    case.wrong("0/0/<script>{{REST}}/output")
-    text = render_document(build_page(case.judged(), About.of(tmp_path, "")))
+    case.add_wrong("0/0/<script>{{REST}}/output")
+    text = render_document(build_page(case.judge(), About.of(tmp_path, "")))
     assert text.count("<!--") == 0
     assert text.count("</script>") == text.count("<script") == 5
     assert "{{REST}}" in text  # what is filled in is not filled in again
@@ -158,8 +158,8 @@ def test_a_reference_that_cells_share_has_its_own_mark(tmp_path: Path) -> None:
 
 def test_the_root_is_named_by_its_class(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/./output")
-    judgement = case.judged()
+    case.add_right("0/0/./output")
+    judgement = case.judge()
     assert build_page(judgement, About.of(tmp_path, ""))["root"] == "Module"
     assert build_page(judgement, About("runs/a", ""))["root"] == "model"
 

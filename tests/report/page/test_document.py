@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Locator
 
 from tests.support.browser import DESKTOP, PHONE, chromium, opened
 from tests.support.judgements import large
-from tests.support.traces import Case, drawn, nudged
+from tests.support.traces import Case, draw_tensor, nudge
 from ttrace.judge.verdict import Judgement
 from ttrace.report.page.contents import About, build_page
 from ttrace.report.page.document import render_document
@@ -54,20 +54,20 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failing")
     case = Case(folder, "tp=2", parameters={f"layers.{i}.fc1.weight": True for i in range(6)})
     for i in range(6):
-        full = drawn(16, 64, seed=i)
+        full = draw_tensor(16, 64, seed=i)
         noise = 2e-7 * (i + 1)
-        rounded = partial(nudged, size=noise, seed=i)
-        wrong = {2: _half_wrong, **dict.fromkeys((3, 4, 5), lambda x: x + 1e-3 * drawn(*x.shape, seed=9))}
-        case.both(f"0/0/layers.{i}/input", full, change=rounded, noise=noise)
-        case.both(f"0/0/layers.{i}.fc1/output", full, "a b/tp", wrong.get(i, rounded), noise=noise)
-        case.both(f"0/-/layers.{i}.fc1.weight/param_grad", full, "a b/tp")
-        case.both(f"0/-/layers.{i}.fc1.weight/update", full, "a b/tp", noise=1e-3)
-        case.both(f"0/-/layers.{i}.fc1.weight/param_after", full, "a b/tp")
-    case.trusted("0/0/./loss", drawn(1))
-    case.candidate.record(0, "0/0/./loss", drawn(1), "...")
-    case.candidate.record(1, "0/0/./loss", 2 * drawn(1), "...")
-    case.trusted("0/0/gone/output", drawn(4, 8))
-    judgement = case.judged()
+        rounded = partial(nudge, size=noise, seed=i)
+        wrong = {2: _half_wrong, **dict.fromkeys((3, 4, 5), lambda x: x + 1e-3 * draw_tensor(*x.shape, seed=9))}
+        case.add(f"0/0/layers.{i}/input", full, change=rounded, noise=noise)
+        case.add(f"0/0/layers.{i}.fc1/output", full, "a b/tp", wrong.get(i, rounded), noise=noise)
+        case.add(f"0/-/layers.{i}.fc1.weight/param_grad", full, "a b/tp")
+        case.add(f"0/-/layers.{i}.fc1.weight/update", full, "a b/tp", noise=1e-3)
+        case.add(f"0/-/layers.{i}.fc1.weight/param_after", full, "a b/tp")
+    case.add_trusted("0/0/./loss", draw_tensor(1))
+    case.candidate.record(0, "0/0/./loss", draw_tensor(1), "...")
+    case.candidate.record(1, "0/0/./loss", 2 * draw_tensor(1), "...")
+    case.add_trusted("0/0/gone/output", draw_tensor(4, 8))
+    judgement = case.judge()
     for role, command, git in (
         ("reference", "python", "1a2b3c4d5e6f7a8b"),
         ("candidate", "torchrun", "9f8e7d6c5b4a3b2c"),
@@ -194,8 +194,8 @@ def test_exact_zeros_have_a_row_of_their_own(browser: Browser, failing: Path) ->
 
 def test_the_root_has_a_name(browser: Browser, tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/./input", "0/0/a/output", "0/0/./output")
-    with opened(browser, written(tmp_path, case.judged(), About.of(tmp_path, ""))) as found:
+    case.add_right("0/0/./input", "0/0/a/output", "0/0/./output")
+    with opened(browser, written(tmp_path, case.judge(), About.of(tmp_path, ""))) as found:
         found.scrolled()
         tree = found.page.locator(".tree .row .label").all_inner_texts()
         assert tree == ["Module", "a", "input", "output"]  # its class
@@ -227,8 +227,8 @@ def test_what_a_clean_run_could_have_found_is_above_the_plots(
 
 def test_backticks_become_code(browser: Browser, tmp_path: Path) -> None:
     case = Case(tmp_path, notes=("try `ttrace lint` and `a`",))
-    case.right("0/0/a/output")
-    with opened(browser, written(tmp_path, case.judged())) as found:
+    case.add_right("0/0/a/output")
+    with opened(browser, written(tmp_path, case.judge())) as found:
         found.scrolled()
         assert "`" not in found.page.locator("body").inner_text()
         codes = found.page.locator("section code").all_inner_texts()
@@ -298,9 +298,9 @@ def test_scrolling_through_all_tensors_stays_fluid(browser: Browser, huge: Path)
 
 def test_text_of_traces_never_becomes_markup(browser: Browser, tmp_path: Path) -> None:
     case = Case(tmp_path, notes=(f"note {TEXT}",))
-    case.wrong(f"0/0/{NAME}/output")
-    case.trusted(f"0/0/x{NAME}/output", drawn(4, 8))
-    path = written(tmp_path, case.judged(), About.of(tmp_path, f"ttrace diff '{TEXT}'"))
+    case.add_wrong(f"0/0/{NAME}/output")
+    case.add_trusted(f"0/0/x{NAME}/output", draw_tensor(4, 8))
+    path = written(tmp_path, case.judge(), About.of(tmp_path, f"ttrace diff '{TEXT}'"))
     with opened(browser, path) as found:
         found.scrolled()
         found.page.locator(".list .row").first.click()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.explanation import Explanation, explain
 from ttrace.judge.verdict import ToleranceRule
 from ttrace.report.terminal import explain as report
@@ -17,11 +17,11 @@ from ttrace.tensors.ids import TensorId
 
 def explained(folder: Path, name: str) -> Explanation:
     case = Case(folder)
-    case.right("0/0/emb/output")
-    case.both("0/0/fc/output", drawn(8, 12), "a b/tp", lambda x: 2 * x)
-    case.both("0/0/./output", drawn(8, 12, seed=3), "a b/tp", lambda x: 2 * x)
-    case.trusted("0/0/gone/output", drawn(8, 12))
-    return explain(case.judged(), case.reference.close(), case.candidate.close(), TensorId.parse(name))
+    case.add_right("0/0/emb/output")
+    case.add("0/0/fc/output", draw_tensor(8, 12), "a b/tp", lambda x: 2 * x)
+    case.add("0/0/./output", draw_tensor(8, 12, seed=3), "a b/tp", lambda x: 2 * x)
+    case.add_trusted("0/0/gone/output", draw_tensor(8, 12))
+    return explain(case.judge(), case.reference.close(), case.candidate.close(), TensorId.parse(name))
 
 
 def shown(found: Explanation) -> str:

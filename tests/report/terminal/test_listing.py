@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.difference import find_difference
 from ttrace.layouts.source import LayoutSource, Provenance
@@ -27,8 +27,8 @@ ID = "0/0/fc/output"
 def run(tmp_path: Path) -> Path:
     """A run's folder with both sides."""
     case = Case(tmp_path)
-    case.both(ID, drawn(4, 8), "a b/tp")
-    case.both("0/0/head/output", drawn(4, 8), "a b +tp")
+    case.add(ID, draw_tensor(4, 8), "a b/tp")
+    case.add("0/0/head/output", draw_tensor(4, 8), "a b +tp")
     close(case)
     return tmp_path
 
@@ -76,7 +76,7 @@ def test_one_id_shows_its_shards(run: Path) -> None:
         ("candidate", "rank 0 (tp0)", "[0:4, 0:4]"),
         ("candidate", "rank 1 (tp1)", "[0:4, 4:8]"),
     ]
-    assert rows[0]["norm"] == pytest.approx(float(drawn(4, 8).norm()))
+    assert rows[0]["norm"] == pytest.approx(float(draw_tensor(4, 8).norm()))
     text = listed(run, ID)
     assert text.startswith(f"{ID}\n")
     assert "[0:4, 4:8]" in text
@@ -104,7 +104,7 @@ def test_nothing_found_says_how_to_list_all(run: Path) -> None:
 
 def test_rows_are_valid_json_also_of_what_is_not_finite(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, torch.full((4, 8), torch.nan), "a b/tp")
+    case.add(ID, torch.full((4, 8), torch.nan), "a b/tp")
     close(case)
     rows = json.loads(json.dumps(listing.list_rows(tmp_path, ID), allow_nan=False))
     assert {row["norm"] for row in rows} == {None}
@@ -114,7 +114,7 @@ def test_rows_are_valid_json_also_of_what_is_not_finite(tmp_path: Path) -> None:
 def test_a_shard_without_a_layout_is_shown_as_such(tmp_path: Path) -> None:
     case = Case(tmp_path)
     for rank in range(2):
-        case.candidate.record(rank, ID, drawn(4, 4))
+        case.candidate.record(rank, ID, draw_tensor(4, 4))
     case.candidate.close()
     rows = listing.list_rows(tmp_path / "candidate", ID)
     assert [(row["region"], row["by"]) for row in rows] == [("unknown", "nobody")] * 2
@@ -125,7 +125,7 @@ def test_a_shard_without_a_layout_is_shown_as_such(tmp_path: Path) -> None:
 def test_markup_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rule: str) -> None:
     monkeypatch.setattr("tests.support.traces.RULE", Provenance(LayoutSource.RULE, rule))
     case = Case(tmp_path)
-    case.right(f"0/0/{name}/output", "0/0/other/output")
+    case.add_right(f"0/0/{name}/output", "0/0/other/output")
     close(case)
     everything, one = listed(tmp_path, width=200), listed(tmp_path, f"0/0/{name}/output", width=200)
     assert f"0/0/{name}/output" in everything
@@ -139,9 +139,9 @@ def test_markup_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_difference_shows_ranks_and_the_worst_elements(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    wrong = drawn(4, 8)
+    wrong = draw_tensor(4, 8)
     wrong[3, 7] += 5
-    case.both(ID, drawn(4, 8), "a/tp b", lambda _: wrong)
+    case.add(ID, draw_tensor(4, 8), "a/tp b", lambda _: wrong)
     lines = compared(case, ID).splitlines()
     assert lines[0] == f"{ID}  shape [4, 8]"
     assert lines[1] == 'layout "a/tp b", test rule'
@@ -157,15 +157,15 @@ def test_a_difference_shows_ranks_and_the_worst_elements(tmp_path: Path) -> None
 def test_a_difference_says_what_was_summed_and_which_factor_is_to_come(tmp_path: Path) -> None:
     case = Case(tmp_path, grad_factor=0.5)
     name = "0/0/fc/grad_output"
-    case.both(name, drawn(4, 8), "a b +tp", lambda x: 2 * x)
+    case.add(name, draw_tensor(4, 8), "a b +tp", lambda x: 2 * x)
     line = compared(case, name).splitlines()[2]
     assert line.startswith("summed over tp, times the factor 0.5 of a later reduction, error ")
 
 
 @pytest.mark.parametrize("factors", [(2, 4), (4, 2)], ids=str)
 def test_a_difference_says_which_replica_it_is_of(tmp_path: Path, factors: tuple[int, int]) -> None:
-    case, full = Case(tmp_path), drawn(4, 8)
-    case.trusted(ID, full)
+    case, full = Case(tmp_path), draw_tensor(4, 8)
+    case.add_trusted(ID, full)
     for rank, factor in enumerate(factors):
         case.candidate.record(rank, ID, factor * full, "a b")
     lines = compared(case, ID).splitlines()
@@ -186,13 +186,13 @@ def test_a_difference_says_which_replica_it_is_of(tmp_path: Path, factors: tuple
 
 def test_folders_with_spaces_are_quoted(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.both(ID, drawn(4, 8), "a/tp b")
+    case.add(ID, draw_tensor(4, 8), "a/tp b")
     assert compared(case, ID, "my runs/a").splitlines()[-1] == f"next: ttrace explain 'my runs/a' {ID}"
 
 
 def test_show_and_diff_agree_on_who_decided_a_layout(tmp_path: Path) -> None:
-    case, full = Case(tmp_path), drawn(4, 8)
-    case.trusted(ID, full)
+    case, full = Case(tmp_path), draw_tensor(4, 8)
+    case.add_trusted(ID, full)
     for rank, local in enumerate(full.chunk(2, 1)):
         case.candidate.record(rank, ID, local.contiguous())
     found = find_difference(case.reference.close(), case.candidate.close(), TensorId.parse(ID))
@@ -208,6 +208,6 @@ def test_a_part_of_a_name_is_enough(run: Path) -> None:
 
 def test_an_id_in_full_means_only_itself(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/fc/output", "0/0/fc/output.1", "10/0/fc/output")
+    case.add_right("0/0/fc/output", "0/0/fc/output.1", "10/0/fc/output")
     close(case)
     assert {row["id"] for row in listing.list_rows(tmp_path, ID)} == {ID}

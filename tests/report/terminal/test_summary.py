@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.support.traces import Case, drawn
+from tests.support.traces import Case, draw_tensor
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.source import LayoutSource, Provenance
@@ -37,11 +37,11 @@ def shown(
 @pytest.fixture
 def found(tmp_path: Path) -> Judgement:
     case = Case(tmp_path, notes=("dropout switched off",))
-    case.right("0/0/a/output")
-    case.both("0/0/fc/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
-    case.wrong("0/0/head/input", "0/0/head/output")
-    case.trusted("0/0/gone/output", drawn(4, 8))
-    return case.judged()
+    case.add_right("0/0/a/output")
+    case.add("0/0/fc/output", draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
+    case.add_wrong("0/0/head/input", "0/0/head/output")
+    case.add_trusted("0/0/gone/output", draw_tensor(4, 8))
+    return case.judge()
 
 
 def test_the_finding_comes_first_and_the_next_command_last(found: Judgement) -> None:
@@ -68,27 +68,27 @@ def test_what_could_not_be_judged_is_told_with_its_reason(found: Judgement) -> N
 
 
 def test_verdicts_are_explained_where_they_occur(tmp_path: Path) -> None:
-    case, full = Case(tmp_path), drawn(4, 8)
-    case.right("0/0/a/output")
-    case.trusted("0/0/fc/output", full)
-    case.trusted("0/0/head/output", full)
+    case, full = Case(tmp_path), draw_tensor(4, 8)
+    case.add_right("0/0/a/output")
+    case.add_trusted("0/0/fc/output", full)
+    case.add_trusted("0/0/head/output", full)
     for rank in range(2):
         case.candidate.record(rank, "0/0/fc/output", (rank + 1) * full, "a b")
     case.candidate.record(0, "0/0/head/output", full[:2], "a/tp b", shape=(4, 8))
-    lines = shown(case.judged(), width=200).splitlines()
+    lines = shown(case.judge(), width=200).splitlines()
     assert "3 tensors: 1 PASS, 1 CONFLICT (replicas differ), 1 GAP (no rank holds some part)" in lines
 
 
 def test_success_is_told(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
-    lines = shown(case.judged()).splitlines()
+    case.add_right("0/0/a/output")
+    lines = shown(case.judge()).splitlines()
     assert lines[0] == "✓ every tensor agrees with the reference within rounding error"
     assert lines[-1] == f"next: {NEXT}"
 
 
 def test_an_empty_check_is_no_success(tmp_path: Path) -> None:
-    text = shown(Case(tmp_path).judged())
+    text = shown(Case(tmp_path).judge())
     assert "✓" not in text
     assert "0 tensors: none" in text
 
@@ -106,8 +106,8 @@ def test_the_next_command_is_never_broken(found: Judgement, width: int) -> None:
 def test_details_fit_eighty_columns_but_for_words_that_must_stay_whole(tmp_path: Path) -> None:
     case = Case(tmp_path)
     name = ".".join(["encoder"] * 12)
-    case.both(f"0/0/{name}/output", drawn(4, 8), "a b/tp", lambda x: 2 * x)
-    lines = shown(case.judged(), width=80).splitlines()
+    case.add(f"0/0/{name}/output", draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
+    lines = shown(case.judge(), width=80).splitlines()
     details = [line for line in lines[1:] if line.startswith("  ")]
     assert details
     # A path that is cut in two cannot be copied.
@@ -117,9 +117,9 @@ def test_details_fit_eighty_columns_but_for_words_that_must_stay_whole(tmp_path:
 @pytest.mark.parametrize("name", ["[bold]", "[red]x", "x[link=y]", "a[0]", "\\[bold]", "a\\", ":smile:"])
 def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
     case = Case(tmp_path)
-    case.wrong(f"0/0/{name}/output")
-    case.trusted(f"0/0/{name}2/output", drawn(4, 8))
-    text = shown(case.judged(), width=200)
+    case.add_wrong(f"0/0/{name}/output")
+    case.add_trusted(f"0/0/{name}2/output", draw_tensor(4, 8))
+    text = shown(case.judge(), width=200)
     assert text.startswith(f"✗ {name}/output is the first wrong tensor")
     assert f"{name}, model.py:1" in text
     assert f"? 0/0/{name}2/output is MISSING" in text
@@ -128,7 +128,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path, name:
 def test_markup_in_notes_problems_and_rules_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.traces.RULE", Provenance(LayoutSource.RULE, 'rule "[/x] [bold]"'))
     case = Case(tmp_path, notes=("note [/x] [bold]",))
-    case.wrong("0/0/fc/output")
+    case.add_wrong("0/0/fc/output")
     judgement = check(case.reference.close(), [], case.candidate.close(problems=["problem [/x] [bold]"]))
     text = shown(judgement, width=200)
     for word in ("rule", "note", "problem"):
@@ -138,10 +138,10 @@ def test_markup_in_notes_problems_and_rules_is_shown_as_it_is(tmp_path: Path, mo
 
 def test_many_findings_are_cut_short_and_counted(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.wrong(*(f"0/0/m{i}/output" for i in range(8)))
+    case.add_wrong(*(f"0/0/m{i}/output" for i in range(8)))
     for i in range(7):
-        case.trusted(f"0/{i}/m0/grad_input", drawn(4, 8))
-    text = shown(case.judged())
+        case.add_trusted(f"0/{i}/m0/grad_input", draw_tensor(4, 8))
+    text = shown(case.judge())
     assert text.count("is wrong too") == 4
     assert "by itself" not in text  # nothing ran in isolation
     assert "... and 3 further findings" in text
@@ -150,10 +150,10 @@ def test_many_findings_are_cut_short_and_counted(tmp_path: Path) -> None:
 
 def test_a_missing_layer_is_one_line(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
+    case.add_right("0/0/a/output")
     for kind in ("input", "output", "grad_output", "grad_input"):
-        case.trusted(f"0/0/layers.3/{kind}", drawn(4, 8))
-    text = shown(case.judged())
+        case.add_trusted(f"0/0/layers.3/{kind}", draw_tensor(4, 8))
+    text = shown(case.judge())
     assert "? the candidate has no layers.3: 4 tensors missing" in text
     assert "is MISSING" not in text
 
@@ -161,14 +161,20 @@ def test_a_missing_layer_is_one_line(tmp_path: Path) -> None:
 def many_layers(case: Case, num_layers: int) -> Judgement:
     """Layers of which the fourth and all after it are wrong, for want of a reduction, and lots of notes."""
     for i in range(num_layers):
-        case.both(
-            f"0/0/model.layers.{i}.mlp.fc1/output", drawn(4, 8, seed=i), "a b/tp", (lambda x: 2 * x) if i > 2 else None
+        case.add(
+            f"0/0/model.layers.{i}.mlp.fc1/output",
+            draw_tensor(4, 8, seed=i),
+            "a b/tp",
+            (lambda x: 2 * x) if i > 2 else None,
         )
-        case.both(
-            f"0/0/model.layers.{i}.mlp/output", drawn(4, 8, seed=i), "a b/tp", (lambda x: 3 * x) if i > 2 else None
+        case.add(
+            f"0/0/model.layers.{i}.mlp/output",
+            draw_tensor(4, 8, seed=i),
+            "a b/tp",
+            (lambda x: 3 * x) if i > 2 else None,
         )
-        case.both(f"0/-/model.layers.{i}.mlp.fc1.weight/param_grad", drawn(4, 8, seed=i), "a b/tp")
-    return case.judged()
+        case.add(f"0/-/model.layers.{i}.mlp.fc1.weight/param_grad", draw_tensor(4, 8, seed=i), "a b/tp")
+    return case.judge()
 
 
 @pytest.mark.parametrize("num_layers", [4, 12, 60])
@@ -223,8 +229,8 @@ def test_the_tree_leads_to_the_first_wrong_tensor(tmp_path: Path) -> None:
 def test_one_wrong_module_needs_no_tree_and_a_model_without_layers_no_strip(found: Judgement, tmp_path: Path) -> None:
     assert "depth" not in shown(found)
     case = Case(tmp_path / "one")
-    case.wrong("0/0/fc/output")
-    assert "wrong:" not in shown(case.judged())
+    case.add_wrong("0/0/fc/output")
+    assert "wrong:" not in shown(case.judge())
 
 
 def test_no_colour_where_nobody_wants_it(found: Judgement) -> None:
@@ -234,7 +240,7 @@ def test_no_colour_where_nobody_wants_it(found: Judgement) -> None:
 
 def test_a_problem_of_a_run_in_which_every_tensor_agrees_is_the_headline(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.right("0/0/a/output")
+    case.add_right("0/0/a/output")
     problems = ['a/output: rule "a" does not fit', 'b/output: rule "b" does not fit']
     judgement = check(case.reference.close(), [case.twin.close()], case.candidate.close(problems=problems))
     lines = shown(judgement, width=200).splitlines()

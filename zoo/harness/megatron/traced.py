@@ -19,7 +19,7 @@ from zoo.harness.megatron.runtime import on_megatron
 from zoo.harness.megatron.wheels import NEWEST
 from zoo.harness.plans import planned
 from zoo.harness.results import Outcome
-from zoo.harness.runs import NUM_TWINS, judged
+from zoo.harness.runs import NUM_TWINS, judge
 
 if TYPE_CHECKING:
     from zoo.harness.megatron.models import Training
@@ -48,7 +48,7 @@ def outcomes(
 
 
 def outcome(traced: Traced) -> Outcome:
-    return Outcome.of(judged(traced.reference, traced.candidate))
+    return Outcome.of(judge(traced.reference, traced.candidate))
 
 
 def judgements(
