@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.traces import Case, draw_tensor
@@ -15,6 +17,7 @@ from ttrace.cli.commands.run import run
 from ttrace.cli.commands.trace import trace
 from ttrace.cli.plans import make_plan
 from ttrace.errors import TTraceError
+from ttrace.trace.storage.seal import seal_document
 
 
 def lint(*args: str) -> str:
@@ -180,6 +183,58 @@ def test_show_has_the_verdicts_of_the_last_check(tmp_path: Path) -> None:
 def test_a_wrong_path_names_the_command_that_makes_a_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["check", str(tmp_path / "typo")])
     assert str(done.exception) == f"{tmp_path}/typo does not exist. Give the folder that `ttrace run --out` wrote."
+
+
+def test_what_is_no_run_is_told_apart(tmp_path: Path) -> None:
+    case = Case(tmp_path / "run")
+    case.add_right("0/0/fc/output")
+    case.judge()
+    (tmp_path / "run" / "run.json").write_text(seal_document('{"folder": ""}'))
+    (tmp_path / "file").touch()
+    assert refusal("check", tmp_path / "file").startswith(f"{tmp_path}/file is a file. Give the folder")
+    words = f"{tmp_path}/run/candidate is one trace, not a run. Give the folder"
+    for command in (["check"], ["diff", "fc/output"], ["explain", "fc/output"]):
+        assert refusal(command[0], tmp_path / "run" / "candidate", *command[1:]).startswith(words)
+    assert refusal("show", tmp_path) == f"{tmp_path} holds no run. There are runs in it: run."
+    assert refusal("show", tmp_path / "typo") == refusal("check", tmp_path / "typo")
+
+
+@pytest.mark.parametrize("command", ["check", "diff", "explain"])
+def test_a_run_without_a_rank_is_refused(tmp_path: Path, command: str) -> None:
+    case = Case(tmp_path)
+    case.add_right("0/0/fc/output")
+    case.judge()
+    shutil.rmtree(tmp_path / "candidate" / "rank-00001")
+    words = refusal(command, tmp_path, *([] if command == "check" else ["fc/output"]))
+    assert words.startswith(f"{tmp_path}/candidate: rank 1 of 2 left no trace, so nothing can be judged. Trace again")
+
+
+@pytest.mark.parametrize("command", ["diff", "explain", "show"])
+def test_an_unknown_id_names_the_command_that_lists_all(tmp_path: Path, command: str) -> None:
+    case = Case(tmp_path)
+    case.add_right("0/0/fc/output")
+    case.judge()
+    assert refusal(command, tmp_path, "nothing").endswith(f"`ttrace show {tmp_path}` lists all.")
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [('"typo/output" = "a b"', 'rule "typo/output" (rules.toml) matched nothing'), ("", "there is no rule in them")],
+)
+def test_rules_of_which_none_matches_are_refused(tmp_path: Path, lines: str, why: str) -> None:
+    case = Case(tmp_path)
+    case.add_right("0/0/fc/output")
+    case.judge()
+    (tmp_path / "rules.toml").write_text(f"[layouts]\n{lines}\n")
+    words = refusal("check", tmp_path, "--rules", str(tmp_path / "rules.toml"))
+    assert words.startswith(f"these rules change no layout: {why}. `ttrace show {tmp_path}` lists the names")
+
+
+def refusal(command: str, folder: Path, *words: str) -> str:
+    """What a command that exits with 2 says."""
+    done = CliRunner().invoke(app, [command, str(folder), *words])
+    assert isinstance(done.exception, TTraceError), done.output
+    return str(done.exception)
 
 
 def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> None:

@@ -149,7 +149,13 @@ class Run:
             read_document(self.folder / MARK)
             return
         if not self.folder.is_dir():
-            raise TTraceError(f"{self.folder} does not exist. Give the folder that `ttrace run --out` wrote.")
+            what = "is a file" if self.folder.exists() else "does not exist"
+            raise TTraceError(f"{self.folder} {what}. Give the folder that `ttrace run --out` wrote.")
+        if _is_trace(self.folder):
+            raise TTraceError(
+                f"{self.folder} is one trace, not a run. Give the folder that `ttrace run --out` wrote, for instance "
+                f"{self.folder.resolve().parent}."
+            )
         if (self.folder / MARK).exists():
             raise TTraceError(
                 f"{self.folder} is a run without a {missing[0]}: it was interrupted, or failed. Run the same "
@@ -188,6 +194,8 @@ class Run:
             )
 
         candidate = trace(detailed.candidate)
+        if rules is not None:
+            _check_use(rules, candidate, self.folder)
         check_side(reference, "reference")
         check_side(candidate, "candidate")
         if is_complete(self.repeat):
@@ -239,6 +247,18 @@ class Run:
         return f"ttrace selftest {folder}" if judgement.exit is Exit.PASSED else f"ttrace show {folder}"
 
 
+def _check_use(rules: Rules, candidate: Trace, folder: Path) -> None:
+    """Refuse rules of which none matches a tensor: the check would be one of the recorded layouts."""
+    _ = candidate.shards  # every rule has been tried by now
+    unused = rules.list_unused()
+    if len(unused) == len(rules.rules):
+        names = f"{', '.join(map(str, unused[:3]))} matched nothing" if unused else "there is no rule in them"
+        raise TTraceError(
+            f"these rules change no layout: {names}. `ttrace show {shlex.quote(str(folder))}` lists the names that a "
+            "rule can match."
+        )
+
+
 def open_trace(folder: Place) -> Trace:
     """Open a trace that one launch wrote, the one that was marked as done."""
     return _check_and_return(Trace(folder))
@@ -279,7 +299,7 @@ def check_side(trace: Trace, role: str) -> None:
     """Refuse a trace of another role, or one that a rank did not finish."""
     check_role(trace, role)
     for gap in trace.gaps():
-        raise TTraceError(f"{gap}, so nothing can be judged. Trace again.")
+        raise TTraceError(f"{gap}, so nothing can be judged. Trace again: the same `ttrace run` makes what is missing.")
 
 
 def is_complete(folder: Path) -> bool:

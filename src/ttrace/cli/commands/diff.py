@@ -21,12 +21,14 @@ def diff(
     from ttrace.report.terminal import difference as difference_report
     from ttrace.report.terminal import listing
     from ttrace.trace.reader import Trace
-    from ttrace.workflow.run import Run
+    from ttrace.workflow.run import Run, check_side
 
     Run(folder).check_complete()
     run = Run(folder).most_detailed
     reference, candidate = Trace(run.reference), Trace(run.candidate)
-    found = find_difference(reference, candidate, listing.find_id((reference, candidate), tensor))
+    check_side(reference, "reference")
+    check_side(candidate, "candidate")
+    found = find_difference(reference, candidate, listing.find_id((reference, candidate), tensor, folder))
     if json_output:
         typer.echo(json.dumps(difference_report.as_json(found)))
     else:

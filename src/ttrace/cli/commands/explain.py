@@ -34,7 +34,7 @@ def explain(
     Run(folder).check_complete()
     detailed = Run(folder).most_detailed
     reference, candidate = Trace(detailed.reference), Trace(detailed.candidate)
-    tensor_id = listing.find_id((reference, candidate), tensor)
+    tensor_id = listing.find_id((reference, candidate), tensor, folder)
     with screen.show_progress("check", Console(stderr=True)) as progress:
         judgement = Run(folder).judge(Strictness.load(margin, allow), progress=progress)
     found = explain_verdict(judgement, reference, candidate, tensor_id)

@@ -23,10 +23,16 @@ def show(
     Of one tensor, print its shards, regions and layouts, and who decided them. Verdicts are those of the last check.
     """
     from ttrace.cli import screen
+    from ttrace.errors import NoTraceError
     from ttrace.report.terminal import listing
-    from ttrace.workflow.run import Run
+    from ttrace.workflow.run import MARK, Run
 
-    rows = listing.list_rows(folder, tensor, Run(folder).read_verdicts())
+    try:
+        rows = listing.list_rows(folder, tensor, Run(folder).read_verdicts())
+    except NoTraceError:
+        if not folder.is_dir() or any(folder.glob(f"*/{MARK}")):
+            Run(folder).check_complete()  # it says what the folder is instead
+        raise
     if json_output:
         typer.echo(json.dumps(rows))
     else:

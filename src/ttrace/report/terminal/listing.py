@@ -153,13 +153,16 @@ def _format_cell(value: Any) -> str:
     return str(value)
 
 
-def find_id(traces: Sequence[Trace], text: str) -> TensorId:
-    """Find the id that equals the text, or the first that ends with it, such as one without step and microbatch."""
+def find_id(traces: Sequence[Trace], text: str, folder: Path) -> TensorId:
+    """Find the id that equals the text, or the first that ends with it, such as one without step and microbatch.
+
+    `folder` is the run's, for the message if there is none.
+    """
     ids = {str(tensor_id): tensor_id for trace in traces for tensor_id in trace.shards}
     meant = next((known for known in ids if known == text or known.endswith(f"/{text}")), None)
     if meant is not None:
         return ids[meant]
     site = text.rpartition("/")[0]
     near = difflib.get_close_matches(text, ids, n=3) or [known for known in ids if site and site in known][:3]
-    hint = f"Did you mean {', '.join(near)}?" if near else f"`ttrace show {traces[0].folder}` lists all."
+    hint = f"Did you mean {', '.join(near)}?" if near else f"`ttrace show {shlex.quote(str(folder))}` lists all."
     raise TTraceError(f"{text!r} is no tensor of this run. {hint}")
