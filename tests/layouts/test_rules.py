@@ -127,5 +127,5 @@ def test_a_file_that_cannot_be_read_is_named(text: str | None, tmp_path: Path) -
     path = tmp_path / "rules.toml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(LayoutError, match=re.escape(f"rules file {path} cannot be read: ")):
+    with pytest.raises(LayoutError, match=re.escape(f"rules file {path} cannot be read: ") + r".*\[layouts\]\.$"):
         Rules.of(path)

@@ -102,7 +102,9 @@ def _read_table(path: Path) -> dict[str, str]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("layouts")
     except (OSError, ValueError, RecursionError) as error:
-        raise LayoutError(f"rules file {path} cannot be read: {error}") from None
+        raise LayoutError(
+            f"rules file {path} cannot be read: {error}. Give the path of a TOML file with a table [layouts]."
+        ) from None
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
         raise LayoutError(
             f'rules file {path} needs a table [layouts] with lines like "*.fc1/output" = "batch hidden/tp".'

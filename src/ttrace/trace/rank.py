@@ -17,7 +17,7 @@ from ttrace.trace.delta import Base, PackedChunks
 from ttrace.trace.documents import parse_end, parse_manifest
 from ttrace.trace.fast_decode import decode_quickly
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
-from ttrace.trace.storage.seal import is_intact, seal_of, strip_seal, sum_of
+from ttrace.trace.storage.seal import TRACE_AGAIN, is_intact, seal_of, strip_seal, sum_of
 from ttrace.trace.storage.store import Place, Remote
 from ttrace.values.checksum import compute_checksum
 from ttrace.values.generate import generate_values
@@ -70,11 +70,11 @@ class RankTrace:
             if not is_intact(line):
                 named = _ID.search(line)
                 about = f" ({named[1]})" if named else ""
-                raise TraceError(f"{path} is damaged: line {number}{about} is not what was written. Trace again.")
+                raise TraceError(f"{path} is damaged: line {number}{about} is not what was written. {TRACE_AGAIN}")
         if self.end is not None:
             raise TraceError(
-                f"{path} is damaged: {len(lines)} lines are left that are not the {self.end.num_records} that were "
-                "written. Trace again."
+                f"{path} is damaged: it has {len(lines)} lines, but not the {self.end.num_records} lines that were "
+                f"written. {TRACE_AGAIN}"
             )
 
     def read_stored(self, record: Record) -> torch.Tensor:
@@ -88,7 +88,7 @@ class RankTrace:
         if found != record.crc:
             raise TraceError(
                 f"{record.id}: its data in {self.folder / chunk_file(record.chunk)} are damaged: bytes {record.begin} "
-                f"to {record.end} have the checksum {found:08x}, but {record.crc:08x} was written. Trace again."
+                f"to {record.end} have the checksum {found:08x}, but {record.crc:08x} was written. {TRACE_AGAIN}"
             )
         if not isinstance(self.folder, Remote):  # a store is asked again each time
             self._verified.add(place)
@@ -142,7 +142,7 @@ class RankTrace:
                 with path.open("rb") as file:
                     self._maps[record.chunk] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
-                raise TraceError(f"{record.id}: its data file {path} cannot be read ({error}).") from None
+                raise TraceError(f"{record.id}: its data file {path} cannot be read ({error}). {TRACE_AGAIN}") from None
         if len(self._maps[record.chunk]) < record.end:
             raise TraceError(f"{record.id}: {folder / chunk_file(record.chunk)} ends before its data does.")
         return self._maps[record.chunk]

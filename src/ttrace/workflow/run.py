@@ -280,8 +280,8 @@ def choose_twins(places: Iterable[Place], where: Place) -> tuple[list[Trace], li
         try:
             twin = open_trace(place)
             gap = next(twin.gaps(), None)
-        except NoTraceError as error:
-            gap = str(error)
+        except NoTraceError:
+            gap = "it has no trace"
         if gap is None:
             check_role(twin, "twin")
             twins.append(twin)

@@ -18,6 +18,8 @@ _DOCUMENT = re.compile(r',\n "sum": "([0-9a-f]{8})"\n\}')
 _LINE = re.compile(r',"sum":"([0-9a-f]{8})"\}')
 _DOCUMENT_LETTERS, _LINE_LETTERS = 22, 18
 """What a seal takes, with the brace that ends the object."""
+TRACE_AGAIN = "Trace again, or run again with `ttrace run --fresh`."
+"""What to do about damaged files: a run without --fresh keeps traces that are complete."""
 
 
 def sum_of(data: bytes) -> str:
@@ -36,11 +38,11 @@ def open_document(text: str, where: str) -> str:
     """The JSON object that was sealed; a TraceError if it is not the same any more."""
     body, seal = text[:-_DOCUMENT_LETTERS], _DOCUMENT.fullmatch(text[-_DOCUMENT_LETTERS:])
     if seal is None:
-        raise TraceError(f"{where} is damaged: it does not end with its checksum.")
+        raise TraceError(f"{where} is damaged: it does not end with its checksum. {TRACE_AGAIN}")
     # What is no text in UTF-8, halves of pairs for instance, was not sealed here.
     found = sum_of(body.encode("utf-8", "surrogatepass"))
     if found != seal[1]:
-        raise TraceError(f"{where} is damaged: its checksum is {found}, but {seal[1]} was written.")
+        raise TraceError(f"{where} is damaged: its checksum is {found}, but {seal[1]} was written. {TRACE_AGAIN}")
     return f"{body}\n}}"
 
 
@@ -56,9 +58,9 @@ def read_document(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"{path} is damaged: {error}") from None
+        raise TraceError(f"{path} is damaged: {error}. {TRACE_AGAIN}") from None
     if not isinstance(found, dict):
-        raise TraceError(f"{path} is damaged: it is no JSON object.")
+        raise TraceError(f"{path} is damaged: it is no JSON object. {TRACE_AGAIN}")
     return found
 
 
