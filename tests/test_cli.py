@@ -59,8 +59,8 @@ def test_diff_takes_an_id_without_its_step_and_names_near_ones(tmp_path: Path) -
     case = Case(tmp_path, "tp=2")
     case.add_right("0/0/fc2/output")
     case.judge()
-    found = CliRunner().invoke(app, ["diff", str(tmp_path), "fc2/output"])
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(app, ["diff", str(tmp_path), "fc2/output"])
+    assert result.exit_code == 0, result.output
     wrong = CliRunner().invoke(app, ["diff", str(tmp_path), "0/0/fc2/outputs"])
     assert isinstance(wrong.exception, TTraceError)
     assert "Did you mean 0/0/fc2/output?" in str(wrong.exception)
@@ -71,12 +71,12 @@ def test_explain_judges_the_run_and_explains_one_tensor(tmp_path: Path) -> None:
     case.add_right("0/0/fc1/output")
     case.add("0/0/fc2/output", draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
     case.judge()
-    found = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output"])
-    assert found.exit_code == 0, found.output
-    assert found.output.startswith("0/0/fc2/output is FAIL\n")
-    assert found.output.splitlines()[-1] == f"next: ttrace show {tmp_path} 0/0/fc2/output"
-    told = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output", "--json"])
-    assert json.loads(told.output)["cause"] == "double reduction"
+    result = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output"])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("0/0/fc2/output is FAIL\n")
+    assert result.output.splitlines()[-1] == f"next: ttrace show {tmp_path} 0/0/fc2/output"
+    result = CliRunner().invoke(app, ["explain", str(tmp_path), "fc2/output", "--json"])
+    assert json.loads(result.output)["cause"] == "double reduction"
 
 
 def test_doctor_exits_with_2_where_something_does_not_work(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_lint_says_when_everything_is_stated(tmp_path: Path) -> None:
     assert lint(str(tmp_path)) == "every layout is stated\n"
 
 
-def clean(tmp_path: Path, *, update: float) -> Case:
-    """A run with one trained parameter."""
+def record_clean_run(tmp_path: Path, *, update: float) -> Case:
+    """Record a clean run with one trained parameter."""
     case = Case(tmp_path, "tp=2", parameters={"fc.weight": True})
     full = draw_tensor(4, 8)
     for microbatch in range(2):
@@ -111,7 +111,7 @@ def clean(tmp_path: Path, *, update: float) -> Case:
 
 
 def test_selftest_tells_people_what_is_seen_by_kind(tmp_path: Path) -> None:
-    clean(tmp_path, update=1e-2)
+    record_clean_run(tmp_path, update=1e-2)
     done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["selftest", str(tmp_path)])
     assert done.exit_code == 0, done.output
     first, _, head, *rows = done.output.splitlines()
@@ -124,7 +124,7 @@ def test_selftest_tells_people_what_is_seen_by_kind(tmp_path: Path) -> None:
 
 
 def test_selftest_names_the_parameters_that_nothing_protects(tmp_path: Path) -> None:
-    clean(tmp_path, update=0.0)
+    record_clean_run(tmp_path, update=0.0)
     done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["selftest", str(tmp_path)])
     assert done.exit_code == 2
     assert "? no power over fc.weight: its update is zero or not judged" in done.output
@@ -248,7 +248,7 @@ def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> 
 
 
 def test_a_clean_run_is_followed_by_its_selftest(tmp_path: Path) -> None:
-    clean(tmp_path, update=1e-2)
+    record_clean_run(tmp_path, update=1e-2)
     done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["check", str(tmp_path)])
     assert done.output.splitlines()[-1] == f"next: ttrace selftest {tmp_path}"
 
@@ -262,8 +262,8 @@ def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert "cannot be written" in str(done.exception)
 
 
-def mistaken(folder: Path) -> None:
-    """A run whose annotation of one tensor is wrong: it lies in stripes."""
+def record_mistaken_run(folder: Path) -> None:
+    """Record a run in which the annotation of one tensor is wrong: the tensor is cut into stripes."""
     case = Case(folder, "tp=2")
     case.add_right("0/0/fc2/output")
     full = draw_tensor(4, 8)
@@ -273,42 +273,42 @@ def mistaken(folder: Path) -> None:
     case.judge()
 
 
-def checked(*args: str, **environment: str) -> Result:
+def run_check(*args: str, **environment: str) -> Result:
     outside = {"GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
     return CliRunner(env={**outside, **environment}).invoke(app, ["check", *args])
 
 
 def test_a_check_by_other_rules_needs_no_new_trace(tmp_path: Path) -> None:
-    mistaken(tmp_path / "run")
+    record_mistaken_run(tmp_path / "run")
     rules = tmp_path / "rules.toml"
     rules.write_text('[layouts]\n"fc1/output" = "a b/tp:striped"\n')
-    assert checked(str(tmp_path / "run")).exit_code == 1
-    assert checked(str(tmp_path / "run"), "--rules", str(rules)).exit_code == 0
+    assert run_check(str(tmp_path / "run")).exit_code == 1
+    assert run_check(str(tmp_path / "run"), "--rules", str(rules)).exit_code == 0
 
 
 def test_known_findings_do_not_fail_a_check(tmp_path: Path) -> None:
-    mistaken(tmp_path / "run")
+    record_mistaken_run(tmp_path / "run")
     words = (str(tmp_path / "run"), "--baseline", str(tmp_path / "known.json"))
-    missing = checked(*words)
+    missing = run_check(*words)
     assert isinstance(missing.exception, TTraceError)
     assert "--update-baseline writes one" in str(missing.exception)
-    assert isinstance(checked(words[0], "--update-baseline").exception, TTraceError)
-    assert checked(*words, "--update-baseline").exit_code == 0
-    assert checked(*words, "--json").exit_code == 0
+    assert isinstance(run_check(words[0], "--update-baseline").exception, TTraceError)
+    assert run_check(*words, "--update-baseline").exit_code == 0
+    assert run_check(*words, "--json").exit_code == 0
     (tmp_path / "known.json").write_text('{"findings": []}')
-    assert checked(*words).exit_code == 1
+    assert run_check(*words).exit_code == 1
 
 
 def test_ci_systems_are_told_in_their_own_words(tmp_path: Path) -> None:
-    mistaken(tmp_path / "run")
+    record_mistaken_run(tmp_path / "run")
     junit, summary, known = (str(tmp_path / name) for name in ("junit.xml", "summary.md", "known.json"))
     github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": summary}
-    done = checked(str(tmp_path / "run"), "--junit", junit, "--json", **github)
+    done = run_check(str(tmp_path / "run"), "--junit", junit, "--json", **github)
     assert json.loads(done.stdout)["exit"] == 1  # what GitHub reads is on the other stream
     assert done.stderr.splitlines()[0].startswith("::error file=model.py,line=1,title=ttrace")
     assert "<failure message=" in Path(junit).read_text()
     assert "`fc1/output`" in Path(summary).read_text()
-    quiet = checked(str(tmp_path / "run"), "--baseline", known, "--update-baseline", "--junit", junit, **github)
+    quiet = run_check(str(tmp_path / "run"), "--baseline", known, "--update-baseline", "--junit", junit, **github)
     assert "::error" not in quiet.stderr
     assert "<failure" not in Path(junit).read_text()
 
@@ -332,8 +332,8 @@ def test_an_archived_run_is_judged_alike_and_comes_back(tmp_path: Path) -> None:
     assert "candidate and twins are kept as differences to the reference: " in done.output
     assert {path.parent.parent.name for path in tmp_path.rglob("*.safetensors")} == {"reference"}
     assert report() == before
-    told = json.loads(CliRunner().invoke(app, ["archive", str(tmp_path), "--restore", "--json"]).output)
-    assert told["bytes_before"] < told["bytes_after"] == sum(map(len, files.values()))
+    result = json.loads(CliRunner().invoke(app, ["archive", str(tmp_path), "--restore", "--json"]).output)
+    assert result["bytes_before"] < result["bytes_after"] == sum(map(len, files.values()))
     assert contents() == files
 
 

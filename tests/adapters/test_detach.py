@@ -1,4 +1,4 @@
-"""After a session nothing of torch, of a framework or of the model is another than before."""
+"""A session leaves torch, the framework and the model as they were before it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ttrace.trace.reader import Trace
 
 
 class Counting(nn.Module):
-    """Normalises with running statistics, which a step changes, and counts in a buffer that it replaces."""
+    """Module with running statistics, which a step changes, and with a counter in a buffer that it replaces."""
 
     calls: torch.Tensor
 
@@ -35,7 +35,7 @@ class Counting(nn.Module):
 
 @contextmanager
 def training(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[Callable[[], Session]]:
-    """A script with this plan, which goes on with an echo and a twin; one call is one iteration of it."""
+    """Start a script with this plan, an echo and a twin; each call of the yielded function is one iteration."""
     known = {"reference": folder / "reference", **settings}
     then = (
         Plan.model_validate({"out": folder / "echo", "role": "echo", **known}),

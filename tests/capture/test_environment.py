@@ -1,4 +1,4 @@
-"""What surrounded a run is told by every rank."""
+"""Every rank records the environment of its run."""
 
 from __future__ import annotations
 

@@ -361,7 +361,7 @@ def test_loss_gradients_and_parameters_after_the_step_are_recorded(tmp_path: Pat
 
 
 class Rotating(nn.Module):
-    """Rotates pairs of numbers, as rotary embeddings do."""
+    """Module that rotates pairs of numbers, as rotary embeddings do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -393,7 +393,7 @@ def test_complex_numbers_are_recorded_as_real_ones(tmp_path: Path) -> None:
 
 
 class Sorted(nn.Module):
-    """Gives its rows to a module that wants them in another order, as a router does."""
+    """Module that passes its rows to another module in another order, as a router does."""
 
     def __init__(self, order: list[int], size: int) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.support.megatron_cases import BF16, gpt
-from tests.support.streamed_runs import LENGTH, VOCAB, assert_same_bits, both
+from tests.support.streamed_runs import LENGTH, VOCAB, assert_same_bits, trace_both
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.runtime import on_megatron
 
@@ -64,7 +64,7 @@ def compared(cases: list[Case], folder: Path) -> list[str]:
         with parallel(case):
             streamed, ordinary = ttrace.streamed(partial(bare, case)), bare(case)
             try:
-                assert_same_bits(*both(folder / case.name, streamed, ordinary, loss, adapting=adapted))
+                assert_same_bits(*trace_both(folder / case.name, streamed, ordinary, loss, adapting=adapted))
             except AssertionError as error:
                 wrong.append(f"{case.name}: {error}")
     return wrong

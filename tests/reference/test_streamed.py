@@ -21,9 +21,9 @@ from tests.support.streamed_runs import (
     LENGTH,
     VOCAB,
     assert_same_bits,
-    both,
     hugging,
     own_loss,
+    trace_both,
     traced,
 )
 from ttrace.adapters.native.adapter import Native
@@ -54,7 +54,7 @@ def test_streamed_is_the_ordinary_reference_bit_for_bit(
     family: str, dtype: torch.dtype, tied: bool, tmp_path: Path
 ) -> None:
     build = partial(hugging, family, dtype, tied=tied)
-    streamed, ordinary = both(tmp_path, ttrace.streamed(build), build())
+    streamed, ordinary = trace_both(tmp_path, ttrace.streamed(build), build())
     assert_same_bits(streamed, ordinary)
     assert {Kind.LOSS, Kind.PARAM_GRAD, Kind.GRAD_INPUT} <= {t.kind for t in streamed.shards}
 
@@ -63,7 +63,7 @@ def test_streamed_is_the_ordinary_reference_bit_for_bit(
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_blocks_are_the_ordinary_reference_bit_for_bit(family: str, tied: bool, tmp_path: Path) -> None:
     build = partial(hugging, family, BF16, tied=tied)
-    assert_same_bits(*both(tmp_path, ttrace.streamed(build, by="blocks"), build()))
+    assert_same_bits(*trace_both(tmp_path, ttrace.streamed(build, by="blocks"), build()))
 
 
 @pytest.mark.parametrize("by", ["operators", "blocks"])
@@ -73,7 +73,7 @@ def test_autocast_is_the_ordinary_reference_bit_for_bit(by: Any, tmp_path: Path)
             return own_loss(model, batch)
 
     build = partial(hugging, "qwen3_moe", FP32, tied=True)
-    streamed, ordinary = both(tmp_path, ttrace.streamed(build, by=by), build(), loss)
+    streamed, ordinary = trace_both(tmp_path, ttrace.streamed(build, by=by), build(), loss)
     assert_same_bits(streamed, ordinary)
     assert any(shards[0].record.dtype == BF16 for shards in streamed.shards.values())
 
@@ -82,7 +82,7 @@ def test_autocast_is_the_ordinary_reference_bit_for_bit(by: Any, tmp_path: Path)
 def test_gradients_of_microbatches_wait_for_the_last(family: str, tmp_path: Path) -> None:
     build = partial(hugging, family, BF16, tied=False)
     model = ttrace.streamed(build, num_microbatches=3)
-    assert_same_bits(*both(tmp_path, model, build(), num_microbatches=3))
+    assert_same_bits(*trace_both(tmp_path, model, build(), num_microbatches=3))
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -92,7 +92,7 @@ def test_checkpointed_layers_are_the_ordinary_reference_bit_for_bit(tmp_path: Pa
         model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         return model
 
-    assert_same_bits(*both(tmp_path, ttrace.streamed(build), build()))
+    assert_same_bits(*trace_both(tmp_path, ttrace.streamed(build), build()))
 
 
 def test_other_values_in_backward_would_be_seen(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_other_values_in_backward_would_be_seen(tmp_path: Path) -> None:
         return found
 
     with pytest.raises(AssertionError, match="mlp"):
-        assert_same_bits(*both(tmp_path, model, small(), loss))
+        assert_same_bits(*trace_both(tmp_path, model, small(), loss))
 
 
 def test_nothing_is_kept(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_an_optimizer_is_harmless_and_norms_are_not_traced(tmp_path: Path) -> No
 
 def test_a_large_weight_is_used_in_slices(tmp_path: Path) -> None:
     """Forward and the weight's gradient are as good as whole; the input's gradient is summed in another order."""
-    streamed, ordinary = both(tmp_path, ttrace.streamed(small, max_bytes=1000), small())
+    streamed, ordinary = trace_both(tmp_path, ttrace.streamed(small, max_bytes=1000), small())
     head = TensorId.of(0, None, "lm_head.weight", Kind.PARAM_GRAD)
     assert len(streamed.shards[head]) == 7  # of 7 rows with 128 bytes each
     for tensor_id in ordinary.shards:
@@ -274,7 +274,7 @@ def test_kernels_that_are_handed_addresses_run_by_blocks(tmp_path: Path) -> None
     torch.manual_seed(0)
     ordinary = gains()
     model = ttrace.streamed(gains, by="blocks")
-    assert_same_bits(*both(tmp_path, model, ordinary, token_loss))
+    assert_same_bits(*trace_both(tmp_path, model, ordinary, token_loss))
     assert all(bool(parameter.isnan().all()) for parameter in model.parameters())  # too late would be loud
 
 
@@ -284,7 +284,7 @@ def test_frozen_parameters_are_streamed_too(tmp_path: Path) -> None:
         model.blocks[0].requires_grad_(False)  # type: ignore[index]
         return model
 
-    assert_same_bits(*both(tmp_path, ttrace.streamed(build, by="blocks"), build(), token_loss))
+    assert_same_bits(*trace_both(tmp_path, ttrace.streamed(build, by="blocks"), build(), token_loss))
 
 
 def test_without_a_session_it_is_a_model_like_others() -> None:

@@ -50,7 +50,9 @@ def traced(
     return Trace(plan.out)
 
 
-def both(folder: Path, streamed: nn.Module, ordinary: nn.Module, *args: Any, **settings: Any) -> tuple[Trace, Trace]:
+def trace_both(
+    folder: Path, streamed: nn.Module, ordinary: nn.Module, *args: Any, **settings: Any
+) -> tuple[Trace, Trace]:
     """Trace a streamed reference, and an ordinary run of the same model on the same generated parameters."""
     reference = traced(Plan(out=folder / "streamed", stop=False), streamed, *args, **settings)
     plan = Plan(out=folder / "ordinary", role="candidate", reference=folder / "streamed", stop=False)

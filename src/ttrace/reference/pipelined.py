@@ -143,7 +143,7 @@ def _take_first_tensor(module: nn.Module, args: Any, output: Any) -> torch.Tenso
 def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     if not lists:
-        raise CaptureError("this model has no list of modules, so nobody knows where to cut it into stages.")
+        raise CaptureError("this model has no list of modules, so it is unknown where to cut it into stages.")
     return max(lists, key=lambda pair: sum(parameter.numel() for parameter in pair[1].parameters()))
 
 

@@ -1,8 +1,8 @@
 """Blocks that an isolated run does not need, and that the model skips.
 
-In isolation what enters every module is generated, so the next block has no use for a block's output, only for its
-structure. Of identical blocks the first shows that structure, and stands for all that nobody asks for. The last of a
-list runs too: nobody could tell what comes after it from what it was given.
+In isolation what enters every module is generated, so the next block needs only the structure of a block's output, and
+not its values. Of identical blocks the first runs and shows that structure for the others that are not wanted. The last
+block of a list runs too, because its input does not show what the code after the list gets.
 """
 
 from __future__ import annotations

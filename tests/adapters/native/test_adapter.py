@@ -15,7 +15,7 @@ from ttrace.tensors.region import Shape
 
 
 def make_model_on(*meshes: tuple[Shape, tuple[str, ...]]) -> nn.Module:
-    """A model with one parameter on each of these meshes."""
+    """Make a model with one parameter on each of these meshes."""
     model = nn.Module()
     for i, (shape, names) in enumerate(meshes):
         placements = [Shard(0)] * len(shape)

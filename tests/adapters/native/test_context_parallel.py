@@ -1,4 +1,4 @@
-"""context_parallel says itself how it deals out a sequence, also to those who imported it by name."""
+"""The split of a sequence by context_parallel is observed, also in scripts that imported it by name."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from zoo.harness.context import load_balance
 from zoo.harness.ranks import on_ranks
 
 
-class Ear(SessionEvents):
-    """Keeps what it hears of cuts."""
+class SplitObserver(SessionEvents):
+    """Observer that keeps each split of a sequence."""
 
     def __init__(self) -> None:
-        self.heard: list[Cut | str] = []
+        self.splits: list[Cut | str] = []
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         try:
-            self.heard.append(find_cut(mesh, size, held))
+            self.splits.append(find_cut(mesh, size, held))
         except LayoutError as error:
-            self.heard.append(str(error))
+            self.splits.append(str(error))
 
 
-def cuts_heard() -> dict[str, Any]:
-    """On every rank: what is heard of each way to deal out a sequence."""
+def observe_splits() -> dict[str, Any]:
+    """Observe each way to split a sequence; call this on every rank."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     samples = torch.arange(32).view(2, 16)
-    found: dict[str, Any] = {}
+    splits: dict[str, Any] = {}
 
     def shard_by_documents() -> None:
         from torch.distributed.tensor.experimental._attention import (
@@ -63,16 +63,16 @@ def cuts_heard() -> dict[str, Any]:
     if RELEASE >= (2, 10):
         cases["documents"] = shard_by_documents
     for name, case in cases.items():
-        ear = Ear()
-        with patch_torch(ear):
+        observer = SplitObserver()
+        with patch_torch(observer):
             case()
-        found[name] = ear.heard
-    return found
+        splits[name] = observer.splits
+    return splits
 
 
 @pytest.fixture(scope="module")
-def heard() -> list[dict[str, Any]]:
-    return on_ranks(2, cuts_heard)
+def splits() -> list[dict[str, Any]]:
+    return on_ranks(2, observe_splits)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def heard() -> list[dict[str, Any]]:
         pytest.param("not divisible", Split(), marks=since(2, 11, "sequences that two ranks do not halve")),
     ],
 )
-def test_axis_and_order_are_heard_on_every_rank(heard: list[dict[str, Any]], case: str, split: Split) -> None:
-    assert [rank[case] for rank in heard] == [[Cut("cp", split)]] * 2
+def test_axis_and_order_are_heard_on_every_rank(splits: list[dict[str, Any]], case: str, split: Split) -> None:
+    assert [rank[case] for rank in splits] == [[Cut("cp", split)]] * 2
 
 
 @since(2, 10, "load balancers of documents")
-def test_an_order_that_differs_between_samples_is_no_split(heard: list[dict[str, Any]]) -> None:
-    (message,) = heard[0]["documents"]
+def test_an_order_that_differs_between_samples_is_no_split(splits: list[dict[str, Any]]) -> None:
+    (message,) = splits[0]["documents"]
     assert "in an order that is no known split" in message
     assert "@ttrace.split" in message

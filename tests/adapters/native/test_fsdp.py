@@ -1,4 +1,4 @@
-"""FSDP2 says over which ranks it reduces and by what it divides, also where a script has set that."""
+"""FSDP2 states over which ranks it reduces and what it divides by, also if a script has set it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build() -> nn.Sequential:
 
 
 def train(plan: Plan, model: nn.Module, num_microbatches: int, *, divisor: float) -> None:
-    """Each rank has microbatches of its own; `divisor` is what the script itself divides its losses by."""
+    """Train on microbatches of this rank's own; the script itself divides its losses by `divisor`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     adapter = Native([model]) if plan.role == "candidate" else SimulatedRank()
     session = TracingSession(plan, model, optimizer, adapter, Rules())
@@ -44,7 +44,7 @@ def train(plan: Plan, model: nn.Module, num_microbatches: int, *, divisor: float
     session.close()
 
 
-def sharded() -> nn.Module:
+def build_sharded() -> nn.Module:
     model = build()
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
     for layer in (model[0], model[2]):
@@ -53,9 +53,9 @@ def sharded() -> nn.Module:
     return model
 
 
-def summed() -> nn.Module:
-    """The script divides by the number of ranks itself, as one does that counts tokens."""
-    model = sharded()
+def build_summing() -> nn.Module:
+    """Build a model whose gradients are summed: the script divides by the number of ranks itself."""
+    model = build_sharded()
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
@@ -63,7 +63,7 @@ def summed() -> nn.Module:
     return model
 
 
-def on_two_meshes() -> nn.Module:
+def build_on_two_meshes() -> nn.Module:
     """Weights and biases are reduced over the same ranks, each by a mesh of its own."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 
@@ -80,12 +80,12 @@ def on_two_meshes() -> nn.Module:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], float, float]] = {
-    "averaged": (sharded, 1.0, 1 / RANKS),
-    "summed": (summed, float(RANKS), 1.0),
+    "averaged": (build_sharded, 1.0, 1 / RANKS),
+    "summed": (build_summing, float(RANKS), 1.0),
 }
-"""How a model is made, what the script divides its losses by, and what the reduction applies."""
+"""By name, the function that builds the model, the script's divisor of losses, and the factor of the reduction."""
 if RELEASE >= (2, 12):
-    CASES["two meshes"] = (on_two_meshes, 1.0, 1 / RANKS)
+    CASES["two meshes"] = (build_on_two_meshes, 1.0, 1 / RANKS)
 
 
 def run_cases(folder: Path) -> dict[str, tuple[Judgement, float]]:

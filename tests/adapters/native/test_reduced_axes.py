@@ -53,7 +53,7 @@ def test_axes_that_gradients_are_reduced_over_are_named() -> None:
 
 
 def train(plan: Plan, *, is_reference: bool, drift: float = 0.0) -> None:
-    """One step on two microbatches under autocast: one after the other, or each on a rank of its own."""
+    """Train one step on two microbatches under autocast: one after the other, or each on a rank of its own."""
     torch.manual_seed(0)
     own = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 8))
     model = own if is_reference else DistributedDataParallel(own)

@@ -62,8 +62,8 @@ NEUTRAL = [Case("qwen3_moe", "fsdp+ep", FSDP_EP), Case("qwen3_moe", "dispatched"
 
 
 @contextmanager
-def unreduced(style: str, name: str, model: nn.Module) -> Iterator[None]:
-    """One module's output stays a partial sum."""
+def skip_reduction(style: str, name: str, model: nn.Module) -> Iterator[None]:
+    """Leave one module's output a partial sum."""
     from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
     chosen, target = ALL_PARALLEL_STYLES[style], model.get_submodule(name)
@@ -82,15 +82,15 @@ def unreduced(style: str, name: str, model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def unhooked(name: str, model: nn.Module) -> Iterator[None]:
-    """A module runs as if the plan did not know it."""
+def skip_plan(name: str, model: nn.Module) -> Iterator[None]:
+    """Run a module as if the plan did not contain it."""
     del model.get_submodule(name).forward
     yield
 
 
 @contextmanager
-def rolled(name: str, model: nn.Module) -> Iterator[None]:
-    """The last rank gives every token what belongs to the one before."""
+def shift_tokens(name: str, model: nn.Module) -> Iterator[None]:
+    """Shift the tokens by one on the last rank."""
     module = model.get_submodule(name)
     forward = module.forward
     if dist.get_rank() == dist.get_world_size() - 1:
@@ -99,8 +99,8 @@ def rolled(name: str, model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def unaveraged(name: str, model: nn.Module) -> Iterator[None]:
-    """FSDP2 adds one module's gradients up over ranks, and divides by nothing."""
+def skip_averaging(name: str, model: nn.Module) -> Iterator[None]:
+    """Let FSDP2 sum one module's gradients over ranks without dividing them."""
     module: Any = model.get_submodule(name)
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
@@ -108,8 +108,8 @@ def unaveraged(name: str, model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def divided_once(model: nn.Module) -> Iterator[None]:
-    """Without the setting under which FSDP2 of torch 2.13 divides twice where it shards over one rank."""
+def divide_once(model: nn.Module) -> Iterator[None]:
+    """Turn off the setting with which FSDP2 of torch 2.13 divides twice if it shards over one rank."""
     for name, module in model.named_modules():
         if name.endswith(".experts"):
             module.set_force_sum_reduction_for_comms(False)
@@ -119,24 +119,24 @@ def divided_once(model: nn.Module) -> Iterator[None]:
 Change = Callable[[nn.Module], AbstractContextManager[None]]
 DOWN, Q_NORM, EXPERTS = "model.layers.1.mlp.down_proj", "model.layers.1.self_attn.q_norm", "model.layers.1.mlp.experts"
 FAULTS: list[tuple[Case, Change, str, str]] = [
-    (Case("llama", "tp", TP), partial(unreduced, "rowwise", DOWN), DOWN, "missing all-reduce over tp"),
-    (Case("qwen3_moe", "tp", TP), partial(unhooked, Q_NORM), Q_NORM, "missing all-reduce over tp"),
+    (Case("llama", "tp", TP), partial(skip_reduction, "rowwise", DOWN), DOWN, "missing all-reduce over tp"),
+    (Case("qwen3_moe", "tp", TP), partial(skip_plan, Q_NORM), Q_NORM, "missing all-reduce over tp"),
     (
         Case("qwen3_moe", "masked", MASKED),
-        partial(unreduced, "moe_tp_experts", EXPERTS),
+        partial(skip_reduction, "moe_tp_experts", EXPERTS),
         EXPERTS,
         "missing all-reduce over tp",
     ),
-    (Case("deepseek_v3", "dispatched", DISPATCHED), partial(rolled, EXPERTS), EXPERTS, "differ along tp"),
+    (Case("deepseek_v3", "dispatched", DISPATCHED), partial(shift_tokens, EXPERTS), EXPERTS, "differ along tp"),
     (
         Case("llama", "fsdp", FSDP),
-        partial(unaveraged, "model.layers.1"),
+        partial(skip_averaging, "model.layers.1"),
         "model.layers.1.self_attn.q_proj",
         "scaled by fsdp (fsdp=2)",
     ),
-    (Case("gpt2", "fsdp", FSDP), partial(rolled, "transformer.h.1.mlp"), "transformer.h.1.mlp", "shifted by 1"),
+    (Case("gpt2", "fsdp", FSDP), partial(shift_tokens, "transformer.h.1.mlp"), "transformer.h.1.mlp", "shifted by 1"),
 ]
-"""The case, what is done to it, the module where that is found, and what the cause says."""
+"""The case, the fault, the module in which it is found, and the text of the cause."""
 
 
 @dataclass
@@ -172,7 +172,7 @@ def on_two_ranks(folder: Path) -> Results:
     whole = [*CLEAN, *DIVIDED_TWICE, REPLICATED, ACCUMULATED, FORGOTTEN]
     results: Results = {str(case): result_of(case, folder) for case in whole}
     results |= {f"{case} at {at}": result_of(case, folder, change) for case, change, at, _ in FAULTS}
-    results |= {f"{case} once": result_of(case, folder, divided_once) for case in DIVIDED_TWICE}
+    results |= {f"{case} once": result_of(case, folder, divide_once) for case in DIVIDED_TWICE}
     return results | {f"{case} neutral": changed_by_recording(case, folder) for case in NEUTRAL}
 
 

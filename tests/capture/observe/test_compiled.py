@@ -46,25 +46,25 @@ def _forget_compiled_code() -> Iterator[None]:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compiled")
     torch.manual_seed(0)
-    trace_reference(folder, small, {})
+    trace_reference(folder, build_small, {})
     return folder
 
 
-def small() -> Gpt:
+def build_small() -> Gpt:
     return Gpt(num_layers=2)
 
 
-def wrapped(model: Gpt) -> nn.Module:
+def compile_whole(model: Gpt) -> nn.Module:
     return cast("nn.Module", torch.compile(model, backend=BACKEND))
 
 
-def in_place(model: Gpt) -> nn.Module:
+def compile_in_place(model: Gpt) -> nn.Module:
     model.compile(backend=BACKEND)
     return model
 
 
-def layer_by_layer(model: Gpt) -> nn.Module:
-    """One layer of each kind: wrapped, in place, and by a compiled forward."""
+def compile_layers(model: Gpt) -> nn.Module:
+    """Compile one layer in each way: wrapped, in place, and by a compiled forward."""
     model.layers[0] = cast("nn.Module", torch.compile(model.layers[0], backend=BACKEND))
     model.layers[1].compile(backend=BACKEND)
     model.norm.forward = torch.compile(model.norm.forward, backend=BACKEND)  # type: ignore[method-assign]  # as users do
@@ -72,10 +72,10 @@ def layer_by_layer(model: Gpt) -> nn.Module:
 
 
 Make = Callable[[Gpt], nn.Module]
-WAYS = pytest.mark.parametrize("make", [wrapped, in_place, layer_by_layer])
+WAYS = pytest.mark.parametrize("make", [compile_whole, compile_in_place, compile_layers])
 
 
-def traced(reference: Path, folder: Path, model: nn.Module, compiled: str) -> Judgement:
+def trace_and_judge(reference: Path, folder: Path, model: nn.Module, compiled: str) -> Judgement:
     settings = {"out": folder / "candidate", "role": "candidate", "reference": reference / "reference"}
     plan = Plan.model_validate({**settings, "compiled": compiled, "stop": False})
     train(plan, model, SimulatedRank(), {})
@@ -84,7 +84,7 @@ def traced(reference: Path, folder: Path, model: nn.Module, compiled: str) -> Ju
 
 @WAYS
 def test_run_eagerly_every_module_is_seen(reference: Path, tmp_path: Path, make: Make) -> None:
-    judgement = traced(reference, tmp_path, make(small()), "eager")
+    judgement = trace_and_judge(reference, tmp_path, make(build_small()), "eager")
     assert judgement.exit is Exit.PASSED, judgement.problems
     assert judgement.count(Verdict.UNJUDGED) == judgement.count(Verdict.MISSING) == 0
     assert any("torch.compile was off while tracing" in note for note in judgement.notes)
@@ -94,7 +94,7 @@ def test_run_eagerly_every_module_is_seen(reference: Path, tmp_path: Path, make:
 def test_left_compiled_only_the_boundary_is_seen_and_the_rest_is_counted(
     reference: Path, tmp_path: Path, make: Make
 ) -> None:
-    judgement = traced(reference, tmp_path, make(small()), "boundary")
+    judgement = trace_and_judge(reference, tmp_path, make(build_small()), "boundary")
     assert judgement.exit is Exit.PASSED, (judgement.problems, [c for c in judgement.comparisons if c.spoils][:3])
     unseen = [c for c in judgement.comparisons if c.reason is Reason.COMPILED]
     assert unseen
@@ -107,7 +107,7 @@ def test_left_compiled_only_the_boundary_is_seen_and_the_rest_is_counted(
 
 
 def test_around_each_compiled_layer_gradients_are_seen_both_ways(reference: Path, tmp_path: Path) -> None:
-    judgement = traced(reference, tmp_path, layer_by_layer(small()), "boundary")
+    judgement = trace_and_judge(reference, tmp_path, compile_layers(build_small()), "boundary")
     right = {str(c.id) for c in judgement.comparisons if c.verdict is Verdict.PASS}
     for layer in ("layers.0", "layers.1", "norm"):
         assert {f"0/1/{layer}/{kind}" for kind in ("input", "output", "grad_output", "grad_input")} <= right
@@ -116,23 +116,23 @@ def test_around_each_compiled_layer_gradients_are_seen_both_ways(reference: Path
 
 @pytest.mark.parametrize("compiled", ["eager", "boundary"])
 def test_a_fault_inside_compiled_code_is_found(reference: Path, tmp_path: Path, compiled: str) -> None:
-    model = small()
+    model = build_small()
     norm = model.get_submodule("layers.1.norm2")
     forward = norm.forward
     norm.forward = lambda x: 1.1 * forward(x)
-    judgement = traced(reference, tmp_path, layer_by_layer(model), compiled)
+    judgement = trace_and_judge(reference, tmp_path, compile_layers(model), compiled)
     assert judgement.exit is Exit.FOUND
     assert judgement.findings[0].module == ("layers.1.norm2" if compiled == "eager" else "layers.1")
 
 
 def test_the_reference_is_always_seen_in_full(tmp_path: Path) -> None:
-    trace_reference(tmp_path, lambda: wrapped(small()), {}, compiled="boundary")
-    judgement = traced(tmp_path, tmp_path, small(), "eager")
+    trace_reference(tmp_path, lambda: compile_whole(build_small()), {}, compiled="boundary")
+    judgement = trace_and_judge(tmp_path, tmp_path, build_small(), "eager")
     assert judgement.exit is Exit.PASSED, judgement.problems
 
 
 def run_data_parallel(folder: Path) -> dict[str, Judgement | None]:
-    """On two ranks: DDP inside and outside of torch.compile, traced both ways."""
+    """Trace DDP inside and outside of torch.compile, both ways; call this on two ranks."""
     shape, cell = Shape(vocab=48, hidden=16, ffn=24, length=8, num_layers=2), Cell("ddp")
     reference = reference_of(folder, shape, cell, 4, {})
     dist.barrier()
@@ -177,7 +177,7 @@ def test_compiled_code_is_left_in_one_piece_and_put_back() -> None:
         graphs.append(graph)
         return graph.forward
 
-    model = small()
+    model = build_small()
     model.compile(backend=backend)
     call = model._compiled_call_impl
     compiled = Compiled(Names([model]), runs_eagerly=False)
@@ -187,6 +187,6 @@ def test_compiled_code_is_left_in_one_piece_and_put_back() -> None:
     model(torch.randint(VOCAB, (2, LENGTH)))
     assert (len(graphs), len(seen)) == (1, 1)
     assert compiled.opaque == (".",)
-    assert {name for name, _ in model.named_modules()} == {name for name, _ in small().named_modules()}
+    assert {name for name, _ in model.named_modules()} == {name for name, _ in build_small().named_modules()}
     compiled.remove()
     assert model._compiled_call_impl is call

@@ -39,7 +39,7 @@ class Seen(SessionEvents):
         return None
 
 
-def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> list[torch.Tensor]:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> list[torch.Tensor]:
     torch.manual_seed(7)
     losses = []
     for _ in range(steps):
@@ -59,7 +59,7 @@ def test_recording_is_bitwise_neutral(dtype: torch.dtype) -> None:
     watched = copy.deepcopy(bare)
     seen = Seen()
     Hooks(Names([watched]).modules(), seen)
-    losses = [trained(model, torch.optim.AdamW(model.parameters(), lr=1e-2)) for model in (bare, watched)]
+    losses = [train(model, torch.optim.AdamW(model.parameters(), lr=1e-2)) for model in (bare, watched)]
     assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
     for (name, a), b in zip(bare.named_parameters(), watched.parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -123,7 +123,7 @@ def test_structured_values_have_slots_and_calls_have_numbers() -> None:
 
 
 class Twofold(nn.Module):
-    """Has an output beside the one that is used."""
+    """Module with a second output that is not used."""
 
     def __init__(self) -> None:
         super().__init__()

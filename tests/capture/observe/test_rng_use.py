@@ -57,7 +57,7 @@ def quiet() -> Gpt:
     return Gpt(num_layers=2)
 
 
-def traced(folder: Path, reference: Build, candidate: Build) -> Judgement:
+def trace_and_judge(folder: Path, reference: Build, candidate: Build) -> Judgement:
     torch.manual_seed(0)
     trace_reference(folder, reference, {})
     plan = Plan(out=folder / "candidate", role="candidate", reference=folder / "reference", stop=False)
@@ -73,20 +73,20 @@ def traced(folder: Path, reference: Build, candidate: Build) -> Judgement:
 def test_random_numbers_in_the_candidate_are_not_judged_and_their_module_is_named(
     tmp_path: Path, build: Build, module: str
 ) -> None:
-    judgement = traced(tmp_path, quiet, build)
+    judgement = trace_and_judge(tmp_path, quiet, build)
     assert judgement.exit is Exit.UNJUDGED
     assert judgement.findings == ()
     assert [p for p in judgement.problems if p.startswith(f"the candidate drew random numbers in {module}: ")]
 
 
 def test_random_numbers_in_the_reference_are_named_too(tmp_path: Path) -> None:
-    judgement = traced(tmp_path, with_attention_dropout, quiet)
+    judgement = trace_and_judge(tmp_path, with_attention_dropout, quiet)
     assert judgement.exit is Exit.UNJUDGED
     assert [p for p in judgement.problems if p.startswith("the reference drew random numbers in layers.1.attention: ")]
 
 
 def test_both_sides_are_told_in_one_sentence(tmp_path: Path) -> None:
-    judgement = traced(tmp_path, with_functional_dropout, with_functional_dropout)
+    judgement = trace_and_judge(tmp_path, with_functional_dropout, with_functional_dropout)
     assert judgement.exit is Exit.UNJUDGED
     named = [p for p in judgement.problems if "drew random numbers" in p]
     assert len(named) == 1
@@ -94,7 +94,7 @@ def test_both_sides_are_told_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_model_that_draws_nothing_is_quiet(tmp_path: Path) -> None:
-    judgement = traced(tmp_path, quiet, quiet)
+    judgement = trace_and_judge(tmp_path, quiet, quiet)
     assert judgement.exit is Exit.PASSED, judgement.problems
     assert not any("random" in text for text in (*judgement.problems, *judgement.notes))
 
@@ -107,7 +107,7 @@ def test_what_is_wrong_before_the_draw_is_still_found(tmp_path: Path) -> None:
         norm.forward = lambda x: 1.1 * forward(x)
         return model
 
-    judgement = traced(tmp_path, quiet, broken)
+    judgement = trace_and_judge(tmp_path, quiet, broken)
     assert judgement.exit is Exit.FOUND
     assert [finding.module for finding in judgement.findings] == ["layers.0.norm1"]
 

@@ -25,7 +25,7 @@ TOKENS, HIDDEN, EXPERTS = 64, 16, 8
 
 
 class Router(nn.Module):
-    """Scores with many ties, so that the least change makes other choices."""
+    """Router whose scores have many ties, so that the least change leads to other choices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Moe(nn.Module):
         return torch.einsum("th,tkhe,tk->te", x, self.experts[ids], weights)
 
 
-def traced(out: Path, *, nudge: float = 0.0, **settings: Any) -> Trace:
+def trace_step(out: Path, *, nudge: float = 0.0, **settings: Any) -> Trace:
     torch.manual_seed(0)
     model = Moe()
     model.router.nudge = nudge
@@ -64,19 +64,19 @@ def traced(out: Path, *, nudge: float = 0.0, **settings: Any) -> Trace:
 
 
 def judge(folder: Path, **settings: Any) -> Judgement:
-    reference = traced(folder / "reference")
+    reference = trace_step(folder / "reference")
     known: dict[str, Any] = {"reference": reference.folder}
-    twins = [traced(folder / f"twin-{i}", role="twin", twin=i, **known) for i in (1, 2, 3)]
-    return check(reference, twins, traced(folder / "candidate", role="candidate", **known, **settings))
+    twins = [trace_step(folder / f"twin-{i}", role="twin", twin=i, **known) for i in (1, 2, 3)]
+    return check(reference, twins, trace_step(folder / "candidate", role="candidate", **known, **settings))
 
 
-def comparison(judgement: Judgement, text: str) -> Any:
+def find_comparison(judgement: Judgement, text: str) -> Any:
     return next(c for c in judgement.comparisons if c.id == TensorId.parse(text))
 
 
 def test_a_tie_that_falls_the_other_way_is_innocent(tmp_path: Path) -> None:
     judgement = judge(tmp_path, nudge=3e-8)
-    choice = comparison(judgement, "0/0/router/decision.0")
+    choice = find_comparison(judgement, "0/0/router/decision.0")
     assert choice.verdict is Verdict.PASS
     assert "within rounding of a tie" in describe(choice.why)
     assert judgement.exit is Exit.PASSED, [c for c in judgement.comparisons if c.verdict is not Verdict.PASS]
@@ -84,34 +84,34 @@ def test_a_tie_that_falls_the_other_way_is_innocent(tmp_path: Path) -> None:
 
 def test_without_replay_the_same_tie_changes_everything_after_it(tmp_path: Path) -> None:
     judgement = judge(tmp_path, nudge=3e-8, decisions="own")
-    assert comparison(judgement, "0/0/./output").verdict is Verdict.FAIL
+    assert find_comparison(judgement, "0/0/./output").verdict is Verdict.FAIL
 
 
 def test_a_choice_against_the_scores_is_found(tmp_path: Path) -> None:
     judgement = judge(tmp_path, nudge=0.1)
     assert judgement.exit is Exit.FOUND
     assert judgement.findings[0].module == "router"
-    choice = comparison(judgement, "0/0/router/decision.0")
+    choice = find_comparison(judgement, "0/0/router/decision.0")
     assert choice.verdict is Verdict.FAIL
     assert "in score; rounding explains" in describe(choice.why)
 
 
 def test_replayed_weights_keep_their_gradient(tmp_path: Path) -> None:
     judgement = judge(tmp_path, nudge=3e-8)
-    assert comparison(judgement, "0/-/router.weight/param_grad").verdict is Verdict.PASS
+    assert find_comparison(judgement, "0/-/router.weight/param_grad").verdict is Verdict.PASS
 
 
-def clipping() -> tuple[object, ...]:
-    """What clips, under all names, and what that calls in turn."""
+def list_clipping_functions() -> tuple[object, ...]:
+    """List the functions that clip, under all their names, and those that they call."""
     names = (nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_, nn.utils.clip_grad_norm_)
     inner = [cell.cell_contents for name in names for cell in name.__closure__ or ()]
     return (*names, nn.utils.clip_grad._get_total_norm, *inner)
 
 
 def test_torch_is_as_it_was_after_the_step(tmp_path: Path) -> None:
-    before = torch.topk, torch.argmax, *clipping()
-    traced(tmp_path / "reference")
-    assert (torch.topk, torch.argmax, *clipping()) == before
+    before = torch.topk, torch.argmax, *list_clipping_functions()
+    trace_step(tmp_path / "reference")
+    assert (torch.topk, torch.argmax, *list_clipping_functions()) == before
     assert "topk" not in torch.Tensor.__dict__
     assert torch.tensor([1.0, 3.0, 2.0]).topk(1).indices.tolist() == [1]
     assert int(torch.tensor([1.0, 3.0, 2.0]).argmax()) == 1
@@ -127,7 +127,7 @@ class Chooser(nn.Module):
         return x
 
 
-def decisions(out: Path, choose: Callable[[torch.Tensor], object]) -> list[str]:
+def record_decisions(out: Path, choose: Callable[[torch.Tensor], object]) -> list[str]:
     model = Chooser(choose)
     session = TracingSession(Plan(out=out, stop=False), model, None, SimulatedRank(), Rules())
     with session.step():
@@ -148,7 +148,7 @@ def decisions(out: Path, choose: Callable[[torch.Tensor], object]) -> list[str]:
     ],
 )
 def test_what_is_chosen_from_may_be_given_by_name(tmp_path: Path, choose: Callable[[torch.Tensor], object]) -> None:
-    assert decisions(tmp_path, choose) == ["0.scores", "0"]
+    assert record_decisions(tmp_path, choose) == ["0.scores", "0"]
 
 
 def in_another_thread(x: torch.Tensor) -> None:
@@ -158,10 +158,10 @@ def in_another_thread(x: torch.Tensor) -> None:
 
 
 def test_another_threads_choice_is_not_the_running_modules(tmp_path: Path) -> None:
-    assert decisions(tmp_path, in_another_thread) == []
+    assert record_decisions(tmp_path, in_another_thread) == []
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_choice_along_the_last_dim_only_is_a_decision(tmp_path: Path, dim: int) -> None:
-    found = decisions(tmp_path, lambda x: (x.argmax(dim), x.topk(1, dim=dim)))
+    found = record_decisions(tmp_path, lambda x: (x.argmax(dim), x.topk(1, dim=dim)))
     assert len(found) == (4 if dim == 1 else 0)

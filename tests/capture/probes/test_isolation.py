@@ -36,7 +36,7 @@ class Shifted(nn.Module):
         return torch.tanh(x) * table
 
 
-def traced(
+def trace_step(
     out: Path,
     *,
     model: Scaled | Spectral | None = None,
@@ -60,57 +60,57 @@ def traced(
     return Trace(out)
 
 
-def tensor(trace: Trace, text: str) -> torch.Tensor:
+def read_tensor(trace: Trace, text: str) -> torch.Tensor:
     return trace.shards[TensorId.parse(text)][0].tensor()
 
 
 @pytest.fixture
 def ordinary(tmp_path: Path) -> Trace:
-    return traced(tmp_path / "ordinary")
+    return trace_step(tmp_path / "ordinary")
 
 
-def isolated(ordinary: Trace, name: str, **settings: object) -> Trace:
+def trace_isolated(ordinary: Trace, name: str, **settings: object) -> Trace:
     known = {"isolated": True, "reference": ordinary.folder, **settings}
-    return traced(Path(str(ordinary.folder)).parent / name, **known)  # type: ignore[arg-type]
+    return trace_step(Path(str(ordinary.folder)).parent / name, **known)  # type: ignore[arg-type]
 
 
 def test_a_modules_output_depends_on_no_other_module(ordinary: Trace) -> None:
-    right = isolated(ordinary, "right")
-    wrong = isolated(ordinary, "wrong", wrong=2.0)
+    right = trace_isolated(ordinary, "right")
+    wrong = trace_isolated(ordinary, "wrong", wrong=2.0)
     for site in ("0/0/first/output", "0/0/inner/output", "0/0/last/output", "0/0/inner/grad_input"):
-        assert tensor(right, site).equal(tensor(wrong, site)), site
+        assert read_tensor(right, site).equal(read_tensor(wrong, site)), site
     # What arrived is recorded, so the wrong code between two right modules shows.
-    assert not tensor(right, "0/0/inner/input").equal(tensor(wrong, "0/0/inner/input"))
+    assert not read_tensor(right, "0/0/inner/input").equal(read_tensor(wrong, "0/0/inner/input"))
 
 
 def test_inputs_have_the_references_mean_and_spread(ordinary: Trace) -> None:
-    right = isolated(ordinary, "right")
+    right = trace_isolated(ordinary, "right")
     source = right.shards[TensorId.parse("0/0/inner/input")][0].record.values
-    seen = tensor(ordinary, "0/0/inner/input").double()
+    seen = read_tensor(ordinary, "0/0/inner/input").double()
     assert isinstance(source, Normal)
     assert source.mean == pytest.approx(float(seen.mean()))
     assert source.std == pytest.approx(float(seen.std(correction=0)))
 
 
 def test_a_table_is_not_generated(ordinary: Trace) -> None:
-    right = isolated(ordinary, "right")
+    right = trace_isolated(ordinary, "right")
     assert right.shards[TensorId.parse("0/0/inner/input.1")][0].record.values is None
-    assert bool((tensor(right, "0/0/inner/output").abs() <= 3.0).all())
+    assert bool((read_tensor(right, "0/0/inner/output").abs() <= 3.0).all())
 
 
 def test_an_outer_module_and_the_inner_one_whose_output_it_returns_have_their_own_gradients(ordinary: Trace) -> None:
-    right = isolated(ordinary, "right")
+    right = trace_isolated(ordinary, "right")
     outer, inner = (right.shards[TensorId.parse(f"0/0/{name}/grad_output")][0] for name in ("last", "last.0"))
     assert outer.record.values is not None
     assert inner.record.values is not None
     x = right.shards[TensorId.parse("0/0/last.0/input")][0]
     assert x.record.values is not None
     # The weight's gradient comes from the inner module's own generated gradient and input.
-    made = [generated(right, shard.id) for shard in (inner, x)]
-    assert tensor(right, "0/-/last.0.weight/param_grad").allclose(made[0].T @ made[1], rtol=1e-5, atol=1e-7)
+    made = [generate_again(right, shard.id) for shard in (inner, x)]
+    assert read_tensor(right, "0/-/last.0.weight/param_grad").allclose(made[0].T @ made[1], rtol=1e-5, atol=1e-7)
 
 
-def generated(trace: Trace, tensor_id: TensorId) -> torch.Tensor:
+def generate_again(trace: Trace, tensor_id: TensorId) -> torch.Tensor:
     from ttrace.values.generate import generate_values
 
     record = trace.shards[tensor_id][0].record
@@ -120,44 +120,44 @@ def generated(trace: Trace, tensor_id: TensorId) -> torch.Tensor:
 
 
 def test_the_optimizer_gets_generated_gradients_that_are_nowhere_near_zero(ordinary: Trace) -> None:
-    right, wrong = isolated(ordinary, "right"), isolated(ordinary, "wrong", wrong_grad=2.0)
+    right, wrong = trace_isolated(ordinary, "right"), trace_isolated(ordinary, "wrong", wrong_grad=2.0)
     site = "0/-/first.weight"
-    assert not tensor(right, f"{site}/param_grad").equal(tensor(wrong, f"{site}/param_grad"))
-    assert tensor(right, f"{site}/param_after").equal(tensor(wrong, f"{site}/param_after"))
+    assert not read_tensor(right, f"{site}/param_grad").equal(read_tensor(wrong, f"{site}/param_grad"))
+    assert read_tensor(right, f"{site}/param_after").equal(read_tensor(wrong, f"{site}/param_after"))
     source = right.shards[TensorId.parse(f"{site}/param_grad")][0].record.values
     assert isinstance(source, Signed)
-    step = (tensor(right, f"{site}/param") - tensor(right, f"{site}/param_after")) / 0.1
+    step = (read_tensor(right, f"{site}/param") - read_tensor(right, f"{site}/param_after")) / 0.1
     assert bool((step.abs() > 0.4 * source.size).all())
 
 
 def test_gradients_are_replaced_before_their_norm_is_taken(ordinary: Trace) -> None:
-    right, wrong = isolated(ordinary, "right"), isolated(ordinary, "wrong", wrong_grad=2.0)
-    assert tensor(right, "0/-/./grad_norm").equal(tensor(wrong, "0/-/./grad_norm"))
+    right, wrong = trace_isolated(ordinary, "right"), trace_isolated(ordinary, "wrong", wrong_grad=2.0)
+    assert read_tensor(right, "0/-/./grad_norm").equal(read_tensor(wrong, "0/-/./grad_norm"))
 
 
 def test_twins_nudge_every_modules_inputs(ordinary: Trace) -> None:
-    right = isolated(ordinary, "right")
-    twin = isolated(right, "twin", role="twin", twin=1)
+    right = trace_isolated(ordinary, "right")
+    twin = trace_isolated(right, "twin", role="twin", twin=1)
     for site in ("0/0/first/output", "0/0/last/output", "0/0/last/grad_input", "0/-/first.weight/param_grad"):
-        a, b = tensor(right, site).double(), tensor(twin, site).double()
+        a, b = read_tensor(right, site).double(), read_tensor(twin, site).double()
         assert 1e-9 < float((a - b).norm() / a.norm()) < 1e-5, site
 
 
 def test_a_candidate_divides_gradients_by_the_factor_that_is_still_to_come(ordinary: Trace) -> None:
-    right = isolated(ordinary, "right")
-    candidate = isolated(right, "candidate", role="candidate", grad_factor=0.5)
-    a, b = (tensor(trace, "0/0/last/grad_input") for trace in (right, candidate))
+    right = trace_isolated(ordinary, "right")
+    candidate = trace_isolated(right, "candidate", role="candidate", grad_factor=0.5)
+    a, b = (read_tensor(trace, "0/0/last/grad_input") for trace in (right, candidate))
     assert b.allclose(2 * a, rtol=1e-5)
 
 
 def test_what_isolation_computes_is_no_call_of_the_module(ordinary: Trace) -> None:
-    right = isolated(ordinary, "right", inside=("inner",))
+    right = trace_isolated(ordinary, "right", inside=("inner",))
     calls = [tensor_id.site.slot for tensor_id in right.shards if tensor_id.kind is Kind.CALL]
     assert calls == ["tanh.0", "mul.0"]
 
 
 class Spectral(nn.Module):
-    """Rotates by a complex table, and goes on with complex activations, which have gradients."""
+    """Module that rotates by a complex table, and has complex activations with gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,16 +183,16 @@ class Conjugated(nn.Module):
 
 
 def test_complex_inputs_stay_complex_and_keep_their_gradients(tmp_path: Path) -> None:
-    ordinary = traced(tmp_path / "ordinary", model=Spectral())
-    right = traced(tmp_path / "right", model=Spectral(), isolated=True, reference=ordinary.folder)
-    twin = traced(tmp_path / "twin", model=Spectral(), isolated=True, reference=right.folder, role="twin", twin=1)
+    ordinary = trace_step(tmp_path / "ordinary", model=Spectral())
+    right = trace_step(tmp_path / "right", model=Spectral(), isolated=True, reference=ordinary.folder)
+    twin = trace_step(tmp_path / "twin", model=Spectral(), isolated=True, reference=right.folder, role="twin", twin=1)
     for trace in (right, twin):
         assert not list(trace.problems())
         assert set(trace.shards) == set(ordinary.shards)
     record = right.shards[TensorId.parse("0/0/rotated/input")][0].record
     assert record.values is not None, "an activation is generated"
-    x = torch.view_as_complex(generated(right, record.id))
-    table = torch.view_as_complex(tensor(right, "0/0/rotated/input.1"))
-    assert torch.view_as_complex(tensor(right, "0/0/rotated/output")).equal(x * table), "and a table is replayed"
-    a, b = tensor(right, "0/0/rotated/grad_input").double(), tensor(twin, "0/0/rotated/grad_input").double()
+    x = torch.view_as_complex(generate_again(right, record.id))
+    table = torch.view_as_complex(read_tensor(right, "0/0/rotated/input.1"))
+    assert torch.view_as_complex(read_tensor(right, "0/0/rotated/output")).equal(x * table), "and a table is replayed"
+    a, b = read_tensor(right, "0/0/rotated/grad_input").double(), read_tensor(twin, "0/0/rotated/grad_input").double()
     assert 1e-9 < float((a - b).norm() / a.norm()) < 1e-5, "a twin nudges what enters"

@@ -24,22 +24,22 @@ from zoo.harness.runs import Change, gpt_case, judge, trace_reference
 SKETCH = {"record": "sketch", "num_buckets": 256}
 
 
-def doubled(model: nn.Module, rank: int) -> None:
-    """On one of two ranks a layer's output is twice what it should be."""
+def double_output(model: nn.Module, rank: int) -> None:
+    """Double a layer's output on one of two ranks."""
     if rank == 1:
         model.get_submodule("layers.1.mlp.fc1").register_forward_hook(lambda _module, _args, output: 2 * output)
 
 
-def unscaled(model: nn.Module, rank: int) -> None:  # noqa: ARG001
-    """One weight's gradient is 5% too large."""
+def scale_gradient(model: nn.Module, rank: int) -> None:  # noqa: ARG001
+    """Make one weight's gradient 5% too large."""
     model.get_parameter("layers.2.mlp.fc1.weight").register_hook(lambda gradient: 1.05 * gradient)
 
 
 CASES: dict[str, tuple[torch.dtype, Change | None]] = {
     "clean": (torch.float32, None),
     "clean bf16": (torch.bfloat16, None),
-    "doubled": (torch.float32, doubled),
-    "gradient": (torch.float32, unscaled),
+    "doubled": (torch.float32, double_output),
+    "gradient": (torch.float32, scale_gradient),
 }
 
 
@@ -77,14 +77,14 @@ def test_sketches_say_what_full_traces_say(found: dict[str, dict[str, Judgement]
         assert first[0].comparison.id == first[1].comparison.id
 
 
-def reference(folder: Path, **settings: Any) -> Trace:
+def trace_gpt(folder: Path, **settings: Any) -> Trace:
     torch.manual_seed(0)
     trace_reference(folder, lambda: Gpt(), RULES, **settings)
     return Trace(folder / "reference")
 
 
 def test_what_is_recorded_in_full_and_what_is_not(tmp_path: Path) -> None:
-    full, few = reference(tmp_path / "full"), reference(tmp_path / "few", **SKETCH, full=("layers.1.mlp.*",))
+    full, few = trace_gpt(tmp_path / "full"), trace_gpt(tmp_path / "few", **SKETCH, full=("layers.1.mlp.*",))
     assert full.shards.keys() == few.shards.keys()
     for tensor_id, (shard, *_) in few.shards.items():
         (whole, *_) = full.shards[tensor_id]
@@ -105,7 +105,7 @@ def test_what_is_recorded_in_full_and_what_is_not(tmp_path: Path) -> None:
 
 
 def test_updates_follow_from_sketches(tmp_path: Path) -> None:
-    full, few = reference(tmp_path / "full"), reference(tmp_path / "few", **SKETCH)
+    full, few = trace_gpt(tmp_path / "full"), trace_gpt(tmp_path / "few", **SKETCH)
     updates = [tensor_id for tensor_id in full.shards if tensor_id.kind is Kind.UPDATE]
     assert updates
     for tensor_id in updates:

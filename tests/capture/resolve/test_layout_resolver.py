@@ -1,4 +1,4 @@
-"""A live tensor lies where it says, where a framework says, or where a rule says."""
+"""A live tensor lies where it states itself, where a framework states, or where a rule states."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ BATCH = TensorId.parse("0/0/./batch.0")
 
 
 def make_resolver_of_batch(folder: Path, mesh: Mesh, rank: int, rules: dict[str, str] | None = None) -> LayoutResolver:
-    """A rank whose reference ran one batch of 8 rows."""
+    """Make the resolver of a rank whose reference ran one batch of 8 rows."""
     reference = TraceBuilder(folder / "reference", role="reference")
     reference.record_parts(str(BATCH), torch.zeros(8, 3))
     reference.record_parts(str(OUTPUT), torch.zeros(8, 5))

@@ -21,7 +21,7 @@ from zoo.harness.runs import SimulatedRank
 
 
 class Counted(nn.Module):
-    """Counts its calls in a buffer that is another tensor after each, and has one that only a step changes."""
+    """Module that counts its calls in a buffer, a new tensor after each, and has a buffer that only a step changes."""
 
     calls: torch.Tensor
     bias: torch.Tensor
@@ -46,7 +46,9 @@ class Normalised(nn.Module):
         return out
 
 
-def traced(out: Path, model: Normalised, after: Callable[[Normalised], None] = lambda _: None, **plan: object) -> Trace:
+def trace_step(
+    out: Path, model: Normalised, after: Callable[[Normalised], None] = lambda _: None, **plan: object
+) -> Trace:
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = TracingSession(
@@ -64,10 +66,10 @@ def traced(out: Path, model: Normalised, after: Callable[[Normalised], None] = l
 
 
 def judge(folder: Path, model: Normalised, after: Callable[[Normalised], None] = lambda _: None) -> Judgement:
-    reference = traced(folder / "reference", Normalised())
+    reference = trace_step(folder / "reference", Normalised())
     known: dict[str, Any] = {"reference": reference.folder}
-    twins = [traced(folder / f"twin-{i}", Normalised(), role="twin", twin=i, **known) for i in (1, 2, 3)]
-    return check(reference, twins, traced(folder / "candidate", model, after, role="candidate", **known))
+    twins = [trace_step(folder / f"twin-{i}", Normalised(), role="twin", twin=i, **known) for i in (1, 2, 3)]
+    return check(reference, twins, trace_step(folder / "candidate", model, after, role="candidate", **known))
 
 
 def test_buffers_after_the_last_step_are_judged(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_one_wrong_buffer_is_found(tmp_path: Path, name: str) -> None:
 
 
 def test_another_tensor_in_a_buffers_place_is_read(tmp_path: Path) -> None:
-    trace = traced(tmp_path, Normalised(), num_steps=2)
+    trace = trace_step(tmp_path, Normalised(), num_steps=2)
     read = {str(t): float(shards[0].tensor()) for t, shards in trace.shards.items() if t.name == "counted.calls"}
     kinds = (Kind.BUFFER, Kind.BUFFER_AFTER)
     assert read == {
@@ -115,7 +117,7 @@ def test_another_tensor_in_a_buffers_place_is_read(tmp_path: Path) -> None:
 
 
 def test_the_reference_says_which_buffers_forward_passes_change(tmp_path: Path) -> None:
-    trace = traced(tmp_path, Normalised())
+    trace = trace_step(tmp_path, Normalised())
     assert trace.forward_buffers == {
         "norm.running_mean",
         "norm.running_var",

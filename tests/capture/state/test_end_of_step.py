@@ -26,14 +26,14 @@ def step(_: nn.Module, optimizer: Any) -> None:
     optimizer.step()
 
 
-def adam(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+def make_adam(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **{"lr": 0.01, **settings})
 
 
-def traced(plan: Plan, update: Update, making: Callable[[nn.Module], Any]) -> Trace:
+def trace_step(plan: Plan, update: Update, make_optimizer: Callable[[nn.Module], Any]) -> Trace:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
-    optimizer = making(model)
+    optimizer = make_optimizer(model)
     session = TracingSession(plan, model, optimizer, Native([model]), Rules())
     with session.step():
         x, y = session.batch((torch.randn(16, 4), torch.randn(16, 4)))
@@ -45,47 +45,47 @@ def traced(plan: Plan, update: Update, making: Callable[[nn.Module], Any]) -> Tr
 def judge(
     folder: Path,
     update: Update,
-    making: Callable[[nn.Module], Any] = adam,
+    make_optimizer: Callable[[nn.Module], Any] = make_adam,
     *,
     reference: Update = step,
-    reference_optimizer: Callable[[nn.Module], Any] = adam,
+    reference_optimizer: Callable[[nn.Module], Any] = make_adam,
 ) -> Judgement:
-    """A candidate that updates in another way than the reference does."""
+    """Judge a candidate that updates in another way than the reference does."""
     plan = Plan(out=folder / "reference", stop=False)
     known = plan.model_copy(update={"reference": plan.out})
-    trusted = traced(plan, reference, reference_optimizer)
+    trusted = trace_step(plan, reference, reference_optimizer)
     twins = []
     for number in (1, 2, 3):
         as_twin = {"out": folder / f"twin-{number}", "role": "twin", "twin": number}
-        twins.append(traced(known.model_copy(update=as_twin), reference, reference_optimizer))
+        twins.append(trace_step(known.model_copy(update=as_twin), reference, reference_optimizer))
     as_candidate = {"out": folder / "candidate", "role": "candidate"}
-    return check(trusted, twins, traced(known.model_copy(update=as_candidate), update, making))
+    return check(trusted, twins, trace_step(known.model_copy(update=as_candidate), update, make_optimizer))
 
 
 def test_a_second_step_is_seen(tmp_path: Path) -> None:
-    def twice(_: nn.Module, optimizer: Any) -> None:
+    def step_twice(_: nn.Module, optimizer: Any) -> None:
         optimizer.step()
         optimizer.step()
 
-    found = judge(tmp_path, twice)
+    found = judge(tmp_path, step_twice)
     assert found.findings[0].comparison.id.kind in (Kind.UPDATE, Kind.OPTIM)
     assert "twice" in found.findings[0].cause.sentence or "step 2" in found.findings[0].cause.sentence
 
 
 def test_a_change_after_the_step_is_seen(tmp_path: Path) -> None:
-    def changed(model: nn.Module, optimizer: Any) -> None:
+    def change_after_step(model: nn.Module, optimizer: Any) -> None:
         optimizer.step()
         with torch.no_grad():
             next(model.parameters()).mul_(1.5)
 
-    [finding] = judge(tmp_path, changed).findings
+    [finding] = judge(tmp_path, change_after_step).findings
     assert str(finding.comparison.id) == "0/-/0.weight/update"
 
 
 def test_what_arrives_after_the_step_is_part_of_it(tmp_path: Path) -> None:
     """As in a hand-written sharded optimizer: updated in a copy, brought back when the step is over."""
 
-    def brought(model: nn.Module, optimizer: Any) -> None:
+    def copy_back(model: nn.Module, optimizer: Any) -> None:
         before = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer.step()
         after = [parameter.detach().clone() for parameter in model.parameters()]
@@ -94,10 +94,10 @@ def test_what_arrives_after_the_step_is_part_of_it(tmp_path: Path) -> None:
                 for parameter, value in zip(model.parameters(), values, strict=True):
                     parameter.copy_(value)
 
-    assert judge(tmp_path, brought).exit is Exit.PASSED
+    assert judge(tmp_path, copy_back).exit is Exit.PASSED
 
 
-def several(model: nn.Module, lr: float = 0.01) -> list[torch.optim.Optimizer]:
+def make_several(model: nn.Module, lr: float = 0.01) -> list[torch.optim.Optimizer]:
     first, last = (list(model[at].parameters()) for at in (0, 2))  # type: ignore[index]  # it is a Sequential
     return [torch.optim.AdamW(first, lr=0.01), torch.optim.AdamW(last, lr=lr)]
 
@@ -108,20 +108,20 @@ def step_each(_: nn.Module, optimizers: list[Any]) -> None:
 
 
 def test_several_optimizers_come_as_a_list(tmp_path: Path) -> None:
-    found = judge(tmp_path, step_each, several)
+    found = judge(tmp_path, step_each, make_several)
     assert found.exit is Exit.PASSED
     assert {"exp_avg", "exp_avg_sq", "step"} <= {c.id.site.slot for c in found.comparisons if c.id.kind is Kind.OPTIM}
 
 
 def test_other_settings_are_the_cause_of_other_updates(tmp_path: Path) -> None:
-    found = judge(tmp_path, step_each, lambda model: several(model, lr=0.02))
+    found = judge(tmp_path, step_each, lambda model: make_several(model, lr=0.02))
     assert found.findings[0].comparison.id.name == "2.weight"
     words = "the optimizer's settings differ for 2.weight: lr 0.02 instead of 0.01"
     assert found.findings[0].cause.sentence == words
 
 
-def decayed(model: nn.Module, *exempt: str) -> torch.optim.Optimizer:
-    """Weight decay for all parameters but some."""
+def make_decaying(model: nn.Module, *exempt: str) -> torch.optim.Optimizer:
+    """Make an optimizer with weight decay for all parameters except some."""
     parameters = dict(model.named_parameters())
     groups = [
         {"params": [p for name, p in parameters.items() if name not in exempt], "weight_decay": 0.5},
@@ -135,8 +135,8 @@ def test_a_parameter_in_the_wrong_group_is_named(tmp_path: Path) -> None:
     found = judge(
         tmp_path,
         step,
-        lambda model: decayed(model, "0.bias"),
-        reference_optimizer=lambda model: decayed(model, "2.bias"),
+        lambda model: make_decaying(model, "0.bias"),
+        reference_optimizer=lambda model: make_decaying(model, "2.bias"),
     )
     causes = {f.comparison.id.name: f.cause.sentence for f in found.findings}
     assert causes["0.bias"].endswith("0.bias: weight_decay 0 instead of 0.5")
@@ -144,23 +144,23 @@ def test_a_parameter_in_the_wrong_group_is_named(tmp_path: Path) -> None:
 
 
 def test_settings_of_another_parameter_are_no_cause(tmp_path: Path) -> None:
-    def changed(model: nn.Module, optimizer: Any) -> None:
+    def change_after_step(model: nn.Module, optimizer: Any) -> None:
         optimizer.step()
         with torch.no_grad():
             model[0].weight.mul_(1.5)  # type: ignore[index]
 
     found = judge(
         tmp_path,
-        changed,
-        lambda model: decayed(model, "2.bias"),
-        reference_optimizer=lambda model: decayed(model),
+        change_after_step,
+        lambda model: make_decaying(model, "2.bias"),
+        reference_optimizer=lambda model: make_decaying(model),
     )
     causes = {f.comparison.id.name: f.cause.name for f in found.findings}
     assert causes["0.weight"] is not CauseName.OPTIMIZER_SETTINGS
 
 
 def test_settings_of_the_whole_are_named(tmp_path: Path) -> None:
-    found = judge(tmp_path, step, lambda model: adam(model, lr=0.02, eps=1e-4))
+    found = judge(tmp_path, step, lambda model: make_adam(model, lr=0.02, eps=1e-4))
     assert found.findings[0].cause.sentence.endswith("lr 0.02 instead of 0.01, eps 0.0001 instead of 1e-08")
 
 

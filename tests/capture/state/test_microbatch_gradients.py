@@ -31,20 +31,20 @@ SHAPE = Shape(vocab=48, hidden=16, ffn=24, length=8)
 FAULTY = "layers.1.feed_forward.w2"
 
 
-def shares(folder: Path) -> dict[str, torch.Tensor]:
-    """Every gradient in a trace, by id."""
+def read_gradients(folder: Path) -> dict[str, torch.Tensor]:
+    """Read every gradient in a trace, by id."""
     shards = Trace(folder).shards
-    return {str(t): found[0].tensor() for t, found in shards.items() if t.kind is Kind.PARAM_GRAD}
+    return {str(t): own[0].tensor() for t, own in shards.items() if t.kind is Kind.PARAM_GRAD}
 
 
-def traced(folder: Path, model: nn.Module, **settings: Any) -> TracingSession:
+def start_session(folder: Path, model: nn.Module, **settings: Any) -> TracingSession:
     plan = Plan(out=folder / "reference", stop=False, **settings)
     return TracingSession(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), SimulatedRank(), Rules())
 
 
 def test_the_final_gradient_is_the_sum_of_what_microbatches_add(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
-    tracing = traced(tmp_path, model, microbatch_grads=True)
+    tracing = start_session(tmp_path, model, microbatch_grads=True)
     own = []
     with tracing.step():
         for i in range(4):
@@ -53,22 +53,22 @@ def test_the_final_gradient_is_the_sum_of_what_microbatches_add(tmp_path: Path) 
             assert model.weight.grad is not None
             own.append(model.weight.grad.clone())
         tracing._optimizer.step()  # type: ignore[union-attr]
-    found = shares(tmp_path / "reference")
-    assert torch.equal(found["0/-/weight/param_grad"], own[-1])
-    assert torch.equal(found["0/0/weight/param_grad"], own[0])
+    gradients = read_gradients(tmp_path / "reference")
+    assert torch.equal(gradients["0/-/weight/param_grad"], own[-1])
+    assert torch.equal(gradients["0/0/weight/param_grad"], own[0])
     for i in (1, 2, 3):
-        torch.testing.assert_close(found[f"0/{i}/weight/param_grad"], own[i] - own[i - 1], rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(gradients[f"0/{i}/weight/param_grad"], own[i] - own[i - 1], rtol=1e-4, atol=1e-3)
     assert Trace(tmp_path / "reference").notes == ()
     assert not model.weight._backward_hooks
 
 
 def test_without_the_setting_only_the_final_gradient_is_recorded(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
-    tracing = traced(tmp_path, model)
+    tracing = start_session(tmp_path, model)
     with tracing.step():
         model(torch.ones(2, 4)).sum().backward()
         tracing._optimizer.step()  # type: ignore[union-attr]
-    assert set(shares(tmp_path / "reference")) == {"0/-/weight/param_grad", "0/-/bias/param_grad"}
+    assert set(read_gradients(tmp_path / "reference")) == {"0/-/weight/param_grad", "0/-/bias/param_grad"}
 
 
 def test_several_backward_passes_of_one_microbatch_are_one_contribution(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_several_backward_passes_of_one_microbatch_are_one_contribution(tmp_path
             return x
 
     model = Shared()
-    tracing = traced(tmp_path, model, microbatch_grads=True)
+    tracing = start_session(tmp_path, model, microbatch_grads=True)
     with tracing.step():
         model(torch.randn(2, 4)).square().sum().backward()
         tracing._optimizer.step()  # type: ignore[union-attr]
-    found = shares(tmp_path / "reference")
-    torch.testing.assert_close(found["0/0/fc.weight/param_grad"], found["0/-/fc.weight/param_grad"])
+    gradients = read_gradients(tmp_path / "reference")
+    torch.testing.assert_close(gradients["0/0/fc.weight/param_grad"], gradients["0/-/fc.weight/param_grad"])
 
 
 def test_recording_contributions_changes_no_bit(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ class StaleWeight(torch.autograd.Function):
 
 
 def keep_an_old_input(candidate: Candidate) -> None:
-    """In the third microbatch of each rank, the weight's gradient is made from the second one's input."""
+    """Compute the weight's gradient of each rank's third microbatch from the input of the second."""
     module = candidate.chunks[0].get_submodule(f"module.{FAULTY}")
     inputs: list[torch.Tensor] = []
 
@@ -134,7 +134,7 @@ def keep_an_old_input(candidate: Candidate) -> None:
 
 
 def run_layouts(folder: Path) -> dict[str, Judgement | None]:
-    """On two ranks: clean cells of several layouts, and one with a fault in a single microbatch."""
+    """Trace clean cells of several layouts, and one with a fault in a single microbatch; call this on two ranks."""
     references: dict[Any, Path] = {}
     layouts = ("ddp", "fsdp", "tp", "tp+sp", "cp-gather", "pp-interleaved-zb")
     cells = [Cell(layout, num_microbatches=4, microbatch_grads=True) for layout in layouts]
@@ -146,8 +146,8 @@ def run_layouts(folder: Path) -> dict[str, Judgement | None]:
 
 @pytest.fixture(scope="module")
 def judgements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
-    found: dict[str, Judgement] = on_ranks(2, run_layouts, tmp_path_factory.mktemp("contributions"))[0]
-    return found
+    results: dict[str, Judgement] = on_ranks(2, run_layouts, tmp_path_factory.mktemp("contributions"))[0]
+    return results
 
 
 def contributions(judgement: Judgement) -> list[Any]:

@@ -26,6 +26,6 @@ def find_cut(mesh: DeviceMesh, size: int, held: torch.Tensor) -> Cut:
         if bool((held == held[0]).all()) and split.ranges(size, mesh.get_local_rank(), mesh.size()) == first:
             return Cut(axis, split)
     raise LayoutError(
-        f"context_parallel deals out {size} tokens over {axis}={mesh.size()} in an order that is no known split: this "
+        f"context_parallel splits {size} tokens over {axis}={mesh.size()} in an order that is no known split: this "
         f"rank holds {first[:4]}. Write it as a @ttrace.split, and rules that name it."
     )
