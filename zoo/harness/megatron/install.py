@@ -32,8 +32,8 @@ class Replaced:
     why: str
     used: str = ""
     """How a wheel spells its use, where that is not the name."""
-    until: str = NEWEST
-    """The last wheel that uses it."""
+    until: str | None = None
+    """The last wheel that uses it, if one does not."""
 
     @property
     def spelling(self) -> str:
@@ -93,12 +93,13 @@ REPLACED: tuple[Replaced, ...] = (
 
 @dataclass(frozen=True)
 class Absent:
-    """A module that is not there, of which wheels until this version import something without asking."""
+    """A module that is not there, of which wheels of these versions import something without asking."""
 
     module: str
     contents: Callable[[], dict[str, Any]]
     why: str
-    until: str = NEWEST
+    until: str | None = None
+    since: str = "0.0.0"
 
 
 ABSENT: tuple[Absent, ...] = (
@@ -131,6 +132,8 @@ ABSENT: tuple[Absent, ...] = (
         "its kernels are missing",
         "0.7.0",
     ),
+    Absent("triton", packages.triton, "kernels that nobody calls are declared with it", since="0.18.0"),
+    Absent("triton.language", packages.triton_language, "their arguments have its types", since="0.18.0"),
 )
 
 
@@ -142,10 +145,10 @@ class Unbound:
     name: str
     by: Any
     since: str
-    until: str = NEWEST
+    until: str | None = None
 
     def is_in(self, version: str) -> bool:
-        return Version(self.since) <= Version(version) <= Version(self.until)
+        return Version(self.since) <= Version(version) and not _is_after(version, self.until)
 
 
 _SPECS = "megatron.core.models.gpt.gpt_layer_specs"
@@ -166,14 +169,18 @@ def install(version: str = NEWEST) -> None:
     warnings.filterwarnings("ignore", module="megatron")  # most say that a kernel is missing
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # old names of collectives
     for replaced in REPLACED:
-        if Version(version) <= Version(replaced.until):
+        if not _is_after(version, replaced.until):
             _replace(replaced)
     for absent in ABSENT:
-        if Version(version) <= Version(absent.until):
+        if Version(absent.since) <= Version(version) and not _is_after(version, absent.until):
             _supply(absent)
     for unbound in UNBOUND:
         if unbound.is_in(version):
             setattr(importlib.import_module(unbound.module), unbound.name, unbound.by)
+
+
+def _is_after(version: str, until: str | None) -> bool:
+    return until is not None and Version(version) > Version(until)
 
 
 def _replace(replaced: Replaced) -> None:

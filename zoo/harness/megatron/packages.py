@@ -1,4 +1,4 @@
-"""Stand-ins for packages that old wheels (0.8 and before) import unconditionally."""
+"""Stand-ins for packages that wheels import unconditionally: old ones (0.8 and before), and triton since 0.18."""
 
 from __future__ import annotations
 
@@ -36,6 +36,19 @@ class FusedAdam(torch.optim.AdamW):
 def transformer_engine() -> dict[str, Any]:
     names = ("RMSNorm", "Linear", "LayerNormLinear", "DotProductAttention")
     return {"LayerNorm": LayerNorm} | {name: type(name, (Refused,), {}) for name in names}
+
+
+def triton() -> dict[str, Any]:
+    """Decorators under which a kernel can be declared; it cannot run, and to a version this old Megatron sends none."""
+
+    def declare(*_: Any, **__: Any) -> Callable[[Any], Any]:
+        return lambda kernel: kernel
+
+    return {"__version__": "3.0.0", "jit": lambda kernel: kernel, "autotune": declare, "Config": declare}
+
+
+def triton_language() -> dict[str, Any]:
+    return dict.fromkeys(("constexpr", "int32", "int64", "float32"), int)
 
 
 def norm_of_all(chunk: int, overflow: Any, lists: list[list[torch.Tensor]], per_tensor: bool) -> tuple[Any, None]:  # noqa: ARG001

@@ -163,7 +163,9 @@ def chunk_place(number: int, num_chunks: int) -> Place:
 def batch_on_this_cp_rank(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """This rank's two pieces of every sequence; before 0.12 the function was Megatron-LM's, not core's."""
     if hasattr(utils, "get_batch_on_this_cp_rank"):
-        return dict(utils.get_batch_on_this_cp_rank(batch))
+        # Since 0.18 no group means all ranks, not those of context parallelism.
+        group = {"is_hybrid_cp": False, "cp_group": parallel_state.get_context_parallel_group()}
+        return dict(utils.get_batch_on_this_cp_rank(batch, **(group if VERSION >= (0, 18) else {})))
     size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     mine = {}
     for name, tensor in batch.items():
