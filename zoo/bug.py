@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import zoo.bugs
+from ttrace.torch_compat import RELEASE
 
 if TYPE_CHECKING:
     from zoo.harness.candidate import Candidate
@@ -96,6 +97,9 @@ class Bug:
     """Whether patches are applied before the session is attached, because the model itself is different."""
     clean_case: Case | None = None
     clean_patch: Patch | None = None
+    since: tuple[int, int] = (2, 6)
+    until: tuple[int, int] | None = None
+    """The first and the last version of torch that has it, of those that were run; None if the newest one has it."""
     paper: int = 0
     """Its number in the table of TTrace's paper; 0 if it is not there."""
 
@@ -129,11 +133,15 @@ class Run:
 
 @functools.cache
 def bugs() -> Mapping[str, Bug]:
-    """Return all entries by name: those of the paper first, in its order, and of each number the lowest tier first."""
+    """Return the entries that this torch has, by name.
+
+    Those of the paper come first, in its order, and of each number the lowest tier first.
+    """
     names = sorted(module.name for module in pkgutil.iter_modules(zoo.bugs.__path__))
-    found: dict[str, Bug] = {name.replace("_", "-"): _module(name).BUG for name in names}
+    known: dict[str, Bug] = {name.replace("_", "-"): _module(name).BUG for name in names}
+    here = {name: bug for name, bug in known.items() if bug.since <= RELEASE <= (bug.until or RELEASE)}
     return dict(
-        sorted(found.items(), key=lambda item: (item[1].paper or 99, item[1].tier if item[1].paper else "", item[0]))
+        sorted(here.items(), key=lambda item: (item[1].paper or 99, item[1].tier if item[1].paper else "", item[0]))
     )
 
 
