@@ -1,0 +1,49 @@
+"""A Llama of transformers under its own tensor parallelism, without any annotation for TTrace.
+
+`--bug` doubles a gradient on every rank, as a reduction does that runs once too often.
+"""
+
+import os
+import sys
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import ttrace  # 1
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    use_cache=False,
+)
+with tempfile.TemporaryDirectory() as folder:  # instead of a checkpoint from the hub
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    plan = {"tp_plan": "auto"} if WORLD > 1 else {}
+    model = AutoModelForCausalLM.from_pretrained(folder, **plan)
+if WORLD > 1 and "--bug" in sys.argv:
+    model.model.layers[1].mlp.up_proj.weight.register_hook(lambda gradient: 2 * gradient)
+
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+session = ttrace.attach(model, optimizer)  # 2
+for step in range(10):
+    with session.step():  # 3
+        ids, labels = torch.randint(64, (2, 2, 8))
+        batch = session.batch({"input_ids": ids, "labels": labels})  # 4
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(f"step {step} loss {loss.item():.4f}")
+if WORLD > 1:
+    dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""The versions of torch, Python and frameworks on which TTrace runs: `python -m zoo.versions` measures them."""

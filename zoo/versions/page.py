@@ -1,0 +1,101 @@
+"""What was measured of versions: kept as JSON, and written as a page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from ttrace.torch_compat import list_limits
+from zoo.harness.torches.environment import ROOT
+from zoo.versions.cells import CELLS, EXAMPLES, Cell
+from zoo.versions.frameworks import FRAMEWORKS, Outcome
+from zoo.versions.runs import Example
+
+MEASURED = ROOT / "docs" / "measured" / "versions.json"
+PAGE = ROOT / "docs" / "reference" / "versions.md"
+
+
+@dataclass
+class Measured:
+    """Everything that was measured, in the order in which it was last written."""
+
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    frameworks: dict[str, Outcome] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls) -> Measured:
+        kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"cells": [], "frameworks": []}
+        cells = [Cell(**{**row, "failed": tuple(row["failed"])}) for row in kept["cells"]]
+        outcomes = [Outcome(**row) for row in kept["frameworks"]]
+        return cls({(cell.python, cell.torch): cell for cell in cells}, {o.framework: o for o in outcomes})
+
+    def write(self) -> None:
+        """Write the file and the page, in the order in which versions are listed in the code."""
+        self.cells = {key: self.cells[key] for key in CELLS if key in self.cells}
+        self.frameworks = {f.name: self.frameworks[f.name] for f in FRAMEWORKS if f.name in self.frameworks}
+        kept = {
+            "cells": [asdict(cell) for cell in self.cells.values()],
+            "frameworks": [asdict(outcome) for outcome in self.frameworks.values()],
+        }
+        MEASURED.write_text(json.dumps(kept, indent=1) + "\n")
+        PAGE.write_text(self.format_page())
+
+    def format_page(self) -> str:
+        limits = dict.fromkeys(limit for cell in self.cells.values() for limit in list_limits(cell.torch))
+        off = [f"- Below {'.'.join(map(str, limit.below))}: {limit.feature}; {limit.reason}." for limit in limits]
+        return _TEXT.format(
+            names=" | ".join(f"`{example.name}`" for example in EXAMPLES),
+            line="|---" * (3 + len(EXAMPLES)) + "|",
+            cells="\n".join(_format_cell(cell) for cell in self.cells.values()),
+            limits="\n".join(off),
+            frameworks="\n".join(_format_framework(outcome) for outcome in self.frameworks.values()),
+        )
+
+
+def _format_cell(cell: Cell) -> str:
+    tests = f"{cell.passed} passed" + (f", {len(cell.failed)} failed" if cell.failed else "")
+    examples = [_format_exit(example, cell.examples.get(example.name, -1), cell.torch) for example in EXAMPLES]
+    return f"| {cell.torch} | {cell.python} | {tests} | {' | '.join(examples)} |"
+
+
+def _format_framework(outcome: Outcome) -> str:
+    [framework] = [known for known in FRAMEWORKS if known.name == outcome.framework]
+    examples = [
+        f"`{example.name}` {_format_exit(example, outcome.examples.get(example.name, -1), outcome.torch)}"
+        for example in framework.examples
+    ]
+    return f"| {outcome.framework} | {outcome.python} | {outcome.torch} | {', '.join(examples)} |"
+
+
+def _format_exit(example: Example, status: int, torch: str) -> str:
+    text = {0: "passes", 1: "finds it", 2: "off"}.get(status, f"exit {status}")
+    return text if status == example.expect(torch) else f"**{text}**"
+
+
+_TEXT = """# Versions
+
+`.ci/versions` runs all of this and writes this page. The fast tests and the examples ran with each pair of torch and
+Python below, on CPU with gloo. An example *passes* if every tensor agrees with the reference, and *finds it* if
+`ttrace run` reports the bug. What ended otherwise than it should is bold.
+
+| torch | Python | fast tests | {names} |
+{line}
+{cells}
+
+TTrace supports torch 2.8 to 2.15. With 2.6 and 2.7 everything works that is not listed here; `ttrace doctor` lists what
+is off in the version that you have:
+
+{limits}
+
+What `fsdp2` finds in old versions is true: gloo's `reduce_scatter_tensor` sums where FSDP2 asks for the average, so
+gradients are twice as large on two ranks.
+
+## Frameworks
+
+| framework | Python | torch | examples |
+|---|---|---|---|
+{frameworks}
+
+megatron-core needs Python 3.12 since 0.17. It runs on CPU inside of replacements for what needs a GPU
+([How to check Megatron](../howto/megatron.md)).
+"""
