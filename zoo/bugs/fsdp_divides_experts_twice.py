@@ -29,4 +29,5 @@ BUG = Bug(
     case=Case("qwen3_moe", "fsdp+ep", {"fsdp_size": 2, "ep_size": 2}),
     clean_patch=divide_once,
     expected=Expected("model.layers.0.mlp.experts", "param_grad", "constant factor", "ep"),
+    since=(2, 10),
 )

@@ -33,9 +33,9 @@ BUG = Bug(
     tier=Tier.T1,
     topic=Topic.SCALING,
     package="torch 2.8.0",
-    sources=("https://github.com/pytorch/pytorch/pull/159868",),
+    sources=("https://github.com/pytorch/pytorch/issues/162338",),
     case=small("fsdp"),
     clean_patch=average,
-    expected=Expected("tok", "param_grad", "constant factor", "dp", words="2 x the reference"),
+    expected=Expected("tok", "param_grad", "double reduction", "dp", words="2 x the reference"),
     until=(2, 8),
 )

@@ -50,4 +50,5 @@ BUG = Bug(
     case=case(7),
     clean_case=case(8),
     expected=Expected(".", "loss", "uneven weights", words="a mean of means"),
+    since=(2, 8),
 )

@@ -30,4 +30,5 @@ BUG = Bug(
     case=small("tp+loss", loss=by_log_softmax),
     clean_case=small("tp+loss"),
     expected=Expected(".", "grad_output", "backward left out", words="log-softmax"),
+    since=(2, 8),
 )

@@ -26,4 +26,5 @@ BUG = Bug(
     case=case("pp-interleaved-zb"),
     clean_case=case("pp-interleaved"),
     expected=Expected("layers.1.attention_norm", "param_grad", "missing average", "dp"),
+    since=(2, 8),
 )
