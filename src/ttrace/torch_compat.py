@@ -38,7 +38,7 @@ class Limit:
 
 
 LIMITS: tuple[Limit, ...] = (
-    Limit("torch.distributed.pipelining", (2, 7), "its schedules hang"),
+    Limit("torch.distributed.pipelining", (2, 8), "its schedules hang"),
     Limit("FSDP2 on CPU", (2, 7), "it crashes in torch"),
     Limit("uneven strided shards", (2, 8), "_StridedShard cuts evenly only"),
     Limit(

@@ -22,8 +22,8 @@ EXAMPLES = (
     Example("ddp.py", 0),
     Example("ddp.py --bug norm", 1),
     Example("fsdp2.py", 0, ((2, 9), 1)),
-    Example("pipelining.py", 0, ((2, 7), 2)),
-    Example("pipelining.py --bug", 1, ((2, 7), 2)),
+    Example("pipelining.py", 0, ((2, 8), 2)),
+    Example("pipelining.py --bug", 1, ((2, 8), 2)),
 )
 PYTEST = ("python", "-m", "pytest", "-q", "-m", "not slow and not nightly", "-n", "2", "--dist", "loadscope")
 TORCH_FACING = ("tests/test_modules.py", "tests/adapters", "tests/laws", "tests/capture")

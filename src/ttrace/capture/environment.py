@@ -54,13 +54,13 @@ def fingerprint_sources() -> dict[str, str]:
 def _list_loaded_files() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
+        if name == GENERATED_MODULE:
+            continue
         if isinstance(file, str) and not _is_standard(file) and _shows_version(name, file):
             yield str(Path(file).absolute())
 
 
 def _shows_version(name: str, file: str) -> bool:
-    if name == GENERATED_MODULE:
-        return False
     return not _is_installed(file) or "." not in name or name.endswith("version")
 
 

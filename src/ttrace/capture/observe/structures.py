@@ -9,17 +9,17 @@ from torch.utils import _pytree as pytree
 
 from ttrace.tensors.ids import encode_name
 
-Path = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
 """Keys from the outside to the inside, as pytree or the structure itself has them."""
 
 
-def flatten_with_paths(value: Any) -> list[tuple[Path, Any]]:
+def flatten_with_paths(value: Any) -> list[tuple[KeyPath, Any]]:
     """Return every leaf with its path, in the order of `tree_flatten`.
 
     A library may register a type without saying what its children are called, as transformers 4 does with its outputs.
     Their names are then the keys of a mapping, or numbers.
     """
-    leaves: list[tuple[Path, Any]] = []
+    leaves: list[tuple[KeyPath, Any]] = []
     for path, leaf in pytree.tree_flatten_with_path(value, is_leaf=_has_unnamed_children)[0]:
         if _has_unnamed_children(leaf):
             children = pytree.SUPPORTED_NODES[type(leaf)].flatten_fn(leaf)[0]
@@ -30,7 +30,7 @@ def flatten_with_paths(value: Any) -> list[tuple[Path, Any]]:
     return leaves
 
 
-def name_slot(path: Path) -> str:
+def name_slot(path: KeyPath) -> str:
     """Return a path in a structured value as a slot."""
     words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
     return encode_name(".".join(words))
