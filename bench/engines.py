@@ -101,7 +101,8 @@ def rank_killed(run: Run) -> bool:
 
 
 def worker_killed(run: Run) -> None:
-    killed(started("ray", run), lambda p: title(p).startswith("ray::_done"), lambda: True)
+    # Our function is private; idle workers are called ray::IDLE.
+    killed(started("ray", run), lambda p: title(p).startswith("ray::_"), lambda: True)
     print("ray, a worker killed: finished")
 
 
