@@ -333,8 +333,7 @@ def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
     """The groups of parameters that FSDP2 shards together: of a module one for each mesh that they lie on.
 
     `FSDPModule._get_fsdp_state`, since 2.6, and `FSDPState._fsdp_param_groups`, since 2.12; before, a module has at
-    most one group. Without them `attach` needs
-    `grad_factor=` for FSDP2, and takes `dp` for its axis.
+    most one group. Without them `attach` needs `grad_factor=` for FSDP2, and takes `dp` for its axis.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -346,6 +345,15 @@ def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
                     yield from state._fsdp_param_groups
                 elif state._fsdp_param_group is not None:
                     yield state._fsdp_param_group
+
+
+def read_divide_factor(group: Any) -> float | None:
+    """Read the number that a group of FSDP2 was told to divide gradients by; None for the number of its ranks.
+
+    `FSDPParamGroup.gradient_divide_factor`, since 2.8. Before, a script that sets a factor needs `grad_factor=`.
+    """
+    factor = getattr(group, "gradient_divide_factor", None)
+    return None if factor is None else float(factor)
 
 
 def make_hash_store() -> Any:

@@ -26,7 +26,7 @@ from ttrace.layouts.placement import Placement
 from ttrace.reference.shared_modules import read_divided
 from ttrace.tensors.ids import ROOT, Site, encode_name
 from ttrace.tensors.mesh import Mesh
-from ttrace.torch_compat import find_root_mesh, list_fsdp_groups, unwrap_compiled, wait_for
+from ttrace.torch_compat import find_root_mesh, list_fsdp_groups, read_divide_factor, unwrap_compiled, wait_for
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
 DATA_AXIS, PIPELINE_AXIS, CONTEXT_AXIS = "dp", "pp", "cp"
@@ -111,7 +111,7 @@ class Native(Adapter):
         divisors: Counter[float] = Counter()
         for group in groups:
             if group.mesh_info.mesh.size() == widest:
-                divisors[float(group.gradient_divide_factor or widest)] += len(group.fsdp_params)
+                divisors[read_divide_factor(group) or float(widest)] += len(group.fsdp_params)
         return 1.0 / divisors.most_common(1)[0][0] if divisors else 1.0
 
     def attach(self, events: FrameworkEvents) -> None:
