@@ -18,6 +18,10 @@ MINUTES = 30
 """For one command, on a busy machine."""
 
 
+OFF = 2
+"""The exit of an example that needs what a version of torch does not have."""
+
+
 @dataclass(frozen=True)
 class Example:
     """A script of examples/, run as a reference and by torchrun on two ranks."""
@@ -25,8 +29,8 @@ class Example:
     script: str
     exit: int
     """What `ttrace run` ends with: 0 if it passes, 1 if it finds the bug."""
-    exit_before: tuple[tuple[int, int], int] | None = None
-    """A version of torch, and what it ends with below it."""
+    exit_before: tuple[tuple[tuple[int, int], int], ...] = ()
+    """Versions of torch, oldest first, and what it ends with below each."""
     python: str = "python"
     """What runs the reference."""
     rank: str = ""
@@ -37,12 +41,15 @@ class Example:
         return self.script.replace(".py", "")
 
     def expect(self, torch: str) -> int:
-        if self.exit_before is not None and parse_release(torch) < self.exit_before[0]:
-            return self.exit_before[1]
-        return self.exit
+        return next((status for below, status in self.exit_before if parse_release(torch) < below), self.exit)
 
     def run(self, folder: Path, variables: Mapping[str, str], torch: str) -> int:
-        """Return what `ttrace run` ends with; print what it printed if that is not what it should be."""
+        """Return what `ttrace run` ends with; print what it printed if that is not what it should be.
+
+        What is off in this version of torch is not run: it would crash or hang.
+        """
+        if self.expect(torch) == OFF:
+            return OFF
         script, launch = f"{self.rank}examples/{self.script}", "torchrun --standalone --nproc-per-node"
         reference = f"{self.python} {self.rank}examples/{self.script.split()[0]}"
         options = ["--twins", "1", "--no-repeat", "--no-isolate", "--out", str(folder / self.name.replace(" ", ""))]
