@@ -350,7 +350,7 @@ def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
 def read_divide_factor(group: Any) -> float | None:
     """Read the number that a group of FSDP2 was told to divide gradients by; None for the number of its ranks.
 
-    `FSDPParamGroup.gradient_divide_factor`, since 2.8. Before, a script that sets a factor needs `grad_factor=`.
+    `FSDPParamGroup.gradient_divide_factor`, since 2.8. Without it a script that sets a factor needs `grad_factor=`.
     """
     factor = getattr(group, "gradient_divide_factor", None)
     return None if factor is None else float(factor)
