@@ -132,14 +132,14 @@ class Run:
 
 
 @functools.cache
-def bugs() -> Mapping[str, Bug]:
-    """Return the entries that this torch has, by name.
+def bugs(release: tuple[int, int] = RELEASE) -> Mapping[str, Bug]:
+    """Return the entries that this torch has, or the one of another release, by name.
 
     Those of the paper come first, in its order, and of each number the lowest tier first.
     """
     names = sorted(module.name for module in pkgutil.iter_modules(zoo.bugs.__path__))
     known: dict[str, Bug] = {name.replace("_", "-"): _module(name).BUG for name in names}
-    here = {name: bug for name, bug in known.items() if bug.since <= RELEASE <= (bug.until or RELEASE)}
+    here = {name: bug for name, bug in known.items() if bug.since <= release <= (bug.until or release)}
     return dict(
         sorted(here.items(), key=lambda item: (item[1].paper or 99, item[1].tier if item[1].paper else "", item[0]))
     )
