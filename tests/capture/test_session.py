@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import ttrace
 from ttrace.capture.plan import Plan
@@ -358,6 +359,28 @@ def test_loss_gradients_and_parameters_after_the_step_are_recorded(tmp_path: Pat
             assert TensorId.of(step, microbatch, "layers.0.mlp.fc1", Kind.GRAD_INPUT) in ids
         for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.PARAM_AFTER):
             assert TensorId.of(step, None, "layers.0.mlp.fc1.weight", kind) in ids
+
+
+@pytest.mark.parametrize(
+    "roots",
+    [
+        lambda loss: get_gradient_edge(loss),
+        lambda loss: [get_gradient_edge(loss)],
+        lambda loss: iter([loss]),
+    ],
+    ids=["one edge", "edges", "iterator"],
+)
+def test_backward_may_start_from_whatever_torch_accepts(tmp_path: Path, roots: Callable[[torch.Tensor], Any]) -> None:
+    """The pipelining of torch 2.15 passes edges of the graph, which have no value."""
+    model = nn.Linear(2, 2)
+    tracing = session(tmp_path, model)
+    with tracing.step():
+        loss = model(tracing.batch(torch.ones(1, 2))).sum()
+        torch.autograd.backward(roots(loss))
+    ids = Trace(tmp_path / "reference").shards
+    assert model.weight.grad is not None
+    assert TensorId.of(0, None, "weight", Kind.PARAM_GRAD) in ids
+    assert (TensorId.of(0, 0, ".", Kind.LOSS) in ids) == (not isinstance(roots(loss), (list, GradientEdge)))
 
 
 class Rotating(nn.Module):

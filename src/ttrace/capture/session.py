@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.adapters.adapter import Adapter, Optimizer
@@ -306,10 +307,14 @@ class TracingSession(SessionEvents):
 
     # Events of torch functions
 
-    def on_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Record the loss from which a backward pass starts; in a pipeline, the adapter reports the loss."""
+    def on_backward(self, roots: tuple[torch.Tensor | GradientEdge, ...]) -> None:
+        """Record the loss from which a backward pass starts; in a pipeline, the adapter reports the loss.
+
+        A node of the graph has no value that could be recorded.
+        """
         self._buffers.on_backward()
-        if len(tensors) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
+        tensors = [root for root in roots if isinstance(root, torch.Tensor)]
+        if len(tensors) == len(roots) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
             self.on_loss(tensors[0])
 
     def on_final_gradients(self) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.adapters.events import FrameworkEvents
@@ -62,8 +63,8 @@ class SessionEvents(FrameworkEvents):
 
     # Patches of torch functions
 
-    def on_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """A backward pass is about to start from these tensors."""
+    def on_backward(self, roots: tuple[torch.Tensor | GradientEdge, ...]) -> None:
+        """A backward pass is about to start from these tensors, or nodes of the graph."""
 
     def on_final_gradients(self) -> None:
         """All gradients are final: their norm is about to be computed."""

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
+from torch.overrides import is_tensor_like
 
 from ttrace import torch_compat
 from ttrace.capture.observe.events import SessionEvents
@@ -65,10 +67,12 @@ def _find_session() -> SessionEvents | None:
 
 def _wrap_backward(original: Callable[..., None]) -> Callable[..., None]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        is_single = is_tensor_like(tensors) or isinstance(tensors, GradientEdge)  # which is a tuple itself
+        roots = tensors if is_single else tuple(tensors)  # an iterator can be read only once
         session = _find_session()
         if session is not None:
-            session.on_backward((tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors))
-        original(tensors, *args, **kwargs)
+            session.on_backward((roots,) if is_single else roots)
+        original(roots, *args, **kwargs)
 
     return backward
 
