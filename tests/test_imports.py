@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "judge": {"errors", "tensors", "layouts", "values", "trace"},
     "report": {"errors", "torch_compat", "tensors", "layouts", "values", "trace", "judge"},
     "attach": {"errors", "layouts", "adapters", "capture"},
+    "automatic": {"errors", "patches", "torch_compat", "trace", "adapters", "capture", "attach"},
     "workflow": {
         "errors",
         "torch_compat",
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "judge",
         "report",
         "attach",
+        "automatic",
     },
     "testing": {"errors", "torch_compat", "capture", "judge", "report", "workflow"},
 }
@@ -67,6 +69,7 @@ FLOORS = {
         {"state"},
         {"session"},
         {"consecutive"},
+        {"start"},
     ),
     "trace": (
         {"storage", "format"},
@@ -75,6 +78,14 @@ FLOORS = {
         {"rank", "writer"},
         {"reader"},
         {"archive", "relayout"},
+    ),
+    "automatic": (
+        {"variables", "imports", "draws", "losses", "schedules", "joined_models"},
+        {"loaders", "lightning", "first_step"},
+        {"traced_steps"},
+        {"watch"},
+        {"installation"},
+        {"hook"},
     ),
     "report": ({"layout_source", "numbers", "health"}, {"facts"}, {"terminal", "page", "machine"}, {"sweep"}),
     "workflow": (
@@ -92,7 +103,7 @@ FLOORS = {
 """The rooms and files of a folder, from the ground up; each imports only itself and what lies below."""
 
 ONLY_IN = {
-    "torch.distributed": {"torch_compat", "adapters", "capture", "reference", "testing", "workflow"},
+    "torch.distributed": {"torch_compat", "adapters", "automatic", "capture", "reference", "testing", "workflow"},
     "ray": {"workflow"},
     "rich": {"report", "cli"},
     "typer": {"cli"},

@@ -11,7 +11,12 @@ import torch
 from torch import nn
 
 SOURCE = Path(__file__).parent.parent / "src" / "ttrace"
-COMPAT = {"torch_compat.py", "adapters/megatron/compat.py", "adapters/transformers/compat.py"}
+COMPAT = {
+    "adapters/framework_compat.py",
+    "torch_compat.py",
+    "adapters/megatron/compat.py",
+    "adapters/transformers/compat.py",
+}
 EXEMPT = {"_pytree", "_parameters", "_modules"}
 THEIRS = {name for owner in (nn.Module(), torch.Tensor) for name in dir(owner)}
 """Attributes of torch that a file of ours may also use for its own objects."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,6 +18,14 @@ _Batch = TypeVar("_Batch")
 
 PLAN_VARIABLE = "TTRACE_PLAN"
 """The environment variable that switches `attach` on: the path of a plan, and the launch that it is for."""
+
+
+_callbacks: list[Callable[[], None]] = []
+
+
+def on_attach(callback: Callable[[], None]) -> None:
+    """Call this function when a script attaches by itself."""
+    _callbacks.append(callback)
 
 
 class Session(Protocol):
@@ -67,29 +75,10 @@ def attach(
     """
     if not os.environ.get(PLAN_VARIABLE):
         return DisabledSession()
-    from ttrace.adapters.registry import make_adapter
-    from ttrace.capture.consecutive import ConsecutiveSessions
-    from ttrace.capture.plan import Plan
-    from ttrace.capture.session import TracingSession
-    from ttrace.capture.state.snapshot import Snapshot
+    for callback in _callbacks:
+        callback()
+    from ttrace.capture.start import Declarations, start_session
     from ttrace.layouts.rules import Rules
 
-    chunks = list(model) if isinstance(model, (list, tuple)) else [cast("nn.Module", model)]
-    chosen = make_adapter(adapter, chunks, optimizer, mesh)
-
-    def start(plan: Plan) -> TracingSession:
-        return TracingSession(
-            plan,
-            chunks,
-            optimizer,
-            chosen,
-            Rules.of(rules),
-            num_microbatches=num_microbatches,
-            grad_factor=grad_factor,
-        )
-
-    plan = Plan.find(os.environ[PLAN_VARIABLE])
-    if not plan.then:
-        return start(plan)
-    saved = Snapshot(chunks, chosen.find_torch_optimizers(optimizer), with_parameters=plan.parameters == "own")
-    return ConsecutiveSessions(plan, start, saved)
+    declared = Declarations(mesh, Rules.of(rules), num_microbatches, grad_factor, adapter)
+    return start_session(model, optimizer, declared, address=os.environ[PLAN_VARIABLE])

@@ -347,6 +347,21 @@ def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
                     yield state._fsdp_param_group
 
 
+def list_stage_modules(schedule: Any) -> list[nn.Module]:
+    """The modules of the stages that a pipeline schedule runs on this rank.
+
+    `_stage` of schedules with one stage, and `_stages` of others, since 2.6. Without them pipelines attach by hand.
+    """
+    stages = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
+    return [stage.submod for stage in stages]
+
+
+def read_num_chunks(schedule: Any) -> int:
+    """The number of microbatches of a pipeline schedule: `_n_microbatches`, since 2.6. See `list_stage_modules`."""
+    number: int = schedule._n_microbatches
+    return number
+
+
 def read_divide_factor(group: Any) -> float | None:
     """Read the number that a group of FSDP2 was told to divide gradients by; None for the number of its ranks.
 

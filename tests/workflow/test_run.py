@@ -64,13 +64,13 @@ def test_a_script_that_never_attaches_is_told_what_to_do(tmp_path: Path) -> None
     command = script(tmp_path, "print('hello')")
     done = ttrace("run", "--reference", command, "--candidate", command, "--out", str(tmp_path / "run"))
     assert done.returncode == 2
-    assert "left no trace. Does the script call ttrace.attach(model, optimizer)" in " ".join(done.stderr.split())
+    assert "left no trace: no process of it trained a model with an optimizer of torch" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow
 def test_one_traced_command_is_held_to_the_same(tmp_path: Path) -> None:
     for body, words in {
-        "print('hello')": "left no trace. Does the script call ttrace.attach(model, optimizer)",
+        "print('hello')": "left no trace: no process of it trained a model with an optimizer of torch",
         "raise RuntimeError('bad luck')": "RuntimeError: bad luck",
         UNFINISHED: "its rank 0 never finished the traced steps",
     }.items():

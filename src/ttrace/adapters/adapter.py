@@ -6,6 +6,7 @@ what it does in another way: as a rule `recognizes`, `mesh`, `name`, `find_rule`
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,14 +207,23 @@ class Adapter:
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
     ) -> Sequence[Handle]:
-        """Call `before` and `after` around each step of the optimizer, until the handles are removed."""
+        """Call `before` and `after` around each step of the optimizer, until the handles are removed.
+
+        A step that gets a closure computes gradients itself: `before` is called when the closure has first run.
+        """
+
+        def on_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first one is the optimizer
+            if not callable(closure):
+                before()
+                return args, kwargs
+            other = _call_after(closure, before)
+            return ((args[0], other, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": other})
+
         return [
             handle
             for each in list_optimizers(optimizer)
-            for handle in (
-                each.register_step_pre_hook(lambda *_: before()),
-                each.register_step_post_hook(lambda *_: after()),
-            )
+            for handle in (each.register_step_pre_hook(on_step), each.register_step_post_hook(lambda *_: after()))
         ]
 
     # Values
@@ -247,6 +257,18 @@ class Adapter:
     def with_local(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Return a tensor that is distributed like the given one, with these values on this rank."""
         return local
+
+
+def _call_after(closure: Callable[[], Any], function: Callable[[], None]) -> Callable[[], Any]:
+    """Return a closure that calls the function each time after the given one."""
+
+    @functools.wraps(closure)
+    def call_both() -> Any:
+        result = closure()
+        function()
+        return result
+
+    return call_both
 
 
 def find_rank_and_world() -> tuple[int, int]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ttrace.capture.plan import Plan
@@ -46,6 +47,15 @@ class ConsecutiveSessions:
 
     def batch(self, batch: Any) -> Any:
         return self._session.batch(batch)
+
+    def begin_microbatch(self) -> None:
+        self._session.begin_microbatch()
+
+    def generate(self, data: dict[str, Any], number: int, *, exact: bool = False) -> dict[str, Any]:
+        return self._session.generate(data, number, exact=exact)
+
+    def compare(self, slot: str, data: torch.Tensor, number: int) -> None:
+        self._session.compare(slot, data, number)
 
     def close(self) -> None:
         self._plans.clear()

@@ -48,6 +48,14 @@ class Plan(BaseModel):
     """How compiled code runs in traced steps: eagerly or, in a candidate, compiled, with only its boundary traced."""
     microbatch_grads: bool = False
     """Whether to record what each microbatch adds to a parameter's gradient, besides the final gradient."""
+    attach: Literal["auto", "script"] = "auto"
+    """Whether TTrace attaches by itself where the script does not."""
+    data: Literal["generated", "own"] = "generated"
+    """Whether batches are generated, or those of the script are kept and compared."""
+    mesh: str = ""
+    """The mesh of a script that declares none."""
+    rules: dict[str, str] = {}
+    """The layouts of a script that declares none, by pattern."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     record: Literal["full", "sketch"] = "full"

@@ -46,7 +46,7 @@ from ttrace.layouts.rules import Rules
 from ttrace.patches import Patches
 from ttrace.reference.skip_blocks import SkippedBlocks
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, make_scores_slot
-from ttrace.trace.format import End, Manifest
+from ttrace.trace.format import Attachment, End, Manifest
 from ttrace.trace.writer import Writer
 
 
@@ -63,13 +63,14 @@ class TracingSession(SessionEvents):
         *,
         num_microbatches: int = 1,
         grad_factor: float | None = None,
+        attachment: Attachment | None = None,
     ) -> None:
         if plan.role != "reference" and plan.reference is None:
             raise CaptureError(f"a {plan.role} needs the reference's trace: `ttrace trace --reference DIR`.")
         self._patches = Patches()
         """Everything that `close` removes, the last one first."""
         try:
-            self._build(plan, model, optimizer, adapter, rules, num_microbatches, grad_factor)
+            self._build(plan, model, optimizer, adapter, rules, num_microbatches, grad_factor, attachment)
         except BaseException:
             self._patches.remove()
             raise
@@ -83,6 +84,7 @@ class TracingSession(SessionEvents):
         rules: Rules,
         num_microbatches: int,
         grad_factor: float | None,
+        attachment: Attachment | None,
     ) -> None:
         chunks = [model] if isinstance(model, nn.Module) else list(model)
         reference = ReferenceTrace(plan.trusted)
@@ -132,6 +134,7 @@ class TracingSession(SessionEvents):
                 *adapter.notes,
                 *streaming.notes,
             ),
+            attachment=attachment,
             versions=environment.read_versions(),
             environment=environment.read_environment(),
         )
@@ -225,6 +228,23 @@ class TracingSession(SessionEvents):
                 "`with session.step():`."
             )
         return batch
+
+    def begin_microbatch(self) -> None:
+        """Begin the next microbatch of this rank; without it, each call of the model begins one."""
+        self._clock.begin_microbatch()
+        self._hooks.begin_microbatch()
+
+    def generate(self, data: dict[str, Any], number: int, *, exact: bool = False) -> dict[str, Any]:
+        """Return generated data for this rank's microbatch of this number; scalars keep their values.
+
+        With `exact`, integers lie in the range of the given ones, though an embedding may have more rows.
+        """
+        return self._batches.replace(data, number, exact=exact) if self._clock.is_running else data
+
+    def compare(self, slot: str, data: torch.Tensor, number: int) -> None:
+        """Record data that the script keeps, so that it is known whether both sides have the same."""
+        if self._clock.is_running:
+            self._batches.compare(slot, data, number)
 
     def close(self) -> None:
         """Remove the hooks and complete the trace; a second call does nothing."""

@@ -38,6 +38,23 @@ Compiled = Annotated[
 MicrobatchGrads = Annotated[
     bool, typer.Option("--microbatch-grads", help="Record what each microbatch adds to the gradients of parameters.")
 ]
+Attach = Annotated[
+    Literal["auto", "script"],
+    typer.Option(
+        "--attach",
+        help="Find the training step where the script does not call ttrace.attach, or trace only scripts that do.",
+    ),
+]
+Data = Annotated[
+    Literal["generated", "own"],
+    typer.Option("--data", help="With automatic attachment: generate batches, or keep and compare the script's own."),
+]
+Mesh = Annotated[
+    str, typer.Option("--mesh", help="The axes of hand-written parallelism, slowest first, e.g. dp=2,tp=4.")
+]
+RulesFile = Annotated[
+    Path | None, typer.Option("--rules", help="A TOML file with the layouts of hand-written parallelism.")
+]
 Allow = Annotated[
     Path | None, typer.Option("--allow", help="A TOML file of known deviations, each with a reason and a last day.")
 ]

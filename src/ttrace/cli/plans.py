@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from ttrace.capture.plan import Plan
+from ttrace.layouts.rules import read_table
+from ttrace.tensors.mesh import Mesh
 
 
 def make_plan(
@@ -21,6 +23,10 @@ def make_plan(
     own_parameters: bool,
     compiled: Literal["eager", "boundary"],
     microbatch_grads: bool,
+    attach: Literal["auto", "script"],
+    data: Literal["generated", "own"],
+    mesh: str,
+    rules: Path | None,
     store: str = "",
 ) -> Plan:
     """Make the plan that these options describe; each parameter is named as its option."""
@@ -36,4 +42,8 @@ def make_plan(
         parameters="own" if own_parameters else "generated",
         compiled=compiled,
         microbatch_grads=microbatch_grads,
+        attach=attach,
+        data=data,
+        mesh=str(Mesh.parse(mesh.replace(",", " "))) if mesh else "",
+        rules={} if rules is None else read_table(rules),
     )

@@ -14,7 +14,7 @@ from ttrace.judge.comparison.compare import Comparer
 from ttrace.judge.compatibility import check_candidate
 from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
 from ttrace.judge.findings.common_cause import merge_gradients
-from ttrace.judge.findings.data_mismatch import excuse_data, find_data_mismatches, is_from_outside
+from ttrace.judge.findings.data_mismatch import excuse_data, find_data_mismatches, is_from_outside, is_labels
 from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
 from ttrace.judge.findings.localize import find_origins
 from ttrace.judge.findings.missing_annotations import (
@@ -27,6 +27,7 @@ from ttrace.judge.findings.missing_annotations import (
 from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
 from ttrace.judge.findings.randomness import describe_random_numbers, drop_random_findings
 from ttrace.judge.margin import MARGIN
+from ttrace.judge.notes.attachment import note_attachment
 from ttrace.judge.notes.blind_spots import note_blind_spots
 from ttrace.judge.notes.depth import note_depth
 from ttrace.judge.notes.environment import note_environment
@@ -38,7 +39,7 @@ from ttrace.judge.tensors.rank_names import add_microbatches
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.outlier_twins import describe_outlying_twins
 from ttrace.judge.verdict import Comparison, Finding, Judgement
-from ttrace.tensors.ids import Kind
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
 
@@ -95,8 +96,7 @@ def _compare_all(
 ) -> list[Comparison]:
     """Compare every tensor, in the reference's order of appearance; what only the candidate has follows."""
     reference = rounding.reference
-    # A reference may recompute or not; that is not compared.
-    ids = list(dict.fromkeys([*(t for t in reference.shards if not t.kind.is_recompute), *candidate.shards]))
+    ids = _choose_ids(reference, candidate)
     sizes = {tensor_id: reference.num_bytes(tensor_id) + candidate.num_bytes(tensor_id) for tensor_id in ids}
     comparisons, done, total = [], 0, sum(sizes.values())
     comparer = Comparer(reference, rounding, candidate)
@@ -106,6 +106,13 @@ def _compare_all(
         if progress is not None:
             progress(done, total)
     return comparisons
+
+
+def _choose_ids(reference: Trace, candidate: Trace) -> list[TensorId]:
+    """Choose what is compared. A reference may recompute or not, and a rank may have labels that cannot be placed."""
+    ours = (t for t in reference.shards if not t.kind.is_recompute)
+    unplaced = {t for t in reference.shards.keys() ^ candidate.shards.keys() if is_labels(t)}
+    return [t for t in dict.fromkeys([*ours, *candidate.shards]) if t not in unplaced]
 
 
 def _excuse_unstated(comparisons: list[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
@@ -168,6 +175,7 @@ def _collect_notes(
 ) -> tuple[str, ...]:
     notes = [
         *(note_environment(reference, candidate) if found else ()),
+        *note_attachment(reference, candidate),
         *reference.notes,
         *candidate.notes,
         *note_factor(reference, candidate),

@@ -54,7 +54,7 @@ class Rules:
     def of(cls, rules: Mapping[str, str] | Path | str | None, origin: str = "") -> Rules:
         """Make rules from a mapping of patterns to layouts in the notation, or from a TOML file with such a table."""
         if isinstance(rules, (Path, str)):
-            return cls.of(_read_table(Path(rules)), origin=Path(rules).name)
+            return cls.of(read_table(Path(rules)), origin=Path(rules).name)
         items = (rules or {}).items()
         return cls(tuple(Rule(pattern, _parse_layout(pattern, layout), origin) for pattern, layout in items))
 
@@ -98,7 +98,8 @@ def _parse_layout(pattern: str, layout: str) -> Layout:
         raise LayoutError(f'rule "{pattern}": {error}') from None
 
 
-def _read_table(path: Path) -> dict[str, str]:
+def read_table(path: Path) -> dict[str, str]:
+    """Read the table of a rules file: patterns and their layouts."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("layouts")
     except (OSError, ValueError, RecursionError) as error:

@@ -16,6 +16,8 @@ from ttrace.errors import TTraceError
 
 ROOT = "."
 """The name of the model itself, whose own path is empty."""
+LABELS = "labels"
+"""The name under which labels are recorded that a script keeps, and that do not pass through the model."""
 MAIN_PARAM = "main_param"
 """The slot of a parameter that the optimizer keeps and updates in higher precision than the model does."""
 

@@ -64,6 +64,22 @@ class ModuleInfo(BaseModel):
     source: str = ""
 
 
+class Attachment(BaseModel):
+    """What automatic attachment found in a script."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    """The class of the model, and of what wraps it."""
+    optimizers: tuple[str, ...]
+    data: str
+    """Where data enters, in words."""
+    num_microbatches: NonNegativeInt
+    """The number of microbatches of this rank's first step."""
+    labels: bool
+    """Whether it is known where labels enter. If not, a loss that differs may come from other labels."""
+
+
 class Manifest(BaseModel):
     """What is known of a rank before its first record."""
 
@@ -95,6 +111,8 @@ class Manifest(BaseModel):
     reduced: tuple[str, ...] = ()
     """Axes over which the framework reduces gradients: along them final gradients are equal, bit for bit."""
     notes: tuple[str, ...] = ()
+    attachment: Attachment | None = None
+    """What automatic attachment found; None if the script attached by itself."""
     versions: dict[str, str] = {}
     environment: dict[str, str] = {}
     """The variables that change how training computes."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ttrace.attach import PLAN_VARIABLE
+from ttrace.automatic.variables import make_variables
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.workflow import supervisor
@@ -32,6 +33,8 @@ class LaunchResult:
     status: int
     seconds: float
     log: Path
+    mark: Path | None = None
+    """The file that the hook of automatic attachment makes, and into which it writes why it did not attach."""
 
     def find_error(self, num_lines: int = 15) -> str:
         """Find what went wrong in the log: the first error with its traceback, else the last lines.
@@ -175,10 +178,13 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
     folder = plan.out.parent
     plan_file = folder / f"{plan.out.name}.plan.json"
     plan.model_copy(update={"out": plan.out.resolve()}).save(plan_file)
-    log = folder / f"{plan.out.name}.log"
+    log, mark = (folder / f"{plan.out.name}.{ending}" for ending in ("log", "hooked"))
+    mark.unlink(missing_ok=True)
     start = time.monotonic()
     with log.open("wb") as output:
         environment = {**os.environ, PLAN_VARIABLE: plan.address(plan_file.resolve())}
+        if plan.attach == "auto":
+            environment.update(make_variables(environment, mark.resolve()))
         running = launches.start(command, output, environment)
         try:
             status = running.wait(timeout)
@@ -189,4 +195,4 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
             ) from None
         finally:
             launches.end(running)
-    return LaunchResult(command, status, time.monotonic() - start, log)
+    return LaunchResult(command, status, time.monotonic() - start, log, mark)

@@ -27,7 +27,7 @@ from ttrace.trace.storage.seal import open_document, seal_document
 from ttrace.trace.storage.store import Remote
 from ttrace.trace.writer import write_whole
 from ttrace.workflow.git import describe_commit
-from ttrace.workflow.launch import Launches, launch
+from ttrace.workflow.launch import Launches, LaunchResult, launch
 
 
 class _Mark(BaseModel):
@@ -91,8 +91,8 @@ class Stage:
             )
         if not self._is_begun():
             raise TTraceError(
-                f"{words} succeeded but left no trace. Does the script call ttrace.attach(model, optimizer)? Its "
-                f"output is in {launched.log}."
+                f"{words} succeeded but left no trace: {self._explain_no_trace(launched)} Its output is in "
+                f"{launched.log}."
             )
         trace = self.trace
         if trace.launch != number:
@@ -106,6 +106,18 @@ class Stage:
             )
         self.mark()
         return trace
+
+    def _explain_no_trace(self, launched: LaunchResult) -> str:
+        if self.plan.attach == "script":
+            return "does the script call ttrace.attach(model, optimizer)?"
+        if launched.mark is None or not launched.mark.exists():
+            return (
+                "no process of it could be watched. `python -S`, `-I` and `-E` prevent that, and so does a launcher "
+                "that clears PYTHONPATH. Leave that out, or call ttrace.attach(model, optimizer) in the script."
+            )
+        return (
+            launched.mark.read_text(encoding="utf-8") or "no process of it trained a model with an optimizer of torch."
+        )
 
     def is_complete(self) -> bool:
         """Whether every rank finished."""

@@ -84,8 +84,8 @@ class Native(Adapter):
     @cached_property
     def reduced_axes(self) -> frozenset[str]:
         """The axes of DDP's group, and the axis along which FSDP2's shards are replicated."""
-        wrapped = [chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)]
-        if wrapped and len(wrapped) == len(self.chunks):
+        wrapped = list_ddp(self.chunks)
+        if wrapped:
             groups = [dist.get_process_group_ranks(chunk.process_group) for chunk in wrapped]
             return frozenset.intersection(*(_find_spanned_axes(self.mesh, ranks) for ranks in groups))
         replicated = {layouts.read_axis_names(mesh)[0] for mesh in _list_fsdp_meshes(self.chunks) if mesh.ndim == 2}
@@ -101,8 +101,7 @@ class Native(Adapter):
 
         For hand-written reductions the script must state it itself.
         """
-        ddp = next((chunk for chunk in self.chunks if isinstance(chunk, DistributedDataParallel)), None)
-        if ddp is not None:
+        for ddp in list_ddp(self.chunks):
             return 1.0 / dist.get_world_size(ddp.process_group)
         groups = list(list_fsdp_groups(self.chunks))
         # From the groups that reduce over most ranks: experts may be sharded over fewer, with a factor that makes up
@@ -151,6 +150,14 @@ def list_device_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
     return [p.device_mesh for chunk in chunks for p in chunk.parameters() if isinstance(p, DTensor)]
 
 
+def list_ddp(chunks: Sequence[nn.Module]) -> list[DistributedDataParallel]:
+    """List the modules of DDP, if they hold everything that is trained; otherwise none."""
+    found = [module for chunk in chunks for module in chunk.modules() if isinstance(module, DistributedDataParallel)]
+    reduced = {id(parameter) for module in found for parameter in module.parameters()}
+    trained = (parameter for chunk in chunks for parameter in chunk.parameters() if parameter.requires_grad)
+    return found if all(id(parameter) in reduced for parameter in trained) else []
+
+
 def find_mesh(chunks: Sequence[nn.Module], device_meshes: Iterable[DeviceMesh], num_ranks: int) -> Mesh:
     """Join the meshes that parameters lie on, each as a factorisation; with DDP, all ranks lie along dp."""
     roots = dict.fromkeys(find_root_mesh(mesh) for mesh in dict.fromkeys(device_meshes))
@@ -158,7 +165,7 @@ def find_mesh(chunks: Sequence[nn.Module], device_meshes: Iterable[DeviceMesh], 
         widest = max(root.size() for root in roots)
         parts = [part for root in roots if root.size() == widest for part in layouts.convert_mesh(root).factorisations]
         return _join_factorisations(tuple(dict.fromkeys(parts)))
-    if num_ranks > 1 and any(isinstance(chunk, DistributedDataParallel) for chunk in chunks):
+    if num_ranks > 1 and list_ddp(chunks):
         return Mesh.of(**{DATA_AXIS: num_ranks})
     return make_anonymous_mesh(num_ranks)
 

@@ -33,6 +33,7 @@ class Hooks:
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], events: SessionEvents) -> None:
         self._events = events
         self._calls: list[tuple[nn.Module, ModuleCall | None]] = []
+        self._is_driven = False
         self._handles: list[RemovableHandle] = []
         for name, module in modules:
             # Inputs last and outputs first: in between, parallelised modules still hold DTensors.
@@ -46,9 +47,17 @@ class Hooks:
             handle.remove()
         self._handles.clear()
 
+    def begin_microbatch(self) -> None:
+        """Forget all calls: recomputation stops early, with an exception, and leaves calls behind.
+
+        If nobody says when a microbatch begins, it is when the model is called.
+        """
+        self._is_driven = True
+        self._calls.clear()
+
     def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if name == ROOT and not is_recompute():
-            self._calls.clear()  # recomputation stops early, with an exception, and leaves calls behind
+        if name == ROOT and not is_recompute() and not self._is_driven:
+            self._calls.clear()
         call = self._begin_call(name)
         self._calls.append((module, call))
         if call is None:

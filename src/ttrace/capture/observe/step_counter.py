@@ -20,7 +20,10 @@ class PipelineChunk:
 
 
 class StepCounter:
-    """Counter of steps and microbatches. Without a pipeline, each forward of the model begins a microbatch."""
+    """Counter of steps and microbatches.
+
+    Without a pipeline, each forward of the model begins a microbatch, unless `begin_microbatch` says so.
+    """
 
     def __init__(self) -> None:
         self.step = 0
@@ -29,6 +32,8 @@ class StepCounter:
         self.has_final_gradients = False
         self.chunk: PipelineChunk | None = None
         self.is_pipelined = False
+        self.is_driven = False
+        """Whether `begin_microbatch` is called for each microbatch, so that forwards of the model do not count them."""
         self._microbatch = -1
         self._calls: Counter[tuple[int, str]] = Counter()
 
@@ -67,11 +72,16 @@ class StepCounter:
         finally:
             self.chunk = outer
 
+    def begin_microbatch(self) -> None:
+        """Begin the next microbatch."""
+        self.is_driven = True
+        self._microbatch += 1
+
     def count_forward(self, name: str, *, is_repeated: bool) -> int:
         """Count a module's forward that begins, and return the number of this call within its microbatch."""
         if is_repeated and self.chunk is not None:
             return 0  # each stage on this rank has a part or a copy of the module
-        if name == ROOT:
+        if name == ROOT and not self.is_driven:
             self._microbatch += 1
         key = (self.microbatch, name)
         self._calls[key] += 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, TypeGuard
 
+import torch
 from torch.utils import _pytree as pytree
 
 from ttrace.tensors.ids import encode_name
@@ -34,6 +35,17 @@ def name_slot(path: KeyPath) -> str:
     """Return a path in a structured value as a slot."""
     words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
     return encode_name(".".join(words))
+
+
+def is_unknown_mapping(value: Any) -> TypeGuard[MutableMapping[str, Any]]:
+    """Whether this is a mapping that pytree takes for a leaf, as the batches of transformers' tokenizers are."""
+    return isinstance(value, MutableMapping) and type(value) not in pytree.SUPPORTED_NODES
+
+
+def has_tensors(value: Any) -> bool:
+    """Whether there is a tensor in a structured value."""
+    leaves = pytree.tree_leaves(dict(value) if is_unknown_mapping(value) else value)
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def _has_unnamed_children(value: Any) -> bool:

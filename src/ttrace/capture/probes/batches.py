@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ttrace.capture.observe.step_counter import StepCounter
-from ttrace.capture.observe.structures import flatten_with_paths, name_slot
+from ttrace.capture.observe.structures import flatten_with_paths, is_unknown_mapping, name_slot
 from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import Generator
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
+from ttrace.layouts.placement import Placement
+from ttrace.tensors.ids import LABELS, ROOT, Kind, Site, TensorId
+from ttrace.tensors.region import Region
 
 
 class Batches:
@@ -27,9 +30,23 @@ class Batches:
         self._dispatcher = dispatcher
 
     def generate(self, batch: Any) -> Any:
-        """Generate data with the batch's own structure, shapes, ranges and dtypes."""
+        """Generate the next batch, with this batch's own structure, shapes, ranges and dtypes."""
         number = self._clock.num_batches
         self._clock.num_batches += 1
+        return self.replace(batch, number)
+
+    def compare(self, slot: str, data: torch.Tensor, number: int) -> None:
+        """Record data as it is. A rank that has only a part of it is left out: nothing states which part."""
+        tensor_id = self._dispatcher.id_of(Site(LABELS, Kind.BATCH, slot), number)
+        if self._resolver.is_like_reference(tensor_id, data):
+            self._dispatcher.visit(tensor_id, data.detach(), number, stated=Placement(Region.whole(tuple(data.shape))))
+
+    def replace(self, batch: Any, number: int, *, exact: bool = False) -> Any:
+        """Generate data for this rank's microbatch of this number; with `exact`, see `Generator.generate_leaf`."""
+        if is_unknown_mapping(batch):
+            other = copy.copy(batch)
+            other.update(self.replace(dict(batch), number, exact=exact))
+            return other
         paths, structure = flatten_with_paths(batch), pytree.tree_structure(batch)
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
@@ -39,7 +56,7 @@ class Batches:
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
                 tensor_id = self._dispatcher.id_of(Site(ROOT, Kind.BATCH, name_slot(path)), number)
-                leaf, generated = self._generator.generate_leaf(tensor_id, leaf, number)
+                leaf, generated = self._generator.generate_leaf(tensor_id, leaf, number, exact=exact)
                 self._dispatcher.visit(
                     tensor_id, leaf, number, values=generated.distribution, fallback=generated.placement
                 )

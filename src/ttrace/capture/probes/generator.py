@@ -74,15 +74,15 @@ class Generator:
         return GeneratedTensor(placement, source.distribution)
 
     def generate_leaf(
-        self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int
+        self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int, *, exact: bool = False
     ) -> tuple[torch.Tensor, GeneratedTensor]:
-        """Generate data in place of one tensor of a batch.
+        """Generate data in place of one tensor of a batch; with `exact`, in the range of its own values.
 
         Where random numbers would destroy the structure of the data, the reference keeps its own data, and other runs
         replay them from its trace.
         """
         placement = self._resolver.resolve_or_infer(tensor_id, leaf, microbatch)
-        generated = GeneratedTensor(placement, self._choose_batch_distribution(tensor_id, leaf))
+        generated = GeneratedTensor(placement, self._choose_batch_distribution(tensor_id, leaf, exact=exact))
         if generated.distribution is not None:
             return self._generate(tensor_id, generated, leaf), generated
         full = self._reference.tensor(tensor_id)
@@ -108,8 +108,10 @@ class Generator:
         # A shard must not decide the spread of the whole: with several ranks, only the rounded mean is taken from it.
         return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
 
-    def _choose_batch_distribution(self, tensor_id: TensorId, leaf: torch.Tensor) -> Distribution | None:
+    def _choose_batch_distribution(
+        self, tensor_id: TensorId, leaf: torch.Tensor, *, exact: bool
+    ) -> Distribution | None:
         if self._plan.reference is not None:
             return self._reference.distribution(tensor_id)
         # With several ranks, only some have the embedding, and all must generate the same data.
-        return measure_batch(leaf, self._tables if self._adapter.mesh.num_ranks == 1 else ())
+        return measure_batch(leaf, self._tables if self._adapter.mesh.num_ranks == 1 and not exact else ())

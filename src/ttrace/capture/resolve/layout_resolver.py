@@ -86,6 +86,11 @@ class LayoutResolver:
         last = (tensor_id.microbatch or 0) * num_ranks + num_ranks - 1
         return self._reference.record(replace(tensor_id, microbatch=last)) is not None
 
+    def is_like_reference(self, tensor_id: TensorId, tensor: torch.Tensor) -> bool:
+        """Whether the reference has a tensor of this shape, or there is no reference yet."""
+        shape = self._reference.shape(tensor_id)
+        return shape is None or shape == tuple(tensor.shape)
+
     def count_microbatch(self, number: int) -> int:
         """Return the number of this rank's microbatch among those of all ranks.
 

@@ -20,8 +20,9 @@ def lint(
     margin: options.Margin = MARGIN,
     json_output: options.Json = False,
 ) -> None:
-    """List the layouts that nobody stated, and what they seem to be."""
+    """List what nobody stated: layouts, and what TTrace attached to by itself."""
     from ttrace.report.machine import suggest
+    from ttrace.trace.reader import Trace
     from ttrace.workflow.run import Run, Strictness
 
     judgement = Run(folder).judge(Strictness(margin))
@@ -31,6 +32,9 @@ def lint(
     elif suggest_rules:
         typer.echo(suggest.suggest_rules(judgement), nl=False)
     else:
+        attachment = Trace(Run(folder).candidate).manifest.attachment
+        for line in suggest.suggest_lines(attachment) if attachment is not None else ():
+            typer.echo(f"attach: {line}")
         for row in rows:
             layout = f' "{row["layout"]}"' if row["layout"] else ""
             typer.echo(f"{row['site']}: {row['how']}{layout}")

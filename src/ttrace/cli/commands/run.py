@@ -31,6 +31,10 @@ def run(
     repeat: options.Repeat = True,
     compiled: options.Compiled = "eager",
     microbatch_grads: options.MicrobatchGrads = False,
+    attach: options.Attach = "auto",
+    data: options.Data = "generated",
+    mesh: options.Mesh = "",
+    rules: options.RulesFile = None,
     allow: options.Allow = None,
     fail_on: options.FailOn = "unjudged",
     fresh: options.Fresh = False,
@@ -64,6 +68,10 @@ def run(
         own_parameters=own_parameters,
         compiled=compiled,
         microbatch_grads=microbatch_grads,
+        attach=attach,
+        data=data,
+        mesh=mesh,
+        rules=rules,
     )
     commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
     lines = StageLines()

@@ -28,6 +28,10 @@ def trace(
     own_parameters: options.OwnParameters = False,
     compiled: options.Compiled = "eager",
     microbatch_grads: options.MicrobatchGrads = False,
+    attach: options.Attach = "auto",
+    data: options.Data = "generated",
+    mesh: options.Mesh = "",
+    rules: options.RulesFile = None,
     timeout: options.Timeout = 1800.0,
     json_output: options.Json = False,
 ) -> None:
@@ -53,6 +57,10 @@ def trace(
         own_parameters=own_parameters,
         compiled=compiled,
         microbatch_grads=microbatch_grads,
+        attach=attach,
+        data=data,
+        mesh=mesh,
+        rules=rules,
         store=store,
     )
     if reference is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Verdict
-from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.tensors.ids import LABELS, ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
 
 _FED = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS)
@@ -23,7 +23,28 @@ def find_data_mismatches(comparisons: Sequence[Comparison], reference: Trace, ca
     batches = [c for c in comparisons if c.id.kind is Kind.BATCH]
     # A model's input that differs although it was made from the same batch is the candidate's own doing.
     outside = batches or [c for c in comparisons if is_from_outside(c)]
-    return [sentence for sentence in map(_explain_other_data, outside) if sentence]
+    sentences = [sentence for sentence in map(_explain_other_data, outside) if sentence]
+    return sentences or _explain_unknown_labels(comparisons, reference)
+
+
+def is_labels(tensor_id: TensorId) -> bool:
+    """Whether this is a record of labels that a script keeps."""
+    return tensor_id.kind is Kind.BATCH and tensor_id.name == LABELS
+
+
+def _explain_unknown_labels(comparisons: Sequence[Comparison], reference: Trace) -> list[str]:
+    """Say that labels may differ, if nobody knows where they enter and the loss is the first that differs."""
+    attachment = reference.manifest.attachment
+    if attachment is None or attachment.labels:
+        return []
+    wrong = {c.id.kind for c in comparisons if c.verdict.is_wrong}
+    if Kind.LOSS not in wrong or wrong & {Kind.INPUT, Kind.OUTPUT}:
+        return []
+    return [
+        "the losses differ although the model's outputs agree, and it is not known where labels enter: either the loss "
+        "is wrong, or the two sides use different labels. Load them with a DataLoader, pass them to a loss of "
+        "torch.nn.functional, or call ttrace.attach and session.batch in the script."
+    ]
 
 
 def excuse_data(comparison: Comparison) -> Comparison:

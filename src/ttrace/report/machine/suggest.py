@@ -10,6 +10,7 @@ from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.pattern import matches
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Site
+from ttrace.trace.format import Attachment
 
 _WARNING = (
     "# A missing all-reduce looks exactly like a pending sum. Take a line below only if you know that the sum is\n"
@@ -90,3 +91,15 @@ def _make_pattern(site: Site) -> str:
 
 def _drop_numbers(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def suggest_lines(attachment: Attachment) -> list[str]:
+    """Write the lines with which a script would state what automatic attachment found."""
+    names = [f"optimizer_{i + 1}" for i in range(len(attachment.optimizers))]
+    optimizer = f"[{', '.join(names)}]" if len(names) > 1 else "optimizer"
+    return [
+        "import ttrace",
+        f"session = ttrace.attach(model, {optimizer})  # {attachment.model}; {', '.join(attachment.optimizers)}",
+        f"with session.step():  # around {attachment.num_microbatches} microbatches and the optimizer's step",
+        f"    batch = session.batch(batch)  # for each microbatch, in place of {attachment.data}",
+    ]

@@ -1,0 +1,1 @@
+"""Automatic attachment: the training step is found in a script that does not mention TTrace."""

@@ -1,0 +1,208 @@
+"""What the first training step of a script shows: its models, its optimizers, and where data comes from."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+from torch.utils import _pytree as pytree
+
+from ttrace.attach import PLAN_VARIABLE
+from ttrace.automatic.draws import Line
+from ttrace.capture.plan import Plan
+from ttrace.capture.state.snapshot import Snapshot
+from ttrace.errors import CaptureError
+from ttrace.torch_compat import WRAPPER_ATTRIBUTES, list_stage_modules, read_num_chunks
+from ttrace.trace.format import Attachment
+
+
+class FirstStep:
+    """Observations of the first step, and the state of before it."""
+
+    def __init__(self) -> None:
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        """All optimizers of the process."""
+        self._optimizer_names: set[str] = set()
+        self.has_target = False
+        """Whether a loss function got labels outside of the model."""
+        self._draws: Counter[Line] = Counter()
+        self._calls: dict[nn.Module, int] = {}
+        self._stepped: dict[Optimizer, bool] = {}
+        """The optimizers that have stepped; True for one that another optimizer steps."""
+        self._saved: WeakSet[Optimizer] = WeakSet()
+        self._loaders: WeakSet[Any] = WeakSet()
+        self._last_loader: Any = None
+        self._num_chunks = self._num_batches = 0
+        self._has_loss = False
+        self._snapshots: list[Snapshot] = []
+
+    @cached_property
+    def plan(self) -> Plan:
+        return Plan.find(os.environ[PLAN_VARIABLE])
+
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        """Note an optimizer that was made."""
+        self._optimizers.add(optimizer)
+        self._optimizer_names.add(type(optimizer).__name__)
+
+    def on_call(self, module: nn.Module) -> None:
+        """Count a training call of a module that no other module calls."""
+        if module not in self._calls:
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                return
+            self._snapshots.append(Snapshot([module], [], with_parameters=self.plan.parameters == "own"))
+            self._calls[module] = 0
+        self._calls[module] += 1
+        if self._last_loader is not None:
+            self._loaders.add(self._last_loader)
+
+    def on_result(self, module: nn.Module, result: Any) -> None:
+        """Note a model that returns its loss: labels were among its arguments."""
+        if module not in self._calls:
+            return
+        leaves = pytree.tree_leaves(result)
+        self._has_loss |= any(isinstance(x, torch.Tensor) and x.ndim == 0 and x.requires_grad for x in leaves)
+
+    def on_batch(self, loader: Any) -> None:
+        self._last_loader = loader
+        self._num_batches += 1
+
+    def is_training_loader(self, loader: Any) -> bool:
+        """Whether a training call followed a batch of this loader."""
+        return loader in self._loaders
+
+    def on_draw(self, line: Line) -> None:
+        if self._optimizers and not self._stepped:
+            self._draws[line] += 1
+
+    def is_data_line(self, line: Line) -> bool:
+        """Whether random numbers were drawn here before, once or several times for each microbatch."""
+        return self.count_draws(line) > 0
+
+    def count_draws(self, line: Line) -> int:
+        """Count how often a line draws for each microbatch; 0 for a line that does not draw for microbatches."""
+        num_draws, rest = divmod(self._draws[line], max(self.num_microbatches, 1))
+        return 0 if rest else num_draws
+
+    @property
+    def num_microbatches(self) -> int:
+        """The number of microbatches that this rank ran."""
+        return self._num_chunks or max(self._calls.values(), default=0)
+
+    @property
+    def is_pipeline(self) -> bool:
+        return self._num_chunks > 0
+
+    def on_schedule(self, schedule: Any) -> None:
+        """Note the stages of a pipeline, and the number of its microbatches."""
+        self._num_chunks = read_num_chunks(schedule)
+        for module in list_stage_modules(schedule):
+            self.on_call(module)
+
+    def on_step_begin(self, optimizer: Optimizer) -> None:
+        """Save an optimizer's state before its first step."""
+        if optimizer not in self._saved:
+            self._saved.add(optimizer)
+            self._snapshots.insert(0, Snapshot([], [optimizer], with_parameters=False))
+
+    def on_step_end(self, optimizer: Optimizer, *, is_inner: bool) -> None:
+        """Note an optimizer that has stepped; `is_inner` if another one called it."""
+        self._stepped.setdefault(optimizer, is_inner)
+
+    def is_over(self) -> bool:
+        """Whether all optimizers have stepped that any called module needs."""
+        if not self._stepped:
+            return False
+        trained = {id(each) for model in self._calls for each in model.parameters() if each.requires_grad}
+        open_parameters = trained - _list_parameters(self._stepped)
+        waiting = (each for each in self._optimizers if each not in self._stepped)
+        return not any(_list_parameters([each]) & open_parameters for each in waiting)
+
+    @cached_property
+    def models(self) -> list[nn.Module]:
+        """The modules that were called and that the optimizers train, without those inside of another one.
+
+        They are the stages of a pipeline on this rank, or models of their own, such as a generator and a
+        discriminator.
+        """
+        updated = _list_parameters(self._stepped)
+        trained = [model for model in self._calls if any(id(each) in updated for each in model.parameters())]
+        inner = {id(child) for model in trained for child in model.modules() if child is not model}
+        models = [model for model in trained if id(model) not in inner]
+        if not models:
+            names = ", ".join(type(each).__name__ for each in self._stepped)
+            raise CaptureError(
+                f"{names} stepped, but none of its parameters belongs to a module that the script called: a framework "
+                "keeps copies of them. Attach by hand, with an adapter for this framework."
+            )
+        return models
+
+    @property
+    def calls_per_microbatch(self) -> int:
+        """How often the first model is called in each microbatch: a batch may pass through it several times."""
+        num_calls = self._calls[self.models[0]]
+        return num_calls // self._num_batches if self._num_batches and num_calls % self._num_batches == 0 else 1
+
+    @property
+    def outer_optimizers(self) -> list[Optimizer]:
+        """The optimizers that the script steps itself."""
+        return [optimizer for optimizer, is_inner in self._stepped.items() if not is_inner]
+
+    def describe(self) -> Attachment:
+        """Describe what was found."""
+        return Attachment(
+            model=", ".join(map(describe_model, self.models)),
+            optimizers=tuple(type(each).__name__ for each in self.outer_optimizers),
+            data=self._describe_data(),
+            num_microbatches=self.num_microbatches,
+            labels=bool(self._loaders or self.has_target or self.has_draws or self._has_loss),
+        )
+
+    @property
+    def has_draws(self) -> bool:
+        return any(map(self.is_data_line, self._draws))
+
+    def _describe_data(self) -> str:
+        loaders = sorted({type(each).__name__ for each in self._loaders})
+        parts = (
+            f"batches of {', '.join(loaders)}" if loaders else "arguments of the model's call",
+            "random numbers that the script draws" if self.has_draws else "",
+            "labels of a loss function" if self.has_target and not loaders else "",
+        )
+        return ", ".join(filter(None, parts))
+
+    def restore(self) -> None:
+        """Restore the state of before the step."""
+        for snapshot in reversed(self._snapshots):
+            snapshot.restore()
+        self._snapshots.clear()
+
+    def describe_problem(self) -> str:
+        """Say why nothing was traced; empty if the process does not train."""
+        if self._stepped:
+            return (
+                "the script ended after its first training step. TTrace watches the first step and traces the second: "
+                "let the script run at least two, or attach by hand (docs/howto/attach.md)."
+            )
+        if self._calls and self._optimizer_names:
+            names = ", ".join(sorted(self._optimizer_names))
+            return f"the script called its model, but no optimizer stepped ({names})."
+        return ""
+
+
+def _list_parameters(optimizers: Iterable[Optimizer]) -> set[int]:
+    return {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+
+
+def describe_model(model: nn.Module) -> str:
+    """Name a model's class, inside of what wraps it."""
+    inner = next((child for name in WRAPPER_ATTRIBUTES if (child := model._modules.get(name)) is not None), None)
+    name = type(model).__name__
+    return name if inner is None else f"{name}({describe_model(inner)})"

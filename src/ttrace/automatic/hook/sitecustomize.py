@@ -1,0 +1,72 @@
+"""Python imports this file when it starts, in every process of a command that `ttrace` launched.
+
+It waits until the script has imported torch, and then starts to watch for a training step. Until then it costs nothing,
+and a process that never imports torch is left alone. It imports nothing of TTrace before, since a process may have
+other packages than this one.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+_FOLDER = str(pathlib.Path(__file__).parent)
+_PLAN, _MARK = "TTRACE_PLAN", "TTRACE_HOOKED"
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Finder that lets others find torch, and starts the watch when torch has been imported."""
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module  # back to the method of its class
+                run(module)
+                _start()
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _start() -> None:
+    try:
+        from ttrace.automatic.installation import install
+    except ImportError:  # an environment of its own, without TTrace
+        return
+    install()
+
+
+def _run_users_own() -> None:
+    """Run the sitecustomize that this one hides, if there is one."""
+    sys.path[:] = [folder for folder in sys.path if folder != _FOLDER]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if os.environ.get(_PLAN):
+    if mark := os.environ.get(_MARK):
+        pathlib.Path(mark).touch()
+    sys.meta_path.insert(0, _AfterTorch())
+_run_users_own()

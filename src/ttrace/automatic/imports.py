@@ -1,0 +1,54 @@
+"""Functions that are called when a framework's module has been imported."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ttrace.patches import Patches
+
+OnImport = Callable[[ModuleType], None]
+
+
+def watch_imports(functions: Mapping[str, OnImport], patches: Patches) -> None:
+    """Call the function of a module when it has been imported; at once for a module that is there already."""
+    waiting = dict(functions)
+    for name in [name for name in waiting if name in sys.modules]:
+        waiting.pop(name)(sys.modules[name])
+    finder = _Finder(waiting)
+    sys.meta_path.insert(0, finder)
+    patches.on_remove(lambda: sys.meta_path.remove(finder))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finder that lets others find a module."""
+
+    def __init__(self, waiting: dict[str, OnImport]) -> None:
+        self._waiting = waiting
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        on_import = self._waiting.pop(name, None)
+        if on_import is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module  # back to the method of its class
+                run(module)
+                on_import(module)
+
+            loader.exec_module = exec_module
+        return spec

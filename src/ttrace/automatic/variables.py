@@ -1,0 +1,20 @@
+"""Environment variables by which every Python process of a command loads the hook of automatic attachment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+HOOK = Path(__file__).parent / "hook"
+MARK_VARIABLE = "TTRACE_HOOKED"
+"""The variable with the path of a file that the hook touches, so that its absence can be reported."""
+
+
+def make_variables(environment: Mapping[str, str], mark: Path) -> dict[str, str]:
+    """Make the variables to set for a command that has this environment otherwise."""
+    before = environment.get("PYTHONPATH", "")
+    return {
+        "PYTHONPATH": os.pathsep.join([str(HOOK), *([before] if before else [])]),
+        MARK_VARIABLE: str(mark),
+    }

@@ -1,0 +1,181 @@
+"""Watch over a process for its training step.
+
+The script's first step runs as it is, and shows which modules are called, which optimizers step, and where data comes
+from. When the second one begins, the state of before the first is restored and a session is attached. So nothing has to
+be guessed, frameworks have prepared all that they prepare lazily, and a script that attaches by itself before its first
+step finds nothing changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ttrace.automatic.draws import Line, watch_draws
+from ttrace.automatic.first_step import FirstStep
+from ttrace.automatic.imports import watch_imports
+from ttrace.automatic.lightning import watch_steps
+from ttrace.automatic.loaders import is_loading, watch_loaders
+from ttrace.automatic.losses import watch_losses
+from ttrace.automatic.schedules import watch_schedules
+from ttrace.automatic.traced_steps import TracedSteps
+from ttrace.errors import CaptureError
+from ttrace.patches import Patches
+from ttrace.torch_compat import is_in_backward
+
+
+class Watch:
+    """Everything that is patched in a process until its training step is known, and afterwards."""
+
+    def __init__(self, on_problem: Callable[[str], object]) -> None:
+        """Set up the watch; `on_problem` gets a sentence if the process trains, but nothing can be traced."""
+        self._on_problem = on_problem
+        self._patches = Patches()
+        self._inside = threading.local()
+        self._num_stepping = 0
+        self._first = FirstStep()
+        self._traced: TracedSteps | None = None
+        self._is_withdrawn = False
+        self._is_in_schedule = False
+
+    def start(self) -> None:
+        """Patch torch."""
+        self._patches.wrap(nn.Module, "__call__", self._wrap_call)
+        self._patches.wrap(Optimizer, "__init__", self._wrap_init)
+        before = register_optimizer_step_pre_hook(lambda optimizer, *_: self._on_step_begin(optimizer))
+        after = register_optimizer_step_post_hook(lambda optimizer, *_: self._on_step_end(optimizer))
+        self._patches.on_remove(before.remove)
+        self._patches.on_remove(after.remove)
+        on_imports = {**watch_loaders(self._on_batch, self._patches), **watch_steps(self._patches)}
+        watch_imports(on_imports, self._patches)
+        watch_losses(self._on_target, self._patches)
+        watch_draws(self._on_draw, self._patches)
+        watch_schedules(self._on_schedule, self._patches)
+
+    def withdraw(self) -> None:
+        """Put everything back: the script attaches by itself."""
+        if self._traced is not None:
+            raise CaptureError(
+                "the script calls ttrace.attach after its first training step, when TTrace has attached by itself. "
+                "Call it earlier, or run with --attach script."
+            )
+        self._is_withdrawn = True
+        self._patches.remove()
+
+    # What happens in the script
+
+    def _wrap_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(optimizer, *args, **kwargs)
+            self._first.on_optimizer(optimizer)
+
+        return __init__
+
+    def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if torch.compiler.is_compiling() or self._is_inside or is_in_backward():
+                return original(module, *args, **kwargs)
+            if not self._is_in_schedule:
+                args, kwargs = self._on_call(module, args, kwargs)
+            self._inside.value = True
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                self._inside.value = False
+            if self._traced is None:
+                self._first.on_result(module, result)
+            return result
+
+        return __call__
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether this thread is inside of a module's call."""
+        return getattr(self._inside, "value", False)
+
+    def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Handle a call that the script or its framework makes, not another module."""
+        if module.training and torch.is_grad_enabled():
+            self._begin_step_if_due()
+            if self._traced is None:
+                self._first.on_call(module)
+        return (args, kwargs) if self._traced is None else self._traced.on_call(module, args, kwargs)
+
+    def _on_batch(self, loader: Any, batch: Any) -> Any:
+        if self._first.is_training_loader(loader):
+            self._begin_step_if_due()
+        if self._traced is not None:
+            return self._traced.on_batch(loader, batch)
+        self._first.on_batch(loader)
+        return batch
+
+    def _on_draw(self, line: Line, drawn: torch.Tensor, is_unit: bool) -> torch.Tensor:
+        if self._is_inside or is_loading() or is_in_backward() or not torch.is_grad_enabled():
+            return drawn
+        if self._first.is_data_line(line):
+            self._begin_step_if_due()
+        if self._traced is not None:
+            return self._traced.on_draw(line, drawn, is_unit=is_unit)
+        self._first.on_draw(line)
+        return drawn
+
+    def _on_target(self, target: torch.Tensor) -> torch.Tensor:
+        if self._is_inside:
+            return target
+        if self._traced is not None:
+            return self._traced.on_target(target)
+        self._first.has_target = True
+        return target
+
+    @contextmanager
+    def _on_schedule(self, schedule: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+        self._begin_step_if_due()
+        if self._traced is None:
+            self._first.on_schedule(schedule)
+        else:
+            args, kwargs = self._traced.on_schedule(schedule, args, kwargs)
+        self._is_in_schedule = True
+        try:
+            yield args, kwargs
+        finally:
+            self._is_in_schedule = False
+
+    def _on_step_begin(self, optimizer: Optimizer) -> None:
+        self._num_stepping += 1
+        if self._traced is None:
+            self._first.on_step_begin(optimizer)
+
+    def _on_step_end(self, optimizer: Optimizer) -> None:
+        self._num_stepping -= 1
+        if self._traced is None:
+            self._first.on_step_end(optimizer, is_inner=self._num_stepping > 0)
+        else:
+            self._traced.on_step_end(optimizer)
+
+    def _begin_step_if_due(self) -> None:
+        """Attach when the first step is over: something begins that belongs to the second."""
+        if self._traced is None and self._first.is_over():
+            self._traced = TracedSteps(self._first)
+
+    def close(self) -> None:
+        """End the step that runs, or say why nothing was traced, and put everything back."""
+        if self._is_withdrawn:
+            return
+        self._is_withdrawn = True
+        try:
+            if self._traced is not None:
+                self._traced.finish()
+            elif problem := self._first.describe_problem():
+                self._on_problem(problem)
+        finally:
+            self._patches.remove()

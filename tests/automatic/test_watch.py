@@ -1,0 +1,348 @@
+"""The training step of a script that does not mention TTrace is found, whatever its loop looks like."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import ttrace
+from tests.automatic.loops import trace_loop, watch_loop
+from tests.support.attributes import Attributes
+from ttrace.attach import PLAN_VARIABLE, on_attach
+from ttrace.automatic.watch import Watch
+from ttrace.capture.plan import Plan
+from ttrace.errors import CaptureError
+from ttrace.tensors.ids import Kind
+from ttrace.trace.reader import Trace
+
+NUM_STEPS = 4
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def make_loader(batch_size: int = 4) -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(4, (64,))), batch_size)
+
+
+def train(
+    model: nn.Module, loader: DataLoader[Any], num_microbatches: int = 1, *, optimizer: Any = torch.optim.AdamW
+) -> None:
+    update, batches = optimizer(model.parameters(), lr=1e-2), iter(loader)
+    for _ in range(NUM_STEPS):
+        for _ in range(num_microbatches):
+            x, y = next(batches)
+            (F.cross_entropy(model(x), y) / num_microbatches).backward()
+        update.step()
+        update.zero_grad()
+
+
+def microbatches(trace: Trace, kind: Kind = Kind.BATCH) -> list[int]:
+    return sorted({t.microbatch for t in trace.shards if t.kind is kind and t.microbatch is not None})
+
+
+def values(trace: Trace, text: str) -> torch.Tensor:
+    [tensor_id] = [t for t in trace.shards if str(t) == text]
+    return trace.shards[tensor_id][0].read_stored()
+
+
+def test_a_loop_with_a_loader(tmp_path: Path) -> None:
+    trace = trace_loop(tmp_path, lambda: train(make_model(), make_loader(), 3))
+    found = trace.manifest.attachment
+    assert found is not None
+    assert (found.model, found.optimizers, found.num_microbatches) == ("Sequential", ("AdamW",), 3)
+    assert found.data == "batches of DataLoader"
+    assert found.labels
+    assert microbatches(trace) == microbatches(trace, Kind.OUTPUT) == [0, 1, 2]
+    assert values(trace, "0/0/./batch.0").equal(values(trace, "0/0/./input"))
+    assert not values(trace, "0/0/./batch.0").equal(values(trace, "0/1/./batch.0"))
+    names = {t.name for t in trace.shards if t.kind is Kind.PARAM_AFTER}
+    assert names == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_the_second_step_starts_where_the_first_one_did(tmp_path: Path) -> None:
+    """With the script's own parameters and data, the traced step is the script's first one, bit for bit."""
+    bare = make_model()
+    x, y = torch.randn(4, 8), torch.randint(4, (4,))
+    optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-2)
+    F.cross_entropy(bare(x), y).backward()
+    optimizer.step()
+
+    def loop() -> None:
+        model = make_model()
+        update = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(NUM_STEPS):
+            F.cross_entropy(model(x), y).backward()
+            update.step()
+            update.zero_grad()
+
+    trace = trace_loop(tmp_path, loop, parameters="own", data="own")
+    for name, parameter in bare.named_parameters():
+        assert values(trace, f"0/-/{name}/param_after").equal(parameter)
+        assert values(trace, f"0/-/{name}/optim.exp_avg").equal(optimizer.state[parameter]["exp_avg"])
+
+
+def test_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
+    def loop() -> None:
+        model, loader, others = make_model(), make_loader(), make_loader(8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            for inputs, _ in others:  # without no_grad, as some scripts do
+                model(inputs)
+            model.train()
+
+    trace = trace_loop(tmp_path, loop)
+    assert microbatches(trace) == microbatches(trace, Kind.OUTPUT) == [0]
+    assert {shard.record.shape for t, s in trace.shards.items() if t.kind is Kind.BATCH for shard in s} == {
+        (4, 8),
+        (4,),
+    }
+
+
+def test_recomputation_and_compiled_models(tmp_path: Path) -> None:
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = make_model(), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(checkpoint(self.inner, x, use_reentrant=False))  # type: ignore[no-any-return]
+
+    trace = trace_loop(tmp_path, lambda: train(Recomputed(), make_loader(), 2))
+    assert microbatches(trace, Kind.OUTPUT) == [0, 1]
+    assert {"inner.0", "head"} <= {t.name for t in trace.shards if t.kind is Kind.OUTPUT}
+
+    (tmp_path / "compiled").mkdir()
+    compiled = torch.compile(make_model(), backend="eager")
+    trace = trace_loop(tmp_path / "compiled", lambda: train(compiled, make_loader()))  # type: ignore[arg-type]
+    assert {".", "0", "2"} <= {t.name for t in trace.shards if t.kind is Kind.OUTPUT}
+
+
+def test_labels_made_in_the_loop_are_generated_and_those_with_ignored_ones_compared(tmp_path: Path) -> None:
+    data = torch.randn(NUM_STEPS, 4, 8)  # no line of the loop draws random numbers
+
+    def loop(ignored: int) -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for x in data:
+            y = torch.tensor([0, 1, 2, ignored])
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trace = trace_loop(tmp_path, lambda: loop(3))
+    found = trace.manifest.attachment
+    assert found is not None
+    assert found.data == "arguments of the model's call, labels of a loss function"
+    assert {"0/0/./batch.0", "0/0/./batch.target"} <= set(map(str, trace.shards))
+
+    (tmp_path / "ignored").mkdir()
+    trace = trace_loop(tmp_path / "ignored", lambda: loop(-100))
+    assert values(trace, "0/0/labels/batch.target").tolist() == [0, 1, 2, -100]
+
+
+def test_random_numbers_that_a_loop_draws_are_generated(tmp_path: Path) -> None:
+    """Those of other lines, which made the dataset or the parameters, are not counted."""
+
+    def loop() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        table = torch.randn(100, 8)
+        for _ in range(NUM_STEPS):
+            for _ in range(2):
+                rows, keep = torch.randint(100, (4,)), torch.rand(4) < 0.5
+                y = torch.randint(4, (4,)).masked_fill(keep, -100)
+                F.cross_entropy(model(table[rows]), y, reduction="sum").backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trace = trace_loop(tmp_path, loop)
+    drawn = {str(t) for t in trace.shards if t.kind is Kind.BATCH and t.site.slot.startswith("random")}
+    assert drawn == {f"0/{number}/./batch.random.{slot}" for number in (0, 1) for slot in ("0.0", "0.1", "1.0")}
+    uniform = values(trace, "0/0/./batch.random.0.1")
+    assert uniform.min() >= 0
+    assert uniform.max() < 1 << 24
+
+
+def test_a_model_that_returns_its_loss(tmp_path: Path) -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_model()
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": F.cross_entropy(self.inner(x), labels, reduction="sum") / num_items}
+
+    data = torch.randn(NUM_STEPS, 4, 8)
+
+    def loop() -> None:
+        model = WithLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for x in data:
+            model(x, labels=torch.tensor([0, 1, 2, 3]), num_items=torch.tensor(4))["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trace = trace_loop(tmp_path, loop)
+    assert trace.manifest.attachment is not None
+    assert trace.manifest.attachment.labels
+    assert {"0/0/./batch.0", "0/0/./batch.labels"} <= set(map(str, trace.shards))
+    assert values(trace, "0/0/labels/batch.num_items").item() == 4  # what counts something is kept
+
+
+def test_several_models_and_optimizers(tmp_path: Path) -> None:
+    class Generator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    class Judge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    def loop() -> None:
+        makes, judges = Generator(), Judge()
+        first, second = torch.optim.Adam(judges.parameters()), torch.optim.Adam(makes.parameters())
+        for x, _ in make_loader():
+            noise = torch.randn(4, 3)
+            (judges(makes(noise).detach()) - judges(x)).mean().backward()
+            first.step()
+            first.zero_grad()
+            judges(makes(noise)).mean().neg().backward()
+            second.step()
+            second.zero_grad()
+            first.zero_grad()
+
+    trace = trace_loop(tmp_path, loop)
+    assert trace.manifest.attachment is not None
+    assert trace.manifest.attachment.optimizers == ("Adam", "Adam")
+    updated = {t.name for t in trace.shards if t.kind is Kind.PARAM_AFTER}
+    assert updated == {"generator.layer.weight", "generator.layer.bias", "judge.layer.weight", "judge.layer.bias"}
+    assert microbatches(trace, Kind.OUTPUT) == [0]
+    calls = {t.call for t in trace.shards if t.name == "judge.layer" and t.kind is Kind.OUTPUT}
+    assert calls == {0, 1, 2}
+
+
+def test_a_step_that_takes_a_closure(tmp_path: Path) -> None:
+    def loop() -> None:
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for x, y in make_loader():
+
+            def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    trace = trace_loop(tmp_path, loop)
+    assert {t.name for t in trace.shards if t.kind is Kind.PARAM_GRAD} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert microbatches(trace, Kind.OUTPUT) == [0]
+
+
+def test_frozen_parts_and_losses_are_not_the_model(tmp_path: Path) -> None:
+    def loop() -> None:
+        model, teacher, loss = make_model(), make_model().requires_grad_(requires_grad=False), nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for x, y in make_loader():
+            (loss(model(x), y) + F.mse_loss(model(x), teacher(x))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trace = trace_loop(tmp_path, loop)
+    assert trace.manifest.attachment is not None
+    assert trace.manifest.attachment.model == "Sequential"
+    assert microbatches(trace, Kind.OUTPUT) == [0]  # the batch passes twice through the model
+    assert {t.call for t in trace.shards if t.name == "0" and t.kind is Kind.OUTPUT} == {0, 1}
+
+
+def test_why_nothing_was_traced(tmp_path: Path) -> None:
+    def once() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+
+    def without_step() -> None:
+        model = make_model()
+        torch.optim.SGD(model.parameters(), lr=1e-2)
+        model(torch.randn(4, 8)).sum().backward()
+
+    assert "ended after its first training step" in watch_loop(tmp_path, once)[0]
+    assert "no optimizer stepped (SGD)" in watch_loop(tmp_path, without_step)[0]
+    assert watch_loop(tmp_path, lambda: make_model()(torch.randn(4, 8))) == []
+
+
+def test_a_script_that_attaches_by_itself_finds_nothing_changed(tmp_path: Path) -> None:
+    Plan(out=tmp_path / "trace", stop=False).save(tmp_path / "plan.json")
+    problems: list[str] = []
+    with (
+        mock.patch("ttrace.attach._callbacks", []),
+        mock.patch.dict(os.environ, {PLAN_VARIABLE: str(tmp_path / "plan.json")}),
+    ):
+        before = Attributes(["torch"])
+        watch = Watch(problems.append)
+        watch.start()
+        assert nn.Module.__call__ is not nn.Module._wrapped_call_impl
+        on_attach(watch.withdraw)
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        session = ttrace.attach(model, optimizer)
+        for x, y in make_loader():
+            with session.step():
+                x, y = session.batch((x, y))
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        watch.close()
+        assert list(before.changes()) == []
+    assert Trace(tmp_path / "trace").manifest.attachment is None
+
+
+def test_to_attach_after_the_first_step_is_too_late(tmp_path: Path) -> None:
+    def loop() -> None:
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for number, (x, y) in enumerate(make_loader()):
+            if number == 2:
+                ttrace.attach(model, optimizer)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Plan(out=tmp_path / "trace", stop=False).save(tmp_path / "plan.json")
+    with (
+        mock.patch("ttrace.attach._callbacks", []),
+        mock.patch.dict(os.environ, {PLAN_VARIABLE: str(tmp_path / "plan.json")}),
+    ):
+        watch = Watch(lambda _: None)
+        watch.start()
+        on_attach(watch.withdraw)
+        with pytest.raises(CaptureError, match="after its first training step"):
+            loop()
+        watch.close()
