@@ -98,7 +98,13 @@ FLOORS = {
         {"investigation"},
         {"sweeps"},
     ),
-    "adapters": ({"events", "wrappers"}, {"adapter"}, {"native", "megatron"}, {"transformers"}, {"registry"}),
+    "adapters": (
+        {"events", "wrappers", "framework_compat"},
+        {"adapter"},
+        {"native", "megatron", "unknown"},
+        {"transformers"},
+        {"registry"},
+    ),
 }
 """The rooms and files of a folder, from the ground up; each imports only itself and what lies below."""
 

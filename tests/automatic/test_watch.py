@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import ttrace
-from tests.automatic.loops import trace_loop, watch_loop
 from tests.support.attributes import Attributes
+from tests.support.loops import trace_loop, watch_loop
 from ttrace.attach import PLAN_VARIABLE, on_attach
 from ttrace.automatic.watch import Watch
 from ttrace.capture.plan import Plan

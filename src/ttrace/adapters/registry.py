@@ -12,6 +12,7 @@ from torch import nn
 
 from ttrace.adapters.adapter import Adapter, Optimizer
 from ttrace.adapters.native.adapter import MeshLike, read_mesh
+from ttrace.adapters.unknown import refuse_unknown
 from ttrace.errors import CaptureError
 
 GROUP = "ttrace.adapters"
@@ -34,7 +35,7 @@ def make_adapter(
         if mesh is not None:
             raise CaptureError("attach got adapter= with an adapter that has a mesh already: leave mesh= out.")
         return chosen
-    kind = find_adapter(chunks) if chosen is None else chosen
+    kind = find_adapter(chunks, optimizer) if chosen is None else chosen
     if not isinstance(kind, type) or not issubclass(kind, Adapter):
         raise CaptureError(
             f"attach(adapter={chosen!r}): give a subclass of ttrace.adapters.adapter.Adapter, or an instance of one."
@@ -42,13 +43,19 @@ def make_adapter(
     return kind(chunks, optimizer, mesh=None if mesh is None else read_mesh(mesh))
 
 
-def find_adapter(chunks: Sequence[nn.Module]) -> type[Adapter]:
-    """Find the adapter that recognises these modules; adapters of other packages come before our own."""
+def find_adapter(chunks: Sequence[nn.Module], optimizer: Optimizer | None = None) -> type[Adapter]:
+    """Find the adapter that recognises these modules; adapters of other packages come before our own.
+
+    What none of ours can read is refused.
+    """
     registered = [kind for kind in _load_registered() if kind.recognizes(chunks)]
     if len(registered) > 1:
         names = ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in registered)
         raise CaptureError(f"several adapters recognise this model: {names}. Choose one with attach(adapter=...).")
-    return next(iter(registered), None) or next(kind for entry in BUILT_IN if (kind := _load(entry)).recognizes(chunks))
+    if registered:
+        return registered[0]
+    refuse_unknown(chunks, optimizer)
+    return next(kind for entry in BUILT_IN if (kind := _load(entry)).recognizes(chunks))
 
 
 def _load_registered() -> Iterator[type[Adapter]]:

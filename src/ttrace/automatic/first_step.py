@@ -189,7 +189,7 @@ class FirstStep:
         if self._stepped:
             return (
                 "the script ended after its first training step. TTrace watches the first step and traces the second: "
-                "let the script run at least two, or attach by hand (docs/howto/attach.md)."
+                "let the script run at least two, or attach by hand (docs/howto/unchanged.md)."
             )
         if self._calls and self._optimizer_names:
             names = ", ".join(sorted(self._optimizer_names))

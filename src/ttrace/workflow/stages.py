@@ -6,6 +6,8 @@ was loaded from, the environment variables and the reference it was made for are
 
 from __future__ import annotations
 
+import itertools
+import re
 import shlex
 import shutil
 import uuid
@@ -110,7 +112,7 @@ class Stage:
     def _explain_no_trace(self, launched: LaunchResult) -> str:
         if self.plan.attach == "script":
             return "does the script call ttrace.attach(model, optimizer)?"
-        if launched.mark is None or not launched.mark.exists():
+        if launched.mark is None or not launched.mark.exists() or _is_isolated(self.command):
             return (
                 "no process of it could be watched. `python -S`, `-I` and `-E` prevent that, and so does a launcher "
                 "that clears PYTHONPATH. Leave that out, or call ttrace.attach(model, optimizer) in the script."
@@ -182,6 +184,14 @@ class Stage:
     def _reference_stamp(self) -> str:
         mark = _read_mark(self.plan.reference) if self.plan.reference else None
         return mark.stamp if mark else ""
+
+
+def _is_isolated(command: Sequence[str]) -> bool:
+    """Whether the command starts a Python that ignores PYTHONPATH or sitecustomize."""
+    return any(
+        Path(before).name.startswith("python") and re.fullmatch(r"-[a-zA-Z]*[SIE][a-zA-Z]*", word)
+        for before, word in itertools.pairwise(command)
+    )
 
 
 @cache

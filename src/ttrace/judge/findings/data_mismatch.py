@@ -24,7 +24,7 @@ def find_data_mismatches(comparisons: Sequence[Comparison], reference: Trace, ca
     # A model's input that differs although it was made from the same batch is the candidate's own doing.
     outside = batches or [c for c in comparisons if is_from_outside(c)]
     sentences = [sentence for sentence in map(_explain_other_data, outside) if sentence]
-    return sentences or _explain_unknown_labels(comparisons, reference)
+    return sentences or _explain_unknown_labels(comparisons, (reference, candidate))
 
 
 def is_labels(tensor_id: TensorId) -> bool:
@@ -32,10 +32,10 @@ def is_labels(tensor_id: TensorId) -> bool:
     return tensor_id.kind is Kind.BATCH and tensor_id.name == LABELS
 
 
-def _explain_unknown_labels(comparisons: Sequence[Comparison], reference: Trace) -> list[str]:
+def _explain_unknown_labels(comparisons: Sequence[Comparison], sides: Sequence[Trace]) -> list[str]:
     """Say that labels may differ, if nobody knows where they enter and the loss is the first that differs."""
-    attachment = reference.manifest.attachment
-    if attachment is None or attachment.labels:
+    attachments = [side.manifest.attachment for side in sides]
+    if all(attachment is None or attachment.labels for attachment in attachments):
         return []
     wrong = {c.id.kind for c in comparisons if c.verdict.is_wrong}
     if Kind.LOSS not in wrong or wrong & {Kind.INPUT, Kind.OUTPUT}:
