@@ -81,7 +81,7 @@ FLOORS = {
     ),
     "automatic": (
         {"variables", "imports", "draws", "losses", "schedules", "joined_models"},
-        {"loaders", "lightning", "first_step"},
+        {"loaders", "frameworks", "first_step"},
         {"traced_steps"},
         {"watch"},
         {"installation"},

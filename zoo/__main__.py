@@ -1,16 +1,18 @@
-"""Command line of the zoo: `python -m zoo list`, `run NAME`, `score`, `controls`, `evaluate`."""
+"""Command line of the zoo: `python -m zoo list`, `run NAME`, `score`, `controls`, `evaluate`, `frameworks`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import signal
 import sys
 
 from ttrace.judge.verdict import Exit
 from zoo import controls
 from zoo.bug import Tier, bugs, story, title
 from zoo.evaluation import PAGE, evaluated
+from zoo.frameworks.command import measure_frameworks
 from zoo.harness.plans import SKETCH
 from zoo.score import score
 
@@ -29,8 +31,21 @@ def main(arguments: list[str]) -> int:
     clean.add_argument("--all", action="store_true", help="more than 200 of them, instead of a few")
     clean.add_argument("--json", action="store_true", help="for programs")
     commands.add_parser("evaluate", help="run score, controls and fixed tolerances, and write docs/evaluation.md")
+    frameworks = commands.add_parser(
+        "frameworks", help="check scripts of frameworks, and write docs/reference/frameworks.md"
+    )
+    frameworks.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="rows whose name begins with one of these"
+    )
     chosen = parser.parse_args(arguments)
-    known = {"list": _list, "run": _run, "score": _score, "controls": _controls, "evaluate": _evaluate}
+    known = {
+        "list": _list,
+        "run": _run,
+        "score": _score,
+        "controls": _controls,
+        "evaluate": _evaluate,
+        "frameworks": _frameworks,
+    }
     command = known[chosen.command]
     return command(chosen)
 
@@ -78,9 +93,14 @@ def _evaluate(_chosen: argparse.Namespace) -> int:
     return 0 if found.passes else 1
 
 
+def _frameworks(chosen: argparse.Namespace) -> int:
+    return measure_frameworks(chosen.only)
+
+
 def _tell(words: str) -> None:
     print(words, file=sys.stderr)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What TTrace uses of frameworks around plain torch (Accelerate 1, Lightning 2) that they do not document.
+"""What TTrace uses of frameworks around plain torch (Accelerate 1, Lightning 2, Ray 2) that they do not document.
 
 Nothing here imports a framework: it is recognised by the names of its classes.
 """
@@ -19,6 +19,10 @@ _INNER_OPTIMIZERS = {
 }
 """Objects that frameworks hand out in place of an optimizer, and the attribute that holds it, since Accelerate 1.0 and
 Lightning 2.0."""
+
+RAY_RUNNER = "ray.train.v2._internal.execution.worker_group.thread_runner"
+"""The module with the ThreadRunner of Ray Train V2, as of Ray 2.60. Without it, Ray reports an error when TTrace ends
+the loop. V1 takes exit code 0 for a good end."""
 
 
 def unwrap_module(module: nn.Module) -> nn.Module:

@@ -23,8 +23,8 @@ from torch.optim.optimizer import (
 
 from ttrace.automatic.draws import Line, watch_draws
 from ttrace.automatic.first_step import FirstStep
+from ttrace.automatic.frameworks import watch_frameworks
 from ttrace.automatic.imports import watch_imports
-from ttrace.automatic.lightning import watch_steps
 from ttrace.automatic.loaders import is_loading, watch_loaders
 from ttrace.automatic.losses import watch_losses
 from ttrace.automatic.schedules import watch_schedules
@@ -56,7 +56,10 @@ class Watch:
         after = register_optimizer_step_post_hook(lambda optimizer, *_: self._on_step_end(optimizer))
         self._patches.on_remove(before.remove)
         self._patches.on_remove(after.remove)
-        on_imports = {**watch_loaders(self._on_batch, self._patches), **watch_steps(self._patches)}
+        on_imports = {
+            **watch_loaders(self._on_batch, self._patches),
+            **watch_frameworks(self.close, self._patches),
+        }
         watch_imports(on_imports, self._patches)
         watch_losses(self._on_target, self._patches)
         watch_draws(self._on_draw, self._patches)

@@ -1,0 +1,46 @@
+"""Frameworks: unchanged scripts pass, and bugs that are planted in them are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zoo.frameworks.outcomes import Outcome, measure_row
+from zoo.frameworks.page import Measured
+from zoo.frameworks.rows import ROWS, Row
+
+IN_CI = [row for row in ROWS if row.is_in_ci]
+GOOD = Outcome(ROWS[0].name, "transformers 1.0", 0, 9, 0, {"items": 1}, {"items": "a/output"}, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", IN_CI, ids=lambda row: row.name)
+def test_an_unchanged_script_passes_and_its_bug_is_found(row: Row, tmp_path: Path) -> None:
+    outcome = measure_row(row, tmp_path / "run", row.bugs[:1])
+    assert outcome.is_good, outcome
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_is_good(row: Row, tmp_path: Path) -> None:
+    outcome = measure_row(row, tmp_path / "run", row.bugs)
+    assert outcome.is_good, outcome
+
+
+def test_every_framework_has_a_row_in_ci() -> None:
+    assert {row.framework for row in IN_CI} == {row.framework for row in ROWS}
+    assert len({row.name for row in ROWS}) == len(ROWS) >= 12
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_no_script_mentions_ttrace(row: Row) -> None:
+    assert row.count_added_lines() == 0
+
+
+def test_what_ended_otherwise_than_it_should_is_bold() -> None:
+    accused, missed = replace(GOOD, exit=1), replace(GOOD, bugs={"items": 0}, places={})
+    assert [outcome.is_good for outcome in (GOOD, accused, missed)] == [True, False, False]
+    pages = [Measured({outcome.row: outcome}).format_page() for outcome in (GOOD, accused, missed)]
+    assert ["**" in page for page in pages] == [False, True, True]

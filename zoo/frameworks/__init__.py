@@ -1,0 +1,1 @@
+"""Scripts of frameworks around plain torch, checked as they are: `python -m zoo frameworks`."""

@@ -1,0 +1,48 @@
+"""Trains in Ray Train's TorchTrainer on a local cluster: `python ray_train.py NUM_WORKERS`."""
+
+import argparse
+from pathlib import Path
+
+import ray
+import torch
+from ray import train
+from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+BATCH = 8
+"""The rows of a step on all workers together."""
+
+
+def train_loop(config):
+    context = train.get_context()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4))
+    if config["bug"] != "unprepared":  # otherwise every worker trains a model of its own
+        model = prepare_model(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    dataset = TensorDataset(torch.randn(64, 16), torch.randint(4, (64,)))
+    loader = prepare_data_loader(DataLoader(dataset, batch_size=BATCH // context.get_world_size(), shuffle=True))
+    for inputs, labels in loader:
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        if config["bug"] == "loss" and context.get_world_rank() == 1:
+            loss = loss * 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        train.report({"loss": loss.item()})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("num_workers", type=int)
+    parser.add_argument("--bug", choices=["unprepared", "loss"])
+    options = parser.parse_args()
+    ray.init(num_cpus=options.num_workers + 1, include_dashboard=False)
+    trainer = TorchTrainer(
+        train_loop,
+        train_loop_config={"bug": options.bug},
+        scaling_config=train.ScalingConfig(num_workers=options.num_workers),
+        run_config=train.RunConfig(storage_path=str(Path("runs/results").absolute())),
+    )
+    trainer.fit()

@@ -1,0 +1,39 @@
+"""Trains with transformers' Trainer: labels with -100, accumulation, and label smoothing or FSDP2 if asked for."""
+
+import argparse
+
+from tiny import BATCH, NUM_MICROBATCHES, WORLD, Sentences, change_eps, make_model
+from transformers import Trainer, TrainingArguments
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fsdp", action="store_true")
+parser.add_argument("--smooth", action="store_true")
+parser.add_argument("--bug", choices=["items", "eps"])
+options = parser.parse_args()
+
+fsdp = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+arguments = TrainingArguments(
+    "runs/checkpoints",
+    per_device_train_batch_size=BATCH,
+    gradient_accumulation_steps=NUM_MICROBATCHES // WORLD,
+    max_steps=5,
+    label_smoothing_factor=0.1 if options.smooth else 0.0,
+    use_cpu=True,
+    report_to=[],
+    save_strategy="no",
+    disable_tqdm=True,
+    **({"fsdp": "full_shard", "fsdp_config": fsdp} if options.fsdp else {}),
+)
+
+
+class MyTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if options.bug == "items":  # a mean of means: sentences with a long prompt count more than others
+            num_items_in_batch = None
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+model = make_model()
+if options.bug == "eps":
+    change_eps(model, arguments.process_index)
+MyTrainer(model, arguments, train_dataset=Sentences(with_prompts=True)).train()
