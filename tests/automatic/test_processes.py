@@ -15,7 +15,8 @@ from ttrace.trace.reader import Trace
 from zoo.harness.limits import HANG
 
 LOOP = """
-import os, subprocess, sys
+import importlib.util, os, subprocess, sys
+assert importlib.util.find_spec("torch")  # as libraries do before they import it
 import torch
 from torch import nn
 print("child:", subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True).stdout.strip())

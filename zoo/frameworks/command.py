@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ttrace.judge.verdict import Exit
 from zoo.frameworks.outcomes import measure_row
 from zoo.frameworks.page import Measured
 from zoo.frameworks.rows import ROWS
@@ -24,6 +25,6 @@ def measure_frameworks(prefixes: Sequence[str]) -> int:
         print(f"{row.name}: exit {outcome.exit}, bugs {outcome.bugs}, {outcome.seconds} s", flush=True)
         measured.write()
     num_good = sum(measured.outcomes[row.name].is_good for row in rows)
-    num_false = sum(not measured.outcomes[row.name].is_clean for row in rows)
+    num_false = sum(measured.outcomes[row.name].exit == Exit.FOUND for row in rows)
     print(f"frameworks: {num_good} of {len(rows)} rows good, {num_false} false alarms (bar: all rows, 0)")
     return int(num_good < len(rows) or not rows)

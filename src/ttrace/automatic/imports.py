@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -34,21 +33,22 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self,
         name: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        on_import = self._waiting.pop(name, None)
-        if on_import is None:
+        if name not in self._waiting:
             return None
-        spec = importlib.util.find_spec(name)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
         loader: Any = None if spec is None else spec.loader
         if loader is not None:
             run = loader.exec_module
 
+            # Not earlier: a library may look whether a module is there before it imports it.
             def exec_module(module: ModuleType) -> None:
                 del loader.exec_module  # back to the method of its class
                 run(module)
-                on_import(module)
+                self._waiting.pop(name)(module)
 
             loader.exec_module = exec_module
         return spec

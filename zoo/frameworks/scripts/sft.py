@@ -25,9 +25,12 @@ def make_sentence(number: int, length: int) -> str:
     return " ".join(WORDS[word] for word in chosen)
 
 
-dataset = Dataset.from_list(
-    [{"prompt": make_sentence(i, 8), "completion": " " + make_sentence(i + 1000, 15)} for i in range(64)]
-)
+def make_rows():
+    for number in range(64):
+        yield {"prompt": make_sentence(number, 8), "completion": " " + make_sentence(number + 1000, 15)}
+
+
+dataset = Dataset.from_generator(make_rows)
 arguments = SFTConfig(
     "runs/checkpoints",
     per_device_train_batch_size=BATCH,

@@ -27,19 +27,21 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
     def find_spec(
         self,
         name: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
         loader: Any = spec.loader if spec is not None else None
         if loader is not None:
             run = loader.exec_module
 
+            # Not earlier: libraries look whether torch is there before they import it.
             def exec_module(module: ModuleType) -> None:
                 del loader.exec_module  # back to the method of its class
+                sys.meta_path.remove(self)
                 run(module)
                 _start()
 
