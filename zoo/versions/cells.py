@@ -68,6 +68,8 @@ def measure_cell(python: str, torch: str) -> Cell:
         examples = {example.name: example.run(Path(folder), variables, torch) for example in EXAMPLES}
     _, output = run([*PYTEST, *OTHERS], variables)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    if failed:
+        print(output, flush=True)
     return Cell(python, torch, _count("passed", output), _count("skipped", output), tuple(failed), examples, doctor)
 
 
