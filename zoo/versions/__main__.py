@@ -1,6 +1,6 @@
 """Command line: `python -m zoo.versions [--only VERSION ...] [--python VERSION ...] [--frameworks] [--ci]`.
 
-Without arguments everything is measured, which takes over an hour. What was measured is kept in
+Without arguments everything is measured, which takes two hours. What was measured is kept in
 docs/measured/versions.json, so that single cells can be measured again.
 """
 

@@ -66,9 +66,10 @@ def measure_cell(python: str, torch: str) -> Cell:
     with tempfile.TemporaryDirectory(prefix="ttrace-versions-") as folder:
         doctor, _ = run(["ttrace", "doctor", "--out", folder], variables)
         examples = {example.name: example.run(Path(folder), variables, torch) for example in EXAMPLES}
-    _, output = run([*PYTEST, *OTHERS], variables)
+    status, output = run([*PYTEST, *OTHERS], variables)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    if failed:
+    if status:
+        failed = failed or [f"pytest ended with {status}"]  # it did not start, or not end
         print(output, flush=True)
     return Cell(python, torch, _count("passed", output), _count("skipped", output), tuple(failed), examples, doctor)
 

@@ -27,6 +27,7 @@ def make_environment(python: str, torch: str) -> dict[str, str]:
     everything installed but torch.
     """
     variables = dict(os.environ, OMP_NUM_THREADS="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile torch again, for seconds
     is_own = (python, torch) == (PYTHON, OWN)
     paths = [ROOT / "src", Path(__file__).parent / "hiding", *([] if is_own else [unpack_torch(torch, python)])]
     variables["PYTHONPATH"] = os.pathsep.join(map(str, paths))
