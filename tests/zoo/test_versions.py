@@ -8,7 +8,7 @@ from ttrace.report.health import LAST_TESTED, OLDEST
 from ttrace.torch_compat import parse_release
 from zoo.harness.torches.environment import ROOT
 from zoo.versions.cells import CELLS, EXAMPLES, Cell
-from zoo.versions.page import Measured
+from zoo.versions.page import PAGE, Measured
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -20,6 +20,11 @@ def test_the_package_asks_for_the_oldest_torch_that_works() -> None:
 def test_every_minor_version_of_torch_has_a_cell() -> None:
     releases = [parse_release(torch) for python, torch in CELLS if python == CELLS[0][0]]
     assert releases == [(2, minor) for minor in range(OLDEST[1], LAST_TESTED[1] + 1)]
+
+
+def test_the_page_says_what_was_measured() -> None:
+    """Both are written by `.ci/versions`."""
+    assert PAGE.read_text() == Measured.read().format_page()
 
 
 def test_an_example_that_ends_otherwise_than_it_should_is_bold() -> None:
