@@ -80,8 +80,8 @@ FLOORS = {
         {"archive", "relayout"},
     ),
     "automatic": (
-        {"variables", "imports", "draws", "losses", "schedules", "joined_models"},
-        {"loaders", "frameworks", "first_step"},
+        {"variables", "imports", "draws", "losses", "joined_models"},
+        {"loaders", "frameworks", "schedules", "first_step"},
         {"traced_steps"},
         {"watch"},
         {"installation"},

@@ -11,7 +11,7 @@ torch stand inside the functions: `import ttrace` must be cheap.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import CellType, ModuleType
@@ -369,6 +369,23 @@ def read_divide_factor(group: Any) -> float | None:
     """
     factor = getattr(group, "gradient_divide_factor", None)
     return None if factor is None else float(factor)
+
+
+_scripted: list[Callable[..., Any]] = []
+"""Wrappers that `let_script` was given. torch knows them by their ids, since 2.6, so they must never be freed."""
+
+
+def let_script(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Let torch.jit.script take a wrapper for the function of torch in it.
+
+    `torch.jit._builtins`, since 2.6. Without it, scripted functions that call the wrapper do not compile.
+    """
+    from torch.jit import _builtins
+
+    operator = _builtins._find_builtin(function)
+    if operator is not None:
+        _builtins._register_builtin(wrapper, operator)
+        _scripted.append(wrapper)
 
 
 def make_hash_store() -> Any:

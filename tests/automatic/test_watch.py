@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,11 +20,13 @@ import ttrace
 from tests.support.attributes import Attributes
 from tests.support.loops import trace_loop, watch_loop
 from ttrace.attach import PLAN_VARIABLE, on_attach
+from ttrace.automatic.variables import make_variables
 from ttrace.automatic.watch import Watch
 from ttrace.capture.plan import Plan
 from ttrace.errors import CaptureError
 from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
+from zoo.harness.limits import HANG
 
 NUM_STEPS = 4
 
@@ -346,3 +350,37 @@ def test_to_attach_after_the_first_step_is_too_late(tmp_path: Path) -> None:
         with pytest.raises(CaptureError, match="after its first training step"):
             loop()
         watch.close()
+
+
+COMPILED = """
+import torch, torch.nn.functional as F
+def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x, y) + F.mse_loss(x, x) + torch.rand(1)[0]
+x, y = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])
+torch.jit.script(loss)(x, y).backward()
+torch.compile(loss, backend="eager", fullgraph=True)(x, y).backward()
+"""
+
+
+def test_scripted_and_compiled_functions_are_compiled_as_ever(tmp_path: Path) -> None:
+    """In a process of its own: torch remembers which functions it has seen."""
+    script = tmp_path / "script.py"
+    script.write_text(COMPILED)
+    Plan(out=tmp_path / "trace").save(tmp_path / "plan.json")
+    environment = {**os.environ, PLAN_VARIABLE: str(tmp_path / "plan.json")}
+    environment.update(make_variables(environment, tmp_path / "mark"))
+    subprocess.run([sys.executable, str(script)], env=environment, timeout=HANG, check=True)
+    assert (tmp_path / "mark").exists()
+
+
+def test_a_launcher_that_imports_torch_imports_no_more(tmp_path: Path) -> None:
+    """Such as torchrun, in each of whose processes the hook runs."""
+    code = (
+        "import sys, torch; before = set(sys.modules); from ttrace.automatic.installation import install; install(); "
+        "print([m for m in set(sys.modules) - before if not m.startswith('ttrace')], 'ttrace.capture' in sys.modules)"
+    )
+    environment = {**os.environ, PLAN_VARIABLE: str(tmp_path / "none.json")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=HANG, check=True
+    )
+    assert done.stdout.split() == ["[]", "False"]

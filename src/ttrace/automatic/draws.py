@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ttrace.patches import Patches
+from ttrace.torch_compat import let_script
 
 Line = tuple[str, int]
 """A file and a line in it."""
@@ -34,7 +35,7 @@ def _wrap(function: Callable[..., Any], *, is_unit: bool, on_draw: OnDraw) -> Ca
     @functools.wraps(function)
     def draw(*args: Any, **kwargs: Any) -> Any:
         drawn = function(*args, **kwargs)
-        if torch.compiler.is_compiling() or "out" in kwargs or type(drawn) is not torch.Tensor or drawn.numel() < 2:
+        if torch.compiler.is_compiling() or "out" in kwargs or not _is_data(drawn):
             return drawn
         frame = inspect.currentframe()
         caller = frame.f_back if frame is not None else None
@@ -42,4 +43,10 @@ def _wrap(function: Callable[..., Any], *, is_unit: bool, on_draw: OnDraw) -> Ca
             return drawn
         return on_draw((caller.f_code.co_filename, caller.f_lineno), drawn, is_unit)
 
+    let_script(draw, function)
     return draw
+
+
+def _is_data(drawn: Any) -> bool:
+    """Whether this may be data: no tensor of a tracer, no parameter, and more than one number."""
+    return type(drawn) is torch.Tensor and not drawn.is_meta and not drawn.requires_grad and drawn.numel() > 1

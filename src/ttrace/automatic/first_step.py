@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -16,11 +16,13 @@ from torch.utils import _pytree as pytree
 
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.automatic.draws import Line
-from ttrace.capture.plan import Plan
-from ttrace.capture.state.snapshot import Snapshot
 from ttrace.errors import CaptureError
 from ttrace.torch_compat import WRAPPER_ATTRIBUTES, list_stage_modules, read_num_chunks
-from ttrace.trace.format import Attachment
+
+if TYPE_CHECKING:
+    from ttrace.capture.plan import Plan
+    from ttrace.capture.state.snapshot import Snapshot
+    from ttrace.trace.format import Attachment
 
 
 class FirstStep:
@@ -45,6 +47,9 @@ class FirstStep:
 
     @cached_property
     def plan(self) -> Plan:
+        """The plan of this process."""
+        from ttrace.capture.plan import Plan
+
         return Plan.find(os.environ[PLAN_VARIABLE])
 
     def on_optimizer(self, optimizer: Optimizer) -> None:
@@ -57,7 +62,7 @@ class FirstStep:
         if module not in self._calls:
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 return
-            self._snapshots.append(Snapshot([module], [], with_parameters=self.plan.parameters == "own"))
+            self._save([module], [], with_parameters=self.plan.parameters == "own")
             self._calls[module] = 0
         self._calls[module] += 1
         if self._last_loader is not None:
@@ -110,7 +115,7 @@ class FirstStep:
         """Save an optimizer's state before its first step."""
         if optimizer not in self._saved:
             self._saved.add(optimizer)
-            self._snapshots.insert(0, Snapshot([], [optimizer], with_parameters=False))
+            self._save([], [optimizer], with_parameters=False)
 
     def on_step_end(self, optimizer: Optimizer, *, is_inner: bool) -> None:
         """Note an optimizer that has stepped; `is_inner` if another one called it."""
@@ -157,6 +162,8 @@ class FirstStep:
 
     def describe(self) -> Attachment:
         """Describe what was found."""
+        from ttrace.trace.format import Attachment
+
         return Attachment(
             model=", ".join(map(describe_model, self.models)),
             optimizers=tuple(type(each).__name__ for each in self.outer_optimizers),
@@ -178,8 +185,13 @@ class FirstStep:
         )
         return ", ".join(filter(None, parts))
 
+    def _save(self, models: list[nn.Module], optimizers: list[Optimizer], *, with_parameters: bool) -> None:
+        from ttrace.capture.state.snapshot import Snapshot
+
+        self._snapshots.append(Snapshot(models, optimizers, with_parameters=with_parameters))
+
     def restore(self) -> None:
-        """Restore the state of before the step."""
+        """Restore the state of before the step. Random generators are in every snapshot: those of the first count."""
         for snapshot in reversed(self._snapshots):
             snapshot.restore()
         self._snapshots.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeGuard
 
 import torch
@@ -32,9 +33,8 @@ def watch_losses(on_target: OnTarget, patches: Patches) -> None:
             patches.wrap(functional, name, functools.partial(_wrap_loss, position=position, on_target=on_target))
 
 
-def _wrap_loss(function: Callable[..., Any], *, position: int, on_target: OnTarget) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def loss(*args: Any, **kwargs: Any) -> Any:
+def _wrap_loss(function: FunctionType, *, position: int, on_target: OnTarget) -> Callable[..., Any]:
+    def replace_target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         target: Any = kwargs.get(_TARGET, args[position] if position < len(args) else None)
@@ -47,7 +47,12 @@ def _wrap_loss(function: Callable[..., Any], *, position: int, on_target: OnTarg
                 args = (*args[:position], other, *args[position + 1 :])
         return function(*args, **kwargs)
 
-    return loss
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        return replace_target(args, kwargs)
+
+    # torch.jit.script compiles the source of the wrapped function, with the names that the wrapper sees.
+    wrapper = FunctionType(loss.__code__, function.__globals__, function.__name__, closure=loss.__closure__)
+    return functools.update_wrapper(wrapper, function)
 
 
 def _is_data(name: str, target: Any) -> TypeGuard[torch.Tensor]:

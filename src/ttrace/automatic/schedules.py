@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
+from ttrace.automatic.imports import OnImport
 from ttrace.patches import Patches
 
 OnSchedule = Callable[[Any, Any, Any], AbstractContextManager[Any]]
@@ -14,14 +16,17 @@ OnSchedule = Callable[[Any, Any, Any], AbstractContextManager[Any]]
 and is around the step."""
 
 
-def watch_schedules(on_schedule: OnSchedule, patches: Patches) -> None:
-    """Call `on_schedule` before every step of a schedule, until the patches are removed."""
-    try:
-        from torch.distributed.pipelining import schedules
-    except ImportError:  # torch without torch.distributed
-        return
-    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
-        patches.wrap(kind, "step", functools.partial(_wrap_step, on_schedule=on_schedule))
+def watch_schedules(on_schedule: OnSchedule, patches: Patches) -> dict[str, OnImport]:
+    """Call `on_schedule` before every step of a schedule, until the patches are removed.
+
+    Return what must be done when torch's pipelining has been imported, in the form that `watch_imports` takes.
+    """
+
+    def on_import(module: ModuleType) -> None:
+        for kind in (module.PipelineScheduleSingle, module.PipelineScheduleMulti):
+            patches.wrap(kind, "step", functools.partial(_wrap_step, on_schedule=on_schedule))
+
+    return {"torch.distributed.pipelining.schedules": on_import}
 
 
 def _wrap_step(method: Callable[..., Any], *, on_schedule: OnSchedule) -> Callable[..., Any]:

@@ -4,6 +4,8 @@ The script's first step runs as it is, and shows which modules are called, which
 from. When the second one begins, the state of before the first is restored and a session is attached. So nothing has to
 be guessed, frameworks have prepared all that they prepare lazily, and a script that attaches by itself before its first
 step finds nothing changed.
+
+What a session needs is imported when there is something to trace: a launcher imports torch, too.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,11 +29,12 @@ from ttrace.automatic.frameworks import watch_frameworks
 from ttrace.automatic.imports import watch_imports
 from ttrace.automatic.loaders import is_loading, watch_loaders
 from ttrace.automatic.losses import watch_losses
-from ttrace.automatic.schedules import watch_schedules
-from ttrace.automatic.traced_steps import TracedSteps
 from ttrace.errors import CaptureError
 from ttrace.patches import Patches
 from ttrace.torch_compat import is_in_backward
+
+if TYPE_CHECKING:
+    from ttrace.automatic.traced_steps import TracedSteps
 
 
 class Watch:
@@ -63,7 +66,6 @@ class Watch:
         watch_imports(on_imports, self._patches)
         watch_losses(self._on_target, self._patches)
         watch_draws(self._on_draw, self._patches)
-        watch_schedules(self._on_schedule, self._patches)
 
     def withdraw(self) -> None:
         """Put everything back: the script attaches by itself."""
@@ -168,6 +170,8 @@ class Watch:
     def _begin_step_if_due(self) -> None:
         """Attach when the first step is over: something begins that belongs to the second."""
         if self._traced is None and self._first.is_over():
+            from ttrace.automatic.traced_steps import TracedSteps
+
             self._traced = TracedSteps(self._first)
 
     def close(self) -> None:
