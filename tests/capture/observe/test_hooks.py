@@ -133,6 +133,28 @@ class Twofold(nn.Module):
         return self.fc(x) + x.square(), x.norm()
 
 
+class Sink(torch.autograd.Function):
+    """What DDP puts behind a model: a node through which all outputs pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(each.view_as(each) for each in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004
+        return gradients
+
+
+def test_an_unused_output_that_gets_none_is_not_recorded() -> None:
+    model, seen = Twofold(), Seen()
+    Hooks(Names([model]).modules(), seen)
+    x = torch.randn(3, 4, requires_grad=True)
+    Sink.apply(*model(x))[0].sum().backward()  # type: ignore[no-untyped-call]
+    slots = {slot for name, _, kind, slot in seen.tensors if (name, kind) == (ROOT, Kind.GRAD_OUTPUT)}
+    assert slots == {"0"}
+
+
 @pytest.mark.parametrize("only_inputs", [False, True])
 def test_an_unused_output_is_not_waited_for(only_inputs: bool) -> None:
     model, seen = Twofold(), Seen()

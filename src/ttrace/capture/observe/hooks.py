@@ -118,7 +118,13 @@ class Hooks:
                 seen[slot] = leaf if other is None else other
         return seen, _replace_leaves(value, replacement) if replacement else None
 
-    def _on_gradient(self, call: ModuleCall, kind: Kind, slot: str, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _on_gradient(
+        self, call: ModuleCall, kind: Kind, slot: str, gradient: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        # DDP passes all outputs through one node, which sends None to those that are not used
+        # (tests/capture/observe/test_hooks.py::test_an_unused_output_that_gets_none_is_not_recorded).
+        if gradient is None:
+            return None
         return self._events.on_tensor(call, kind, slot, gradient)
 
 
