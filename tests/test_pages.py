@@ -38,7 +38,8 @@ FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     """All pages share one folder: what README has run, the others only look at."""
     folder = tmp_path_factory.mktemp("reader")
-    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    for scripts in ("examples", "zoo/frameworks/scripts"):
+        shutil.copytree(ROOT / scripts, folder / scripts, ignore=shutil.ignore_patterns("__pycache__"))
     found = Reader(folder)
     found.ran[INSTALL] = found.run("true")
     found.follow(README)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zoo.frameworks.outcomes import Outcome, measure_row
-from zoo.frameworks.page import Measured
+from zoo.frameworks.page import PAGE, Measured
 from zoo.frameworks.rows import ROWS, Row
 
 IN_CI = [row for row in ROWS if row.is_in_ci]
@@ -37,6 +37,13 @@ def test_every_framework_has_a_row_in_ci() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_no_script_mentions_ttrace(row: Row) -> None:
     assert row.count_added_lines() == 0
+
+
+def test_the_page_is_that_of_the_kept_outcomes() -> None:
+    measured = Measured.read()
+    assert [row.name for row in ROWS if row.name in measured.outcomes] == list(measured.outcomes)
+    assert all(outcome.is_good for outcome in measured.outcomes.values())
+    assert measured.format_page() == PAGE.read_text()
 
 
 def test_what_ended_otherwise_than_it_should_is_bold() -> None:
