@@ -33,8 +33,8 @@ class LaunchResult:
     status: int
     seconds: float
     log: Path
-    mark: Path | None = None
-    """The file that the hook of automatic attachment makes, and into which it writes why it did not attach."""
+    unattached: str | None = None
+    """Why automatic attachment found nothing to trace, if it knows; None if no process loaded its hook."""
 
     def find_error(self, num_lines: int = 15) -> str:
         """Find what went wrong in the log: the first error with its traceback, else the last lines.
@@ -195,4 +195,6 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
             ) from None
         finally:
             launches.end(running)
-    return LaunchResult(command, status, time.monotonic() - start, log, mark)
+            unattached = mark.read_text(encoding="utf-8") if mark.exists() else None
+            mark.unlink(missing_ok=True)
+    return LaunchResult(command, status, time.monotonic() - start, log, unattached)

@@ -112,14 +112,12 @@ class Stage:
     def _explain_no_trace(self, launched: LaunchResult) -> str:
         if self.plan.attach == "script":
             return "does the script call ttrace.attach(model, optimizer)?"
-        if launched.mark is None or not launched.mark.exists() or _is_isolated(self.command):
+        if launched.unattached is None or _is_isolated(self.command):
             return (
                 "no process of it could be watched. `python -S`, `-I` and `-E` prevent that, and so does a launcher "
                 "that clears PYTHONPATH. Leave that out, or call ttrace.attach(model, optimizer) in the script."
             )
-        return (
-            launched.mark.read_text(encoding="utf-8") or "no process of it trained a model with an optimizer of torch."
-        )
+        return launched.unattached or "no process of it trained a model with an optimizer of torch."
 
     def is_complete(self) -> bool:
         """Whether every rank finished."""
