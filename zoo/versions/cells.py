@@ -26,7 +26,14 @@ EXAMPLES = (
     Example("pipelining.py --bug", 1, (((2, 8), OFF),)),
 )
 PYTEST = ("python", "-m", "pytest", "-q", "-m", "not slow and not nightly", "-n", "2", "--dist", "loadscope")
-TORCH_FACING = ("tests/test_modules.py", "tests/adapters", "tests/laws", "tests/capture")
+TORCH_FACING = (
+    "tests/test_modules.py",
+    "tests/adapters",
+    "tests/automatic/test_watch.py",
+    "tests/automatic/test_imports.py",
+    "tests/laws",
+    "tests/capture",
+)
 """The tests of what touches torch most."""
 OTHERS = ("--ignore", "tests/zoo/test_versions.py")
 """All fast tests but those of what this writes."""
