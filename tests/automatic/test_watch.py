@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -20,11 +21,12 @@ import ttrace
 from tests.support.attributes import Attributes
 from tests.support.loops import trace_loop, watch_loop
 from ttrace.attach import PLAN_VARIABLE, on_attach
-from ttrace.automatic.variables import make_variables
+from ttrace.automatic.variables import HOOK, MARK_VARIABLE, make_variables
 from ttrace.automatic.watch import Watch
 from ttrace.capture.plan import Plan
 from ttrace.errors import CaptureError
 from ttrace.tensors.ids import Kind
+from ttrace.torch_compat import make_hash_store
 from ttrace.trace.reader import Trace
 from zoo.harness.limits import HANG
 
@@ -211,24 +213,20 @@ def test_a_model_that_returns_its_loss(tmp_path: Path) -> None:
 
 
 def test_several_models_and_optimizers(tmp_path: Path) -> None:
-    class Generator(nn.Module):
-        def __init__(self) -> None:
+    class Model(nn.Module):
+        def __init__(self, num_inputs: int, num_outputs: int) -> None:
             super().__init__()
-            self.layer = nn.Linear(3, 8)
+            self.layer = nn.Linear(num_inputs, num_outputs)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x)  # type: ignore[no-any-return]
 
-    class Judge(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 1)
+    class Generator(Model): ...
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)  # type: ignore[no-any-return]
+    class Judge(Model): ...
 
     def loop() -> None:
-        makes, judges = Generator(), Judge()
+        makes, judges = Generator(3, 8), Judge(8, 1)
         first, second = torch.optim.Adam(judges.parameters()), torch.optim.Adam(makes.parameters())
         for x, _ in make_loader():
             noise = torch.randn(4, 3)
@@ -267,6 +265,33 @@ def test_a_step_that_takes_a_closure(tmp_path: Path) -> None:
     trace = trace_loop(tmp_path, loop)
     assert {t.name for t in trace.shards if t.kind is Kind.PARAM_GRAD} == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert microbatches(trace, Kind.OUTPUT) == [0]
+
+
+def test_what_a_pipeline_schedule_gets_is_generated_for_each_microbatch(tmp_path: Path) -> None:
+    data = torch.randn(NUM_STEPS, 8, 8)  # no line of the loop draws random numbers
+
+    def loop() -> None:
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+        dist.init_process_group("gloo", store=make_hash_store(), rank=0, world_size=1)
+        model = make_model()
+        stage = PipelineStage(model, 0, 1, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=F.cross_entropy)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for x in data:
+            schedule.step(x, target=torch.arange(8) % 4)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    try:
+        trace = trace_loop(tmp_path, loop)
+    finally:
+        dist.destroy_process_group()
+    assert trace.manifest.attachment is not None
+    assert (trace.manifest.attachment.model, trace.manifest.attachment.num_microbatches) == ("Sequential", 4)
+    batches = {str(t): trace.shards[t][0].record.shape for t in trace.shards if t.kind is Kind.BATCH}
+    expected = {"0": (2, 8), "target": (2,)}
+    assert batches == {f"0/{i}/./batch.{slot}": shape for i in range(4) for slot, shape in expected.items()}
 
 
 def test_frozen_parts_and_losses_are_not_the_model(tmp_path: Path) -> None:
@@ -371,6 +396,11 @@ def test_scripted_and_compiled_functions_are_compiled_as_ever(tmp_path: Path) ->
     environment.update(make_variables(environment, tmp_path / "mark"))
     subprocess.run([sys.executable, str(script)], env=environment, timeout=HANG, check=True)
     assert (tmp_path / "mark").exists()
+
+
+def test_the_hook_knows_the_variables_that_it_cannot_import() -> None:
+    text = (HOOK / "sitecustomize.py").read_text()
+    assert f'_PLAN, _MARK = "{PLAN_VARIABLE}", "{MARK_VARIABLE}"' in text
 
 
 def test_a_launcher_that_imports_torch_imports_no_more(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ class Adapter:
     ) -> Sequence[Handle]:
         """Call `before` and `after` around each step of the optimizer, until the handles are removed.
 
-        A step that gets a closure computes gradients itself: `before` is called when the closure has first run.
+        A step that gets a closure computes gradients itself: `before` is called each time after the closure.
         """
 
         def on_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

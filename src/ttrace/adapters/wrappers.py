@@ -15,6 +15,11 @@ def find_canonical_name(path: str, chunk: nn.Module) -> str:
     return encode_name(".".join(part for i, part in enumerate(parts) if i not in wrappers)) or ROOT
 
 
+def find_wrapped(module: nn.Module) -> nn.Module | None:
+    """Find the module that a wrapper holds; None if this is no wrapper."""
+    return next((child for name in WRAPPER_ATTRIBUTES if (child := module._modules.get(name)) is not None), None)
+
+
 def find_wrapper_levels(path: str, chunk: nn.Module) -> frozenset[int]:
     """Find the parts of a path that stand for a wrapper's level, by position."""
     levels, module = set(), chunk
@@ -33,7 +38,7 @@ def _find_owner(module: nn.Module, attribute: str) -> nn.Module | None:
     """Find the owner of a child: this module, or the one that it wraps, as some wrappers omit their level in paths."""
     if module._modules.get(attribute) is not None:
         return module
-    inner = next((child for name in WRAPPER_ATTRIBUTES if (child := module._modules.get(name)) is not None), None)
+    inner = find_wrapped(module)
     return None if inner is None else _find_owner(inner, attribute)
 
 

@@ -14,10 +14,11 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils import _pytree as pytree
 
+from ttrace.adapters.wrappers import find_wrapped
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.automatic.draws import Line
 from ttrace.errors import CaptureError
-from ttrace.torch_compat import WRAPPER_ATTRIBUTES, list_stage_modules, read_num_chunks
+from ttrace.torch_compat import list_stage_modules, read_num_chunks
 
 if TYPE_CHECKING:
     from ttrace.capture.plan import Plan
@@ -32,8 +33,7 @@ class FirstStep:
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         """All optimizers of the process."""
         self._optimizer_names: set[str] = set()
-        self.has_target = False
-        """Whether a loss function got labels outside of the model."""
+        self._has_target = False
         self._draws: Counter[Line] = Counter()
         self._calls: dict[nn.Module, int] = {}
         self._stepped: dict[Optimizer, bool] = {}
@@ -82,6 +82,10 @@ class FirstStep:
     def is_training_loader(self, loader: Any) -> bool:
         """Whether a training call followed a batch of this loader."""
         return loader in self._loaders
+
+    def on_target(self) -> None:
+        """Note that a loss function got labels outside of the model."""
+        self._has_target = True
 
     def on_draw(self, line: Line) -> None:
         if self._optimizers and not self._stepped:
@@ -169,7 +173,7 @@ class FirstStep:
             optimizers=tuple(type(each).__name__ for each in self.outer_optimizers),
             data=self._describe_data(),
             num_microbatches=self.num_microbatches,
-            labels=bool(self._loaders or self.has_target or self.has_draws or self._has_loss),
+            labels=bool(self._loaders or self._has_target or self.has_draws or self._has_loss),
         )
 
     @property
@@ -181,7 +185,7 @@ class FirstStep:
         parts = (
             f"batches of {', '.join(loaders)}" if loaders else "arguments of the model's call",
             "random numbers that the script draws" if self.has_draws else "",
-            "labels of a loss function" if self.has_target and not loaders else "",
+            "labels of a loss function" if self._has_target and not loaders else "",
         )
         return ", ".join(filter(None, parts))
 
@@ -215,6 +219,5 @@ def _list_parameters(optimizers: Iterable[Optimizer]) -> set[int]:
 
 def describe_model(model: nn.Module) -> str:
     """Name a model's class, inside of what wraps it."""
-    inner = next((child for name in WRAPPER_ATTRIBUTES if (child := model._modules.get(name)) is not None), None)
-    name = type(model).__name__
+    name, inner = type(model).__name__, find_wrapped(model)
     return name if inner is None else f"{name}({describe_model(inner)})"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ttrace.torch_compat import WRAPPER_ATTRIBUTES
+from ttrace.adapters.wrappers import find_wrapped
 
 
 class JoinedModels(nn.Module):
@@ -29,7 +29,6 @@ def join_models(models: Sequence[nn.Module]) -> nn.Module:
 
 def _name_class(model: nn.Module) -> str:
     """Return the name of a model's class as that of an attribute, without what wraps the model."""
-    for attribute in WRAPPER_ATTRIBUTES:
-        if (inner := model._modules.get(attribute)) is not None:
-            return _name_class(inner)
+    if (inner := find_wrapped(model)) is not None:
+        return _name_class(inner)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(model).__name__).lower()

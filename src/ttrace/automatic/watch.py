@@ -29,6 +29,7 @@ from ttrace.automatic.frameworks import watch_frameworks
 from ttrace.automatic.imports import watch_imports
 from ttrace.automatic.loaders import is_loading, watch_loaders
 from ttrace.automatic.losses import watch_losses
+from ttrace.automatic.schedules import watch_schedules
 from ttrace.errors import CaptureError
 from ttrace.patches import Patches
 from ttrace.torch_compat import is_in_backward
@@ -61,6 +62,7 @@ class Watch:
         self._patches.on_remove(after.remove)
         on_imports = {
             **watch_loaders(self._on_batch, self._patches),
+            **watch_schedules(self._on_schedule, self._patches),
             **watch_frameworks(self.close, self._patches),
         }
         watch_imports(on_imports, self._patches)
@@ -139,7 +141,7 @@ class Watch:
             return target
         if self._traced is not None:
             return self._traced.on_target(target)
-        self._first.has_target = True
+        self._first.on_target()
         return target
 
     @contextmanager
