@@ -19,6 +19,7 @@ import ttrace  # 1
 
 WORLD, GLOBAL_BATCH, NUM_CLASSES = int(os.environ.get("WORLD_SIZE", "1")), 16, 10
 BUG = sys.argv[sys.argv.index("--bug") + 1] if "--bug" in sys.argv else ""
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
@@ -38,12 +39,15 @@ class SyncBatchNorm(nn.BatchNorm1d):
         return (x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
 
 
+if DEVICE != "cpu":
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 32, bias=False), SyncBatchNorm(32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
+model.to(DEVICE)
 dataset = TensorDataset(torch.randn(256, 16), torch.randint(NUM_CLASSES, (256,)))
 sampler = None
 if WORLD > 1:
-    dist.init_process_group("gloo")
+    dist.init_process_group()
     sampler = DistributedSampler(dataset, shuffle=False)
     if BUG == "ignored":
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["3.weight"])
@@ -53,7 +57,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 session = ttrace.attach(model, optimizer)  # 2
 for step, batch in enumerate(loader):
     with session.step():  # 3
-        x, y = session.batch(batch)  # 4
+        x, y = session.batch([tensor.to(DEVICE) for tensor in batch])  # 4
         loss = F.cross_entropy(model(x), y, reduction="sum") / (GLOBAL_BATCH if BUG == "loss" else len(x))
         loss.backward()
         optimizer.step()

@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 
 import ttrace  # 1
 
-VOCAB, HIDDEN, NUM_LAYERS, BUGGY_LAYER = 96, 32, 3, 1
-TP = int(os.environ.get("WORLD_SIZE", "1"))
+VOCAB, HIDDEN, NUM_LAYERS, BUGGY_LAYER, TP = 96, 32, 3, 1, int(os.environ.get("WORLD_SIZE", "1"))
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
 
 
 class Gated(nn.Module):
@@ -49,12 +49,14 @@ class Block(nn.Module):
         return x + self.gated(self.norm2(x))
 
 
+if DEVICE != "cpu":
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 torch.manual_seed(0)
 layers = [Block("--bug" in sys.argv and i == BUGGY_LAYER) for i in range(NUM_LAYERS)]
 parts = {"embed": nn.Embedding(VOCAB, HIDDEN), "layers": nn.Sequential(*layers), "head": nn.Linear(HIDDEN, VOCAB)}
-model = nn.Sequential(OrderedDict(parts))
+model = nn.Sequential(OrderedDict(parts)).to(DEVICE)
 if TP > 1:
-    mesh = init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))
+    mesh = init_device_mesh(DEVICE, (TP,), mesh_dim_names=("tp",))
     plan = {"embed": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(output_layouts=Replicate())}
     for i in range(NUM_LAYERS):
         plan |= {f"layers.{i}.fc1": ColwiseParallel(), f"layers.{i}.fc2": RowwiseParallel()}
@@ -62,11 +64,12 @@ if TP > 1:
         plan |= {f"layers.{i}.gated.down": RowwiseParallel()}
         plan |= {f"layers.{i}.gated": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())}
     parallelize_module(model, mesh, plan)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+# Not foreach, which is the default on accelerators: it takes no DTensors beside other tensors.
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 session = ttrace.attach(model, optimizer)  # 2
 for step in range(10):
     with session.step():  # 3
-        ids, labels = session.batch((torch.randint(VOCAB, (2, 16)), torch.randint(VOCAB, (2, 16))))  # 4
+        ids, labels = session.batch(tuple(torch.randint(VOCAB, (2, 2, 16), device=DEVICE)))  # 4
         loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
         loss.backward()
         optimizer.step()

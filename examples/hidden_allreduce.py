@@ -13,8 +13,8 @@ from torch import nn
 
 import ttrace  # 1
 
-HIDDEN, NUM_LAYERS, BUGGY_LAYER = 64, 3, 1
-TP = int(os.environ.get("WORLD_SIZE", "1"))
+HIDDEN, NUM_LAYERS, BUGGY_LAYER, TP = 64, 3, 1, int(os.environ.get("WORLD_SIZE", "1"))
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
 RULES = {"*.fc1.*": "out/tp ...", "*.fc1/output": "batch hidden/tp", "*.fc2.weight": "out in/tp"}  # 2
 
 
@@ -39,8 +39,6 @@ def summed(x, wanted):
 
 
 class ColumnParallel(nn.Linear):
-    bug = False
-
     def forward(self, x):
         return super().forward(AllReduce.apply(x, False, not self.bug))
 
@@ -61,17 +59,19 @@ class Block(nn.Module):
         return x + self.fc2(torch.relu(self.fc1(self.norm(x))))
 
 
+if DEVICE != "cpu":
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 if TP > 1:
-    dist.init_process_group("gloo")
+    dist.init_process_group()
 torch.manual_seed(0)
 layers = [Block("--bug" in sys.argv and i == BUGGY_LAYER) for i in range(NUM_LAYERS)]
-model = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers)))
+model = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers))).to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = ttrace.attach(model, optimizer, mesh={"tp": TP}, rules=RULES)  # 3
 for step in range(10):
     optimizer.zero_grad()
     with session.step():  # 4
-        x, y = session.batch((torch.randn(8, HIDDEN), torch.randn(8, HIDDEN)))  # 5
+        x, y = session.batch(tuple(torch.randn(2, 8, HIDDEN, device=DEVICE)))  # 5
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()

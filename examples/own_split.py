@@ -11,6 +11,7 @@ from torch import nn
 import ttrace  # 1
 
 HIDDEN, WORLD, RANK = 16, int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
 
 
 @ttrace.split  # 2
@@ -47,15 +48,18 @@ class Dealt(nn.Linear):
         return Summed.apply(super().forward(mine), True)
 
 
+if DEVICE != "cpu":
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 if WORLD > 1:
-    dist.init_process_group("gloo")
+    dist.init_process_group()
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Dealt(HIDDEN // WORLD, HIDDEN, bias=False))
+model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Dealt(HIDDEN // WORLD, HIDDEN, bias=False)).to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = ttrace.attach(model, optimizer, mesh={"deal": WORLD}, rules={"1.weight": "out in/deal:dealt"})  # 3
 for _ in range(10):
     with session.step():  # 4
-        x, y = session.batch((torch.randn(4, HIDDEN), torch.randn(4, HIDDEN)))  # 5
+        x, y = torch.randn(2, 4, HIDDEN, device=DEVICE)
+        x, y = session.batch((x, y))  # 5
         F.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -14,6 +14,7 @@ import ttrace  # 1
 
 HIDDEN, NUM_LAYERS, NUM_MICROBATCHES = 32, 4, 4
 PP, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
 
 
 def stack(layers):
@@ -23,16 +24,18 @@ def stack(layers):
 
 
 def drawn():
-    return torch.randn(4, HIDDEN), torch.randn(4, HIDDEN)
+    return torch.randn(4, HIDDEN, device=DEVICE), torch.randn(4, HIDDEN, device=DEVICE)
 
 
+if DEVICE != "cpu":
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 torch.manual_seed(0)
 per_stage = NUM_LAYERS // PP
-model = stack(range(RANK * per_stage, (RANK + 1) * per_stage))
+model = stack(range(RANK * per_stage, (RANK + 1) * per_stage)).to(DEVICE)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 if PP > 1:
-    dist.init_process_group("gloo")
-    stage = PipelineStage(model, RANK, PP, torch.device("cpu"))
+    dist.init_process_group()
+    stage = PipelineStage(model, RANK, PP, torch.device(DEVICE))
     schedule = Schedule1F1B(stage, n_microbatches=NUM_MICROBATCHES, loss_fn=F.mse_loss)
 session = ttrace.attach(model, optimizer, mesh={"pp": PP})  # 2
 for _ in range(10):

@@ -19,7 +19,10 @@ from transformers.distributed import DistributedConfig
 import ttrace  # 1
 
 WORLD, NUM_MICROBATCHES = int(os.environ.get("WORLD_SIZE", "1")), 2
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
 
+if DEVICE != "cpu":
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 config = Qwen3MoeConfig(
     vocab_size=96,
     hidden_size=32,
@@ -36,7 +39,7 @@ config = Qwen3MoeConfig(
 with tempfile.TemporaryDirectory() as folder:  # instead of a checkpoint from the hub
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     distributed = DistributedConfig(fsdp_size=WORLD, ep_size=WORLD) if WORLD > 1 else None
-    model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=distributed)
+    model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=distributed).to(DEVICE)
 if WORLD > 1 and "--once" in sys.argv:
     for layer in model.model.layers:
         layer.mlp.experts.set_force_sum_reduction_for_comms(False)
@@ -47,7 +50,7 @@ for step in range(10):
     with session.step():  # 3
         num_mine = NUM_MICROBATCHES // WORLD  # each rank has its own data
         for _ in range(num_mine):
-            ids, labels = torch.randint(96, (2, 2, 16))
+            ids, labels = torch.randint(96, (2, 2, 16), device=DEVICE)
             batch = session.batch({"input_ids": ids, "labels": labels})  # 4
             loss = model(**batch).loss / num_mine
             loss.backward()

@@ -16,7 +16,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import ttrace  # 1
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
 
+if DEVICE != "cpu":
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 torch.manual_seed(0)
 config = LlamaConfig(
     vocab_size=64,
@@ -30,7 +33,7 @@ config = LlamaConfig(
 with tempfile.TemporaryDirectory() as folder:  # instead of a checkpoint from the hub
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     plan = {"tp_plan": "auto"} if WORLD > 1 else {}
-    model = AutoModelForCausalLM.from_pretrained(folder, **plan)
+    model = AutoModelForCausalLM.from_pretrained(folder, **plan).to(DEVICE)
 if WORLD > 1 and "--bug" in sys.argv:
     model.model.layers[1].mlp.up_proj.weight.register_hook(lambda gradient: 2 * gradient)
 
@@ -38,7 +41,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 session = ttrace.attach(model, optimizer)  # 2
 for step in range(10):
     with session.step():  # 3
-        ids, labels = torch.randint(64, (2, 2, 8))
+        ids, labels = torch.randint(64, (2, 2, 8), device=DEVICE)
         batch = session.batch({"input_ids": ids, "labels": labels})  # 4
         loss = model(**batch).loss
         loss.backward()

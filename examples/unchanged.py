@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 WORLD, VOCAB, WIDTH, LENGTH, NUM_MICROBATCHES = int(os.environ.get("WORLD_SIZE", "1")), 64, 32, 16, 4
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
 
 
 class Block(nn.Module):
@@ -43,12 +44,14 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+if DEVICE != "cpu":
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 torch.manual_seed(0)
-model = GPT()
+model = GPT().to(DEVICE)
 text = torch.randint(VOCAB, (256, LENGTH + 1))
 dataset, sampler = TensorDataset(text[:, :-1], text[:, 1:]), None
 if WORLD > 1:
-    dist.init_process_group("gloo")
+    dist.init_process_group()
     sampler = DistributedSampler(dataset)
     for block in model.blocks:
         fully_shard(block)
@@ -56,7 +59,8 @@ if WORLD > 1:
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(dataset, batch_size=4, sampler=sampler)
 num_microbatches = NUM_MICROBATCHES // WORLD
-for number, (tokens, labels) in enumerate(loader):
+for number, batch in enumerate(loader):
+    tokens, labels = (part.to(DEVICE) for part in batch)
     if WORLD > 1:
         first, last = number % num_microbatches == 0, (number + 1) % num_microbatches == 0
         model.set_requires_gradient_sync(first if "--bug" in sys.argv else last)

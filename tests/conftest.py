@@ -21,5 +21,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+LONGEST = ("test_pages", "matrix/test_cells", "zoo/test_frameworks", "megatron/test_sweep", "transformers/test_layouts")
+"""The modules that take minutes; they begin first, so that no worker is left with one at the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    """Run quick tests first, and of the slow ones the longest first."""
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        path = item.path.with_suffix("").as_posix()
+        longest = (place for place, name in enumerate(LONGEST) if path.endswith(name))
+        return item.get_closest_marker("slow") is not None, next(longest, len(LONGEST))
+
+    items.sort(key=place)

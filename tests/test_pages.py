@@ -26,6 +26,7 @@ INSTALL = "pip install ."
 """What the tests' own environment has done already."""
 ELSEWHERE = {
     "megatron.md": "tests/megatron/test_example.py",
+    "torchtitan.md": "tests/zoo/test_frameworks.py",
     "transformers.md": "tests/adapters/transformers/test_layouts.py",
 }
 """Pages whose commands need more than the others, and who runs them."""
@@ -106,7 +107,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     used = {
         word for line in re.findall(r"(?:`|\$ )(ttrace [^`\n]*)", text) for word in re.findall(r" (--[a-z-]+)", line)
     }
-    theirs = {"--bug", "--nproc-per-node", "--standalone", "--tp", "--sp", "--version", "--help"}
+    theirs = {"--bug", "--stage", "--nproc-per-node", "--standalone", "--tp", "--sp", "--version", "--help"}
     assert used - theirs <= known
 
 

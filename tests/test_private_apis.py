@@ -14,7 +14,9 @@ SOURCE = Path(__file__).parent.parent / "src" / "ttrace"
 COMPAT = {
     "adapters/framework_compat.py",
     "torch_compat.py",
+    "adapters/deepspeed/compat.py",
     "adapters/megatron/compat.py",
+    "adapters/torchtitan/compat.py",
     "adapters/transformers/compat.py",
 }
 EXEMPT = {"_pytree", "_parameters", "_modules"}
@@ -75,7 +77,9 @@ def test_every_entry_says_which_versions_have_it_and_what_happens_without_it(nam
     assert functions
     for function in functions:
         words = ast.get_docstring(function) or ""
-        is_told = "ithout" in words and ("since 2." in words or "in 5." in words or "in all versions" in words)
+        is_told = "ithout" in words and (
+            "since 2." in words or "in 5." in words or "in all versions" in words or "in 0." in words
+        )
         assert is_told or "see `" in words.lower(), function.name
     for node, after in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(node, ast.Assign):

@@ -82,7 +82,7 @@ def _summary(found: Evaluation) -> list[tuple[str, str, str]]:
     facts, lines = found.score.as_json(), found.score.lines
     num_real = sum(line.bug.tier is Tier.T1 for line in lines)
     return [
-        ("bugs", f"{len(lines)}, {num_real} of them in unmodified released packages", "50, 12"),
+        ("bugs", f"{len(lines)}, {num_real} of them in unmodified released packages", "80, 30"),
         ("detected", f"{facts['detected']:.1%}", "100%"),
         ("located in the exact module", f"{facts['localised']:.1%}", f"{LOCALISED:.0%}"),
         ("right cause as the first finding", f"{facts['cause']:.1%}", f"{CAUSE:.0%}"),

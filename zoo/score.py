@@ -15,7 +15,7 @@ from zoo.bug import Bug, Judge, Run, bugs
 from zoo.launch import by_ttrace, seen
 from zoo.seen import Seen
 
-LOCALISED, CAUSE = 0.9, 0.85
+LOCALISED, CAUSE = 0.95, 0.9
 """The bars: the fraction of bugs located in their exact module, and rightly explained by the first finding."""
 SECONDS = 15.0
 """The longest time that the median bug may take."""

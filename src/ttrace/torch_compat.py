@@ -10,10 +10,10 @@ torch stand inside the functions: `import ttrace` must be cheap.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import CellType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,39 +24,9 @@ from torch.autograd.graph import Node
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# Limits of older versions
-
-
-@dataclass(frozen=True)
-class Limit:
-    """Something that does not work, or not fully, in versions of torch below one."""
-
-    feature: str
-    below: tuple[int, int]
-    """The first version, as major and minor number, that does not have this limit."""
-    reason: str
-
-
-LIMITS: tuple[Limit, ...] = (
-    Limit("torch.distributed.pipelining", (2, 8), "its schedules hang"),
-    Limit("FSDP2 on CPU", (2, 7), "it crashes in torch"),
-    Limit("uneven strided shards", (2, 8), "_StridedShard cuts evenly only"),
-    Limit(
-        "averages of FSDP2 on CPU",
-        (2, 9),
-        "gloo's reduce_scatter ignores AVG, so gradients are too large, and TTrace rightly reports that",
-    ),
-)
-"""Limits since 2.6; `ttrace doctor` lists those of the version that runs."""
-
-
-def list_limits(version: str = torch.__version__) -> tuple[Limit, ...]:
-    """List the limits of a version of torch, such as `2.6.0+cu124`. See `LIMITS`."""
-    return tuple(limit for limit in LIMITS if parse_release(version) < limit.below)
-
 
 def parse_release(version: str) -> tuple[int, int]:
-    """Parse the major and minor number of a version; (0, 0) if it has none. See `list_limits`."""
+    """Parse the major and minor number of a version; (0, 0) if it has none. See `RELEASE`."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
@@ -128,6 +98,21 @@ def make_wrapper_subclass(cls: type[torch.Tensor], like: torch.Tensor, device: t
         dtype=like.dtype,
         device=device,
     )
+
+
+def outside_function_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that runs without any `__torch_function__`, also of modes that the script is in.
+
+    Such a mode may give tensors a device, or check their types as spmd_types does: what TTrace computes meanwhile is
+    not for it. `torch._C.DisableTorchFunction`, since 2.6. Without it a type checker refuses our own functions.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def without_torch_function() -> AbstractContextManager[Any]:

@@ -1,9 +1,11 @@
-"""A loop of Ray Train ends well, and its trace is complete before Ray ends the worker."""
+"""A loop of Ray Train ends well, and its trace is complete before Ray ends the worker; Megatron-LM's is attached to."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from ray.train.v2._internal.execution.worker_group.thread_runner import ThreadRu
 from torch import nn
 
 from tests.support.loops import trace_loop
+from ttrace.automatic.frameworks import MEGATRON
+from ttrace.tensors.ids import Kind
 
 
 def train(num_steps: int) -> int:
@@ -54,3 +58,32 @@ def test_an_exit_of_the_loop_stays_an_error(tmp_path: Path) -> None:
 
     trace_loop(tmp_path, lambda: run_in_ray(runner, loop), num_steps=1)
     assert runner.get_error() is not None
+
+
+def test_a_framework_that_hands_out_its_model_is_traced_from_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `megatron.training` does."""
+    module: Any = ModuleType(MEGATRON)
+
+    def setup_model_and_optimizer() -> tuple[list[nn.Module], torch.optim.Optimizer, None]:
+        model = nn.Linear(8, 4)
+        return [model], torch.optim.SGD(model.parameters(), lr=0.1), None
+
+    def train_step(model: list[nn.Module], optimizer: torch.optim.Optimizer) -> None:
+        model[0](torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    module.setup_model_and_optimizer, module.train_step = setup_model_and_optimizer, train_step
+    monkeypatch.setitem(sys.modules, MEGATRON, module)
+
+    def loop() -> None:
+        model, optimizer, _ = module.setup_model_and_optimizer()
+        module.train_step(model, optimizer)
+
+    trace = trace_loop(tmp_path, loop)
+    assert trace.manifest.attachment is not None
+    assert (trace.manifest.attachment.model, trace.manifest.attachment.keeps_data) == ("Linear", True)
+    assert {t.name for t in trace.shards if t.kind is Kind.PARAM_AFTER} == {"weight", "bias"}
+    assert module.setup_model_and_optimizer is setup_model_and_optimizer  # the rest is put back

@@ -88,3 +88,19 @@ def test_a_mesh_and_rules_can_be_stated_outside_of_the_script(tmp_path: Path) ->
         )
         assert done.returncode == exit_code, done.stdout + done.stderr
     assert "missing all-reduce over tp" in done.stdout
+
+
+@pytest.mark.slow
+def test_own_data_is_judged_in_total_if_a_sampler_distributes_it_otherwise(tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "unchanged.py").read_text()
+    command = script(
+        tmp_path, text.replace("DistributedSampler(dataset)", "DistributedSampler(dataset, shuffle=False)")
+    )
+    path = command.split()[-1]
+    for bug, exit_ in (("", 0), ("--bug", 1)):
+        done = ttrace(
+            *("run", "--data", "own", "--twins", "1", "--no-isolate", "--out", str(tmp_path / "run")),
+            *("--reference", command, "--candidate", f"torchrun --standalone --nproc-per-node 2 {path} {bug}"),
+        )
+        assert done.returncode == exit_, done.stdout
+        assert "both sides trained on the same 16 rows" in done.stdout

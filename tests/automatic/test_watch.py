@@ -100,6 +100,63 @@ def test_the_second_step_starts_where_the_first_one_did(tmp_path: Path) -> None:
         assert values(trace, f"0/-/{name}/optim.exp_avg").equal(optimizer.state[parameter]["exp_avg"])
 
 
+def test_data_that_the_script_keeps_is_recorded_with_a_digest_of_each_row(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    rows = TensorDataset(torch.randn(64, 8), torch.randint(4, (64,)))
+    trace = trace_loop(tmp_path, lambda: train(make_model(), DataLoader(rows, 4), 2), data="own")
+    second = rows[8:12]  # the first step took 2 x 4 rows
+    assert [values(trace, f"0/0/./batch.{slot}").equal(second[slot]) for slot in (0, 1)] == [True, True]
+    end = trace.ranks[0].end
+    assert end is not None
+    assert {slot: len(digests) for slot, digests in end.samples.items()} == {"0/0": 8, "0/1": 8}
+    assert len(set(end.samples["0/0"])) == 8
+    assert trace.manifest.attachment is not None
+    assert trace.manifest.attachment.keeps_data
+
+
+def test_an_optimizer_that_steps_its_groups_one_by_one(tmp_path: Path) -> None:
+    """As ZeRO does it; the settings of all groups are restored."""
+
+    def loop() -> None:
+        model = make_model()
+        weights = [list(layer.parameters()) for layer in model.children()]
+        groups: list[dict[str, Any]] = [{"params": weights[0]}, {"params": weights[2], "lr": 0.5}]
+        optimizer = torch.optim.Adam(groups, lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for x, y in make_loader():
+            F.cross_entropy(model(x), y).backward()
+            every = optimizer.param_groups
+            for group in every:
+                optimizer.param_groups = [group]
+                optimizer.step()
+            optimizer.param_groups = every
+            optimizer.zero_grad()
+            schedule.step()
+
+    end = trace_loop(tmp_path, loop).ranks[0].end
+    assert end is not None
+    rates = {name: float(end.settings[number]["lr"]) for name, number in end.settings_of.items()}
+    assert rates == {"2.weight": 0.5, "2.bias": 0.5}  # those of the group that stepped last
+
+
+def test_a_step_that_only_makes_the_optimizers_state_is_not_the_first(tmp_path: Path) -> None:
+    """As DeepSpeed does it with gradients of zero. The state that it leaves is that of the traced step."""
+
+    def loop() -> None:
+        model = make_model()
+        optimizer = torch.optim.Adam(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        for x, y in make_loader():
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    trace = trace_loop(tmp_path, loop)
+    assert values(trace, "0/-/0.weight/optim.step").item() == 2
+
+
 def test_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
     def loop() -> None:
         model, loader, others = make_model(), make_loader(), make_loader(8)
@@ -231,9 +288,11 @@ def test_several_models_and_optimizers(tmp_path: Path) -> None:
         for x, _ in make_loader():
             noise = torch.randn(4, 3)
             (judges(makes(noise).detach()) - judges(x)).mean().backward()
+            nn.utils.clip_grad_norm_(judges.parameters(), 0.1)
             first.step()
             first.zero_grad()
             judges(makes(noise)).mean().neg().backward()
+            nn.utils.clip_grad_norm_(makes.parameters(), 0.1)
             second.step()
             second.zero_grad()
             first.zero_grad()
@@ -243,6 +302,12 @@ def test_several_models_and_optimizers(tmp_path: Path) -> None:
     assert trace.manifest.attachment.optimizers == ("Adam", "Adam")
     updated = {t.name for t in trace.shards if t.kind is Kind.PARAM_AFTER}
     assert updated == {"generator.layer.weight", "generator.layer.bias", "judge.layer.weight", "judge.layer.bias"}
+    gradients = {t.name: values(trace, str(t)) for t in trace.shards if t.kind is Kind.PARAM_GRAD}
+    assert gradients.keys() == updated  # each when its own optimizer steps
+    # The judge's gradients are those of its own loss, before they are clipped.
+    assert values(trace, "0/-/./grad_norm").item() == pytest.approx(
+        torch.cat([gradients[f"judge.layer.{name}"].flatten() for name in ("weight", "bias")]).norm().item()
+    )
     assert microbatches(trace, Kind.OUTPUT) == [0]
     calls = {t.call for t in trace.shards if t.name == "judge.layer" and t.kind is Kind.OUTPUT}
     assert calls == {0, 1, 2}
@@ -324,6 +389,15 @@ def test_why_nothing_was_traced(tmp_path: Path) -> None:
 
     assert "ended after its first training step" in watch_loop(tmp_path, once)[0]
     assert "no optimizer stepped (SGD)" in watch_loop(tmp_path, without_step)[0]
+
+    def without_call() -> None:
+        weight = nn.Parameter(torch.ones(3))
+        update = torch.optim.SGD([weight])
+        for _ in range(NUM_STEPS):
+            weight.sum().backward()
+            update.step()
+
+    assert "SGD stepped, but the script called no module" in watch_loop(tmp_path, without_call)[0]
     assert watch_loop(tmp_path, lambda: make_model()(torch.randn(4, 8))) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttrace.capture.environment import fingerprint_sources
+from ttrace.capture.environment import fingerprint_sources, read_versions
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.layouts.rules import Rules
@@ -33,6 +34,13 @@ def test_every_rank_says_what_it_was_loaded_from_and_by_which_version(tmp_path: 
         assert written.end is not None
         assert written.end.sources[str(ours)] == fingerprint_file(ours)
         assert {"python", "torch", "ttrace"} <= written.manifest.versions.keys()
+
+
+def test_a_package_that_loads_lazily_is_named_with_its_version() -> None:
+    """Such a package does not have `__version__` among its attributes."""
+    transformers = pytest.importorskip("transformers")
+    assert "__version__" not in vars(transformers)
+    assert read_versions()["transformers"] == metadata.version("transformers")
 
 
 def test_a_file_that_torch_writes_when_it_starts_makes_no_trace_stale(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class TraceBuilder:
         self.splits = dict.fromkeys(batch_axes, "block") | dict(splits or {})
         self.batch_axes = batch_axes
         self.forward_buffers = tuple(forward_buffers)
+        self.samples: dict[int, dict[str, tuple[str, ...]]] = defaultdict(dict)
         self.mesh = Mesh.parse(mesh)
         self.sizes = {**self.mesh.sizes, MICROBATCH_AXIS: manifest.get("num_microbatches", 1)}
         self._manifest = {"role": role, "mesh": mesh, "num_ranks": self.mesh.num_ranks, "seed": 0, **manifest}
@@ -126,6 +128,7 @@ class TraceBuilder:
                 splits=self.splits,
                 batch_axes=self.batch_axes,
                 forward_buffers=self.forward_buffers,
+                samples=self.samples[rank],
                 problems=tuple(problems),
             )
             writer.close(end)

@@ -168,6 +168,8 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "settings_of": {},
         "random": [],
         "forward_buffers": [],
+        "samples": {},
+        "flags": {},
         "problems": [],
         "notes": [],
         "sources": {},

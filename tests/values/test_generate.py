@@ -258,7 +258,8 @@ regions = {
 made(Region.whole((1024, 1024)))
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here, and not from that of loading torch
 before = memory("VmRSS")
-assert made(regions[sys.argv[1]]).nbytes == 128 << 20
+shard = made(regions[sys.argv[1]])
+assert shard.nbytes == 128 << 20 <= memory("RssAnon")
 print((memory("VmHWM") - before) / (128 << 20))
 """
 
@@ -268,7 +269,8 @@ print((memory("VmHWM") - before) / (128 << 20))
 def test_making_a_shard_takes_hardly_more_memory_than_the_shard(region: str) -> None:
     command = [sys.executable, "-c", MEMORY, region]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert 0.95 < float(output) <= 1.25
+    # Below 1 where the kernel takes back pages of libraries meanwhile, since they counted before.
+    assert 0.5 < float(output) <= 1.25
 
 
 def test_rows_reach_every_edge_at_which_a_table_may_be_cut() -> None:

@@ -48,8 +48,8 @@ def test_the_zoo_has_every_tier_topic_and_bug_of_the_paper() -> None:
     assert {bug.tier for bug in every_bug} == set(Tier)
     assert {bug.topic for bug in every_bug} == set(Topic)
     assert {bug.paper for bug in every_bug} - {0} == PAPER
-    assert len(every_bug) >= 64
-    assert sum(bug.tier is Tier.T1 for bug in every_bug) >= 18
+    assert len(every_bug) >= 80
+    assert sum(bug.tier is Tier.T1 for bug in every_bug) >= 30
 
 
 def test_there_are_more_than_200_controls_in_three_precisions() -> None:

@@ -40,6 +40,9 @@ PART = (
     "megatron-aux-loss-of-local-tokens",
     "megatron-latent-keys-not-summed",
     "megatron-batched-p2p",
+    "transformers-unshifted-labels-counted",
+    "transformers-router-softmaxed-twice",
+    "lora-counted-on-every-rank",
 )
 """Every tier, topic and cause, every number of ranks and every launcher."""
 NOT_NAMED = {"transposed"}

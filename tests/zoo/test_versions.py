@@ -6,11 +6,15 @@ import tomllib
 
 from ttrace.report.health import LAST_TESTED, OLDEST
 from ttrace.torch_compat import parse_release
-from zoo.harness.torches.environment import ROOT
+from zoo.harness.torches.environment import OWN, ROOT
+from zoo.harness.torches.wheels import VERSIONS
 from zoo.versions.cells import CELLS, EXAMPLES, Cell
+from zoo.versions.frameworks import FRAMEWORKS
 from zoo.versions.page import PAGE, Measured
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_LANGUAGE = "Programming Language :: Python :: "
+PYTHONS = tuple(text.removeprefix(_LANGUAGE) for text in PROJECT["classifiers"] if text.startswith(_LANGUAGE))
 
 
 def test_the_package_asks_for_the_oldest_torch_that_works() -> None:
@@ -25,6 +29,24 @@ def test_every_minor_version_of_torch_has_a_cell() -> None:
 def test_the_page_says_what_was_measured() -> None:
     """Both are written by `.ci/versions`."""
     assert PAGE.read_text() == Measured.read().format_page()
+
+
+def test_every_cell_was_measured_and_those_that_are_supported_are_good() -> None:
+    cells = Measured.read().cells
+    assert list(cells) == [*((PYTHONS[0], torch) for torch in VERSIONS), *((python, OWN) for python in PYTHONS[1:])]
+    assert [key for key, cell in cells.items() if cell.is_supported and not cell.is_good] == []
+
+
+def test_every_framework_was_measured_and_is_good() -> None:
+    outcomes = Measured.read().frameworks
+    assert list(outcomes) == [framework.name for framework in FRAMEWORKS]
+    assert [name for name, outcome in outcomes.items() if outcome.unexpected] == []
+
+
+def test_the_package_names_the_pythons_that_were_measured() -> None:
+    measured = dict.fromkeys(python for python, _ in Measured.read().cells)
+    assert tuple(measured) == PYTHONS
+    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
 
 
 def test_an_example_that_ends_otherwise_than_it_should_is_bold() -> None:

@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ttrace.judge.verdict import Exit
 from zoo.frameworks.rows import Row
+from zoo.harness.with_wheels import unpack_release
 from zoo.versions.runs import run
 
 
@@ -51,13 +51,15 @@ def measure_row(row: Row, out: Path, bugs: Sequence[str]) -> Outcome:
 
     All runs share a folder, which keeps the reference: a bug does not change it.
     """
+    for wheel in row.wheels:
+        unpack_release(wheel)  # not on two ranks at once
     begin = time.monotonic()
     status, report = _run(row, out)
     seconds = round(time.monotonic() - begin, 1)
     broken = {bug: _run(row, out, bug) for bug in bugs}
     return Outcome(
         row.name,
-        f"{row.package} {version(row.package)}",
+        f"{row.package} {row.version}",
         status,
         sum(report.get("counts", {}).values()),
         row.count_added_lines(),

@@ -84,5 +84,6 @@ What the bugs are:
 - `scaling`: LoRA's alpha is another on one rank.
 
 How to run each: [Trainer, TRL and PEFT](../howto/trainer.md), [Accelerate](../howto/accelerate.md),
-[Lightning](../howto/lightning.md), [Ray Train](../howto/ray.md).
+[DeepSpeed](../howto/deepspeed.md), [Lightning](../howto/lightning.md), [Ray Train](../howto/ray.md),
+[torchtitan](../howto/torchtitan.md).
 """

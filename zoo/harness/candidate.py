@@ -21,6 +21,11 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Of logits and labels."""
 
 
+def default_device_type() -> str:
+    """Where candidates train: torch's default device."""
+    return torch.get_default_device().type
+
+
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
@@ -124,7 +129,7 @@ def simple(
     loss_region: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Candidate:
     """A candidate that is trained like the reference."""
-    chosen = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
+    chosen = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
     def step(session: TracingSession) -> None:
         accumulated(

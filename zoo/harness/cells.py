@@ -155,7 +155,7 @@ def reference_of(
 def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cell, build: Build = Transformer) -> None:
     torch.manual_seed(0)
     model = build(shape).to(cell.dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     plan = planned(out=folder / "reference", **cell.settings)
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}

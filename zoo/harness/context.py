@@ -18,7 +18,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _cp_options
 
 from ttrace.capture.session import TracingSession
-from zoo.harness.candidate import Candidate, Cell, data, updated
+from zoo.harness.candidate import Candidate, Cell, data, default_device_type, updated
 from zoo.harness.dense import sharded, tensor_parallel
 from zoo.harness.ring import allow_ring_attention_on_cpu
 from zoo.harness.transformer import Shape, Transformer, causal, rope_table
@@ -33,7 +33,7 @@ def whole_attention(shape: Shape, cell: Cell) -> Candidate:
     attend = gathered_attention if cell.layout == "cp-gather" else ulysses_attention
     for block in model.layers.values():
         block.attention.attend = attend  # type: ignore[union-attr]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
     def step(session: TracingSession) -> None:
         with session.step():
@@ -51,13 +51,13 @@ def ring(shape: Shape, cell: Cell) -> Candidate:
     allow_ring_attention_on_cpu()
     has_tp, has_fsdp = "tp" in cell.parts, "fsdp" in cell.parts
     names, inner = (("cp", "tp"), 2) if has_tp else (("cp",), 1)
-    mesh = init_device_mesh("cpu", (cell.num_ranks // inner, inner)[: len(names)], mesh_dim_names=names)
+    mesh = init_device_mesh(default_device_type(), (cell.num_ranks // inner, inner)[: len(names)], mesh_dim_names=names)
     model = Transformer(shape).to(cell.dtype)
     if has_tp:
         tensor_parallel(model, mesh["tp"])
     if has_fsdp:
         sharded(model, mesh["cp"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
     def step(session: TracingSession) -> None:
         with session.step(), load_balance("cp-ring-plain" not in cell.parts):

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from zoo.harness.candidate import Candidate, Cell, simple
+from zoo.harness.candidate import Candidate, Cell, default_device_type, simple
 from zoo.harness.transformer import Shape, Transformer
 
 
@@ -63,7 +63,7 @@ def sharded(model: Transformer, mesh: DeviceMesh) -> Transformer:
 
 
 def tp(shape: Shape, cell: Cell) -> Candidate:
-    mesh = init_device_mesh("cpu", (cell.num_ranks,), mesh_dim_names=("tp",))
+    mesh = init_device_mesh(default_device_type(), (cell.num_ranks,), mesh_dim_names=("tp",))
     cut_loss = cell.layout == "tp+loss"
     model = tensor_parallel(
         Transformer(shape).to(cell.dtype), mesh, sequence=cell.layout == "tp+sp", whole_logits=not cut_loss
@@ -72,17 +72,17 @@ def tp(shape: Shape, cell: Cell) -> Candidate:
 
 
 def fsdp(shape: Shape, cell: Cell) -> Candidate:
-    mesh = init_device_mesh("cpu", (cell.num_ranks,), mesh_dim_names=("dp",))
+    mesh = init_device_mesh(default_device_type(), (cell.num_ranks,), mesh_dim_names=("dp",))
     return simple(sharded(Transformer(shape).to(cell.dtype), mesh), shape, cell, num_data_ranks=cell.num_ranks)
 
 
 def hsdp(shape: Shape, cell: Cell) -> Candidate:
-    mesh = init_device_mesh("cpu", (2, cell.num_ranks // 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(default_device_type(), (2, cell.num_ranks // 2), mesh_dim_names=("replicate", "shard"))
     return simple(sharded(Transformer(shape).to(cell.dtype), mesh), shape, cell, num_data_ranks=cell.num_ranks)
 
 
 def fsdp_tp(shape: Shape, cell: Cell) -> Candidate:
-    mesh = init_device_mesh("cpu", (2, cell.num_ranks // 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(default_device_type(), (2, cell.num_ranks // 2), mesh_dim_names=("dp", "tp"))
     model = sharded(tensor_parallel(Transformer(shape).to(cell.dtype), mesh["tp"]), mesh["dp"])
     return simple(model, shape, cell, num_data_ranks=2)
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import ttrace
 from ttrace.capture.session import TracingSession
-from zoo.harness.candidate import Candidate, Cell, data, updated
+from zoo.harness.candidate import Candidate, Cell, data, default_device_type, updated
 from zoo.harness.context import average
 from zoo.harness.transformer import Experts, MixtureOfExperts, Shape, Transformer
 
@@ -25,7 +25,9 @@ def expert_parallel(shape: Shape, cell: Cell) -> Candidate:
     """
     has_dp = "dp" in cell.parts
     names, outer = (("dp", "ep"), 2) if has_dp else (("ep",), 1)
-    mesh = init_device_mesh("cpu", (outer, cell.num_ranks // outer)[-len(names) :], mesh_dim_names=names)
+    mesh = init_device_mesh(
+        default_device_type(), (outer, cell.num_ranks // outer)[-len(names) :], mesh_dim_names=names
+    )
     ep = mesh["ep"]
     model = Transformer(shape).to(cell.dtype)
     for module in model.modules():
@@ -34,7 +36,7 @@ def expert_parallel(shape: Shape, cell: Cell) -> Candidate:
             _keep_own(module.experts, ep, plain=has_dp)
     dense = [p for name, p in model.named_parameters() if ".experts." not in name]
     experts = [p for name, p in model.named_parameters() if ".experts." in name]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
     def step(session: TracingSession) -> None:
         with session.step():

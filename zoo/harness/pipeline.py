@@ -11,7 +11,7 @@ from torch.distributed.pipelining import schedules as pp
 from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.capture.session import TracingSession
-from zoo.harness.candidate import Candidate, Cell, data
+from zoo.harness.candidate import Candidate, Cell, data, default_device_type
 from zoo.harness.dense import sharded, tensor_parallel
 from zoo.harness.transformer import Shape, Transformer
 
@@ -20,7 +20,9 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
     """Build one or two stages for each rank, as the schedule needs them, with TP or FSDP2 inside each stage."""
     inner = [axis for axis, words in AXES.items() if words & set(cell.parts)]
     names = ("pp", *inner)
-    mesh = init_device_mesh("cpu", (cell.num_ranks // 2 ** len(inner), *(2 for _ in inner)), mesh_dim_names=names)
+    mesh = init_device_mesh(
+        default_device_type(), (cell.num_ranks // 2 ** len(inner), *(2 for _ in inner)), mesh_dim_names=names
+    )
     kind = SCHEDULES.get(cell.parts[0], pp.Schedule1F1B)
     rank, world = mesh.get_local_rank("pp"), mesh["pp"].size()
     if issubclass(kind, pp.PipelineScheduleSingle):
@@ -41,12 +43,12 @@ def pipeline(shape: Shape, cell: Cell) -> Candidate:
         chunks = [DistributedDataParallel(model, process_group=mesh.get_group("dp")) for model in models]
     group = mesh.get_group("pp")
     stages = [
-        PipelineStage(model, i, num_stages, torch.device("cpu"), group=group)
+        PipelineStage(model, i, num_stages, torch.get_default_device(), group=group)
         for model, i in zip(chunks, indices, strict=True)
     ]
     made: Any = stages[0] if issubclass(kind, pp.PipelineScheduleSingle) else stages
     schedule: Any = kind(made, n_microbatches=cell.num_microbatches, loss_fn=cell.loss)
-    optimizer = torch.optim.AdamW([p for m in models for p in m.parameters()], lr=1e-3)
+    optimizer = torch.optim.AdamW([p for m in models for p in m.parameters()], lr=1e-3, foreach=False)
 
     def step(session: TracingSession) -> None:
         with session.step():

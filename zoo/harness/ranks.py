@@ -29,7 +29,9 @@ PRELOADED = ("zoo.harness.cells",)
 """What the server imports: all that most ranks need, and nothing that starts a thread."""
 
 
-def on_ranks(num_ranks: int, function: Callable[..., Any], *args: Any, timeout: float = HANG) -> list[Any]:
+def on_ranks(
+    num_ranks: int, function: Callable[..., Any], *args: Any, timeout: float = HANG, backend: str = "gloo"
+) -> list[Any]:
     """Call a module-level function in each of `num_ranks` processes, and return the results by rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
@@ -38,7 +40,9 @@ def on_ranks(num_ranks: int, function: Callable[..., Any], *args: Any, timeout: 
         store = str(Path(folder) / "store")
         processes = [
             context.Process(
-                target=_rank, args=(dict(os.environ), rank, num_ranks, store, results, function, args), daemon=True
+                target=_rank,
+                args=(dict(os.environ), rank, num_ranks, store, backend, results, function, args),
+                daemon=True,
             )
             for rank in range(num_ranks)
         ]
@@ -58,6 +62,7 @@ def _rank(
     rank: int,
     num_ranks: int,
     store: str,
+    backend: str,
     results: Any,
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -67,7 +72,7 @@ def _rank(
     os.environ.update(environment, OMP_NUM_THREADS="1")
     gc.freeze()  # what the server imported is here to stay: collecting need not look at it
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=num_ranks)
     try:
         results.put((rank, True, function(*args)))
         dist.barrier()

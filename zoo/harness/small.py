@@ -73,11 +73,15 @@ def whole_gpt(_shape: Shape) -> nn.Module:
 
 def by_hand(_shape: Shape, cell: Cell) -> Candidate:
     """The small GPT, tensor-parallel over all ranks."""
-    tp = dist.get_world_size()
-    model = Gpt(tp).to(cell.dtype)
+    return train_by_hand(Gpt(dist.get_world_size()), cell, RULES)
+
+
+def train_by_hand(model: Gpt, cell: Cell, rules: dict[str, str]) -> Candidate:
+    """A GPT that is tensor-parallel over all ranks, with these layouts."""
+    model.to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(session: Any) -> None:
         accumulated(session, model, optimizer, HAND, cell.num_microbatches, loss=cell.loss)
 
-    return Candidate([model], optimizer, step, 1, {"tp": tp}, RULES)
+    return Candidate([model], optimizer, step, 1, {"tp": dist.get_world_size()}, rules)

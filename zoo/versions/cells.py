@@ -15,6 +15,8 @@ from zoo.versions.runs import OFF, Example, run
 
 CELLS = (*((PYTHON, torch) for torch in VERSIONS), ("3.12", OWN), ("3.13", OWN))
 EXAMPLES = (
+    Example("unchanged.py", 0, (((2, 7), OFF), ((2, 9), 1))),
+    Example("unchanged.py --bug", 1, (((2, 7), OFF),)),
     Example("hidden_allreduce.py", 0),
     Example("hidden_allreduce.py --bug", 1),
     Example("dtensor_tp.py", 0),
@@ -22,8 +24,8 @@ EXAMPLES = (
     Example("ddp.py", 0),
     Example("ddp.py --bug norm", 1),
     Example("fsdp2.py", 0, (((2, 7), OFF), ((2, 9), 1))),
-    Example("pipelining.py", 0, (((2, 8), OFF),)),
-    Example("pipelining.py --bug", 1, (((2, 8), OFF),)),
+    Example("pipelining.py", 0, (((2, 8), OFF), ((2, 9), 0), ((2, 10), OFF))),
+    Example("pipelining.py --bug", 1, (((2, 8), OFF), ((2, 9), 1), ((2, 10), OFF))),
 )
 PYTEST = ("python", "-m", "pytest", "-q", "-m", "not slow and not nightly", "-n", "2", "--dist", "loadscope")
 TORCH_FACING = (

@@ -45,7 +45,7 @@ FRAMEWORKS = (
         "transformers",
         "4.57.6",
         _TRANSFORMERS,
-        wheels=("transformers==4.57.6", "huggingface_hub==0.36.0", "tokenizers==0.22.1"),
+        wheels=("transformers==4.57.6", "accelerate==1.12.0", "huggingface_hub==0.36.0", "tokenizers==0.22.1"),
     ),
     Framework("transformers", "5.22.2", _TRANSFORMERS),
     Framework("megatron-core", "0.16.1", _MEGATRON),
@@ -77,7 +77,7 @@ def measure_framework(framework: Framework) -> Outcome:
     paths = [ROOT, *wheels, variables["PYTHONPATH"]]
     variables |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "TTRACE_MEGATRON": framework.version}
     if framework.wheels:
-        variables["TTRACE_HIDDEN"] = "torchao accelerate"  # they are for the installed version
+        variables["TTRACE_HIDDEN"] = "torchao"  # it is for the installed version
     with tempfile.TemporaryDirectory(prefix="ttrace-versions-") as folder:
         examples = {example.name: example.run(Path(folder), variables, OWN) for example in framework.examples}
     return Outcome(framework.name, framework.python, OWN, examples)

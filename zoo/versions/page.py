@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-from ttrace.torch_compat import list_limits
+from ttrace.torch_limits import Limit, list_limits
 from zoo.harness.torches.environment import ROOT
 from zoo.versions.cells import CELLS, EXAMPLES, Cell
 from zoo.versions.frameworks import FRAMEWORKS, Outcome
@@ -42,7 +42,7 @@ class Measured:
 
     def format_page(self) -> str:
         limits = dict.fromkeys(limit for cell in self.cells.values() for limit in list_limits(cell.torch))
-        off = [f"- Below {'.'.join(map(str, limit.below))}: {limit.feature}; {limit.reason}." for limit in limits]
+        off = [f"- {_name_range(limit)}: {limit.feature}; {limit.reason}." for limit in limits]
         return _TEXT.format(
             names=" | ".join(f"`{example.name}`" for example in EXAMPLES),
             line="|---" * (3 + len(EXAMPLES)) + "|",
@@ -50,6 +50,11 @@ class Measured:
             limits="\n".join(off),
             frameworks="\n".join(_format_framework(outcome) for outcome in self.frameworks.values()),
         )
+
+
+def _name_range(limit: Limit) -> str:
+    below = f"below {'.'.join(map(str, limit.below))}"
+    return below.capitalize() if limit.since == (2, 6) else f"Since {'.'.join(map(str, limit.since))}, {below}"
 
 
 def _format_cell(cell: Cell) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -22,9 +22,11 @@ from ttrace.adapters.wrappers import find_canonical_name
 from ttrace.errors import CaptureError
 from ttrace.layouts.placement import Placement
 from ttrace.layouts.rules import Rule
+from ttrace.layouts.splits import NO_SPLITS, Split
 from ttrace.patches import Patches
 from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.mesh import Coord, Mesh
+from ttrace.tensors.region import Shape
 
 ANONYMOUS_AXIS = "ranks"
 """The axis of a job if only its number of ranks is known."""
@@ -39,6 +41,8 @@ class OwnedSlice:
 
     tensor: torch.Tensor
     run: tuple[int, int] | None = None
+    shape: Shape | None = None
+    """The shape of what it is a run of, for a parameter that has another shape itself."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +147,27 @@ class Adapter:
         """Whether this module's calls are traced, and may be isolated; its parameters always are."""
         return True
 
+    @property
+    def is_in_loss(self) -> bool:
+        """Whether the framework computes a loss now, so that a backward pass that starts here is only a part of it."""
+        return False
+
     # Layouts
 
-    def read_placement(self, tensor: torch.Tensor) -> Placement | None:  # noqa: ARG002
-        """Read the layout that the tensor itself states, as a DTensor does; None if it states none."""
+    def read_placement(
+        self,
+        tensor: torch.Tensor,  # noqa: ARG002
+        apart: Collection[str] = (),  # noqa: ARG002
+        splits: Mapping[str, Split] = NO_SPLITS,  # noqa: ARG002
+        *,
+        of_gradient: bool = False,  # noqa: ARG002
+    ) -> Placement | None:
+        """Read the layout that the tensor itself states, as a DTensor does; None if it states none.
+
+        Along the axes `apart` each rank has microbatches of its own: there the tensor is whole, whatever it states.
+        `splits` are the ways in which axes cut sequences, for tensors that do not state it. With `of_gradient`, read
+        the layout of the tensor's gradient, where the gradient will not state it itself.
+        """
         return None
 
     def find_rule(self, site: Site, num_dims: int) -> Rule | None:  # noqa: ARG002
@@ -183,6 +204,10 @@ class Adapter:
 
     # The optimizer
 
+    def find_optimizer(self, given: Optimizer | None) -> Optimizer | None:
+        """Find the optimizer to watch: what attach got, unless the framework has its own."""
+        return given
+
     def on_parameters_replaced(self, optimizer: Optimizer | None) -> None:
         """Refresh every copy that the optimizer keeps of the parameters, which have other values now."""
 
@@ -205,19 +230,22 @@ class Adapter:
         return ((parameter, groups[id(parameter)]) for parameter in parameters if id(parameter) in groups)
 
     def watch_steps(
-        self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+        self, optimizer: Optimizer, before: Callable[[Optimizer | None], None], after: Callable[[], None]
     ) -> Sequence[Handle]:
         """Call `before` and `after` around each step of the optimizer, until the handles are removed.
 
-        A step that gets a closure computes gradients itself: `before` is called each time after the closure.
+        `before` gets that one of several optimizers that steps, or None if all do. A step that gets a closure computes
+        gradients itself: `before` is called each time after the closure.
         """
 
-        def on_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def on_step(
+            stepping: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first one is the optimizer
             if not callable(closure):
-                before()
+                before(stepping)
                 return args, kwargs
-            other = _call_after(closure, before)
+            other = _call_after(closure, lambda: before(stepping))
             return ((args[0], other, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": other})
 
         return [
@@ -228,9 +256,9 @@ class Adapter:
 
     # Values
 
-    def read_values(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Return a parameter's own memory, in the shape that its layout describes."""
-        return parameter.detach()
+    def read_values(self, parameter: nn.Parameter) -> OwnedSlice:
+        """Return the memory of this rank's part of a parameter: in the shape that its layout describes, or a run."""
+        return OwnedSlice(parameter.detach())
 
     def read_gradient(self, parameter: nn.Parameter) -> OwnedSlice | None:
         """Return the part of the gradient that this rank has, as the optimizer will use it."""

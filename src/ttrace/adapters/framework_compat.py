@@ -1,13 +1,14 @@
-"""What TTrace uses of frameworks around plain torch (Accelerate 1, Lightning 2, Ray 2) that they do not document.
+"""What TTrace uses of Accelerate 1, Lightning 2, Ray 2 and spmd_types 0.2 that they do not document.
 
 Nothing here imports a framework: it is recognised by the names of its classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 _INNER_MODULES = {"lightning.fabric.wrappers._FabricModule": "_forward_module"}
@@ -23,6 +24,14 @@ Lightning 2.0."""
 RAY_RUNNER = "ray.train.v2._internal.execution.worker_group.thread_runner"
 """The module with the ThreadRunner of Ray Train V2, as of Ray 2.60. Without it, Ray reports an error when TTrace ends
 the loop. V1 takes exit code 0 for a good end."""
+
+
+def read_spmd_types(tensor: torch.Tensor) -> tuple[Mapping[Any, Any] | None, Sequence[Any]]:
+    """Read the types that spmd_types keeps of a tensor by axis, and for each dim the axes that cut it.
+
+    `_local_type` and `_partition_spec`, in 0.2.3. Without them a tensor states no layout.
+    """
+    return getattr(tensor, "_local_type", None), getattr(tensor, "_partition_spec", None) or ()
 
 
 def unwrap_module(module: nn.Module) -> nn.Module:

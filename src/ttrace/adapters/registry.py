@@ -17,7 +17,9 @@ from ttrace.errors import CaptureError
 
 GROUP = "ttrace.adapters"
 BUILT_IN = (
+    EntryPoint("deepspeed", "ttrace.adapters.deepspeed.adapter:DeepSpeed", GROUP),
     EntryPoint("megatron", "ttrace.adapters.megatron.adapter:Megatron", GROUP),
+    EntryPoint("torchtitan", "ttrace.adapters.torchtitan.adapter:Torchtitan", GROUP),
     EntryPoint("transformers", "ttrace.adapters.transformers.adapter:Transformers", GROUP),
     EntryPoint("native", "ttrace.adapters.native.adapter:Native", GROUP),
 )

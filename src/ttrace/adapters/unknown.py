@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ttrace.adapters.adapter import Optimizer, list_optimizers
+from ttrace.adapters.deepspeed.compat import is_engine
 from ttrace.errors import CaptureError
 
 
@@ -19,20 +20,22 @@ def refuse_unknown(chunks: Sequence[nn.Module], optimizer: Optimizer | None) -> 
         raise CaptureError(f"TTrace cannot read the parameters of {what}. {advice}")
 
 
+_ENGINE = "Give ttrace.attach the engine that deepspeed.initialize returns."
 _ADAPTER = "Check the script without it, or write an adapter (docs/howto/adapter.md)."
 
 
 def _find_unknown(chunks: Sequence[nn.Module], optimizer: Optimizer | None) -> Iterator[tuple[str, str]]:
     modules = [module for chunk in chunks for module in chunk.modules()]
     kinds = {_name_kind(each) for each in (*modules, *list_optimizers(optimizer))}
-    if any(kind.startswith("deepspeed.") for kind in kinds):
-        yield "DeepSpeed's engine and optimizers, which flatten and copy them", _ADAPTER
+    has_engine = any(map(is_engine, chunks))
+    if not has_engine and any(kind.startswith("deepspeed.") for kind in kinds):
+        yield "DeepSpeed without its engine", _ENGINE
     if "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel" in kinds:
         yield "FSDP1 (FullyShardedDataParallel), which flattens them", "Use FSDP2 (fully_shard), which TTrace knows."
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():
-            if hasattr(parameter, "ds_id"):
-                yield f"DeepSpeed's ZeRO-3 ({name} has a ds_id, and is empty between uses)", _ADAPTER
+            if not has_engine and hasattr(parameter, "ds_id"):
+                yield f"DeepSpeed's ZeRO-3 without its engine ({name} has a ds_id, and is empty between uses)", _ENGINE
             if type(parameter).__name__ == "FlatParameter":
                 yield f"a wrapper that flattens them ({name} is a FlatParameter)", _ADAPTER
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils import _pytree as pytree
 
+from ttrace.adapters.deepspeed.compat import is_engine
 from ttrace.adapters.wrappers import find_wrapped
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.automatic.draws import Line
@@ -33,7 +34,7 @@ class FirstStep:
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         """All optimizers of the process."""
         self._optimizer_names: set[str] = set()
-        self._has_target = False
+        self._has_target = self._has_early_step = False
         self._draws: Counter[Line] = Counter()
         self._calls: dict[nn.Module, int] = {}
         self._stepped: dict[Optimizer, bool] = {}
@@ -62,7 +63,10 @@ class FirstStep:
         if module not in self._calls:
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 return
-            self._save([module], [], with_parameters=self.plan.parameters == "own")
+            # Not when an optimizer steps: ZeRO steps one group of parameters after the other, and hides the rest.
+            optimizers = [each for each in self._optimizers if each not in self._saved]
+            self._saved.update(optimizers)
+            self._save([module], optimizers, with_parameters=self.plan.parameters == "own")
             self._calls[module] = 0
         self._calls[module] += 1
         if self._last_loader is not None:
@@ -116,14 +120,22 @@ class FirstStep:
             self.on_call(module)
 
     def on_step_begin(self, optimizer: Optimizer) -> None:
-        """Save an optimizer's state before its first step."""
+        """Save the state of an optimizer that was made after the first call."""
         if optimizer not in self._saved:
             self._saved.add(optimizer)
             self._save([], [optimizer], with_parameters=False)
 
     def on_step_end(self, optimizer: Optimizer, *, is_inner: bool) -> None:
-        """Note an optimizer that has stepped; `is_inner` if another one called it."""
-        self._stepped.setdefault(optimizer, is_inner)
+        """Note an optimizer that has stepped; `is_inner` if another one called it.
+
+        A step before any training call only makes the optimizer's state, as DeepSpeed does.
+        """
+        if self._calls:
+            self._stepped.setdefault(optimizer, is_inner)
+        else:
+            self._has_early_step = True
+            self._saved.clear()
+            self._snapshots.clear()
 
     def is_over(self) -> bool:
         """Whether all optimizers have stepped that any called module needs."""
@@ -141,6 +153,9 @@ class FirstStep:
         They are the stages of a pipeline on this rank, or models of their own, such as a generator and a
         discriminator.
         """
+        engines = [model for model in self._calls if is_engine(model)]
+        if engines:  # its optimizer updates flat copies of the parameters
+            return engines
         updated = _list_parameters(self._stepped)
         trained = [model for model in self._calls if any(id(each) in updated for each in model.parameters())]
         inner = {id(child) for model in trained for child in model.modules() if child is not model}
@@ -172,6 +187,7 @@ class FirstStep:
             model=", ".join(map(describe_model, self.models)),
             optimizers=tuple(type(each).__name__ for each in self.outer_optimizers),
             data=self._describe_data(),
+            keeps_data=self.plan.data == "own",
             num_microbatches=self.num_microbatches,
             labels=bool(self._loaders or self._has_target or self.has_draws or self._has_loss),
         )
@@ -210,6 +226,9 @@ class FirstStep:
         if self._calls and self._optimizer_names:
             names = ", ".join(sorted(self._optimizer_names))
             return f"the script called its model, but no optimizer stepped ({names})."
+        if self._has_early_step:
+            names = ", ".join(sorted(self._optimizer_names))
+            return f"{names} stepped, but the script called no module in training mode. Attach by hand."
         return ""
 
 

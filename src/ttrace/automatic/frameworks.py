@@ -1,17 +1,20 @@
-"""Training loops of Lightning and Ray Train, as far as they differ from loops of scripts.
+"""Training loops of Lightning, Ray Train, Megatron-LM and torchtitan, as far as they differ from loops of scripts.
 
 Lightning calls a method of the model in place of the model. Ray Train runs a loop in a thread of a worker, which it
-ends without running exit handlers.
+ends without running exit handlers. Megatron-LM hands out its model and its optimizer, and has a function for each step.
+torchtitan states layouts only where its configuration says so.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 from ttrace.adapters.framework_compat import RAY_RUNNER, run_training_step
+from ttrace.adapters.torchtitan import compat
 from ttrace.automatic.imports import OnImport
 from ttrace.patches import Patches
 
@@ -19,10 +22,17 @@ STRATEGIES = ("lightning.pytorch.strategies.strategy", "pytorch_lightning.strate
 """The modules of Lightning's strategies, under both names of the package."""
 
 
-def watch_frameworks(on_loop_end: Callable[[], object], patches: Patches) -> dict[str, OnImport]:
+MEGATRON = "megatron.training.training"
+
+OnModel = Callable[[Any, Any], Callable[[], AbstractContextManager[None]]]
+"""A function that gets a model and its optimizer, and returns what makes the context of each step."""
+
+
+def watch_frameworks(on_loop_end: Callable[[], object], on_model: OnModel, patches: Patches) -> dict[str, OnImport]:
     """Let loops run as TTrace needs them; call `on_loop_end` when one has ended in a process that goes on.
 
-    The result has the form that `watch_imports` takes.
+    Call `on_model` where a framework hands out the model and the optimizer that it is going to train. The result has
+    the form that `watch_imports` takes.
     """
 
     def on_lightning(module: ModuleType) -> None:
@@ -31,7 +41,45 @@ def watch_frameworks(on_loop_end: Callable[[], object], patches: Patches) -> dic
     def on_ray(module: ModuleType) -> None:
         patches.wrap(module.ThreadRunner, "run", functools.partial(_wrap_run, on_loop_end))
 
-    return {**dict.fromkeys(STRATEGIES, on_lightning), RAY_RUNNER: on_ray}
+    def on_megatron(module: ModuleType) -> None:
+        patches.wrap(module, "setup_model_and_optimizer", functools.partial(_wrap_setup, on_model, module))
+
+    def on_torchtitan(module: ModuleType) -> None:
+        patches.wrap(module.Trainer, "__init__", _wrap_trainer)
+
+    engines = {RAY_RUNNER: on_ray, MEGATRON: on_megatron, compat.TRAINER: on_torchtitan}
+    return {**dict.fromkeys(STRATEGIES, on_lightning), **engines}
+
+
+def _wrap_trainer(method: Callable[..., None]) -> Callable[..., None]:
+    """Let tensors have types that state their layouts."""
+
+    @functools.wraps(method)
+    def init(trainer: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        compat.check_types(config)
+        method(trainer, config, *args, **kwargs)
+
+    return init
+
+
+def _wrap_setup(on_model: OnModel, module: ModuleType, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let each step that follows run in its context."""
+
+    @functools.wraps(method)
+    def setup_model_and_optimizer(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        model, optimizer, *_ = result
+        make_context, own_step = on_model(model, optimizer), module.train_step
+
+        @functools.wraps(own_step)
+        def train_step(*args: Any, **kwargs: Any) -> Any:
+            with make_context():
+                return own_step(*args, **kwargs)
+
+        module.train_step = train_step  # type: ignore[attr-defined]
+        return result
+
+    return setup_model_and_optimizer
 
 
 def _wrap_training_step(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,11 +13,14 @@ from torch.optim.optimizer import Optimizer
 
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.automatic.draws import Line
-from ttrace.automatic.first_step import FirstStep
+from ttrace.automatic.first_step import FirstStep, describe_model
 from ttrace.automatic.joined_models import join_models
-from ttrace.capture.observe.structures import flatten_with_paths, has_tensors, is_unknown_mapping, name_slot
+from ttrace.capture.consecutive import ConsecutiveSessions
+from ttrace.capture.observe.structures import has_tensors
+from ttrace.capture.session import TracingSession
 from ttrace.capture.start import Declarations, start_session
 from ttrace.torch_compat import read_num_chunks
+from ttrace.trace.format import Attachment
 
 _TARGET = "target"
 """The slot of labels."""
@@ -27,10 +30,24 @@ _UNIT = 1 << 24
 """Random numbers between 0 and 1 are generated as multiples of 1 / _UNIT, so that they stay between 0 and 1."""
 
 
+def attach_to(model: Any, optimizer: Any, declared: Declarations | None = None) -> TracingSession | ConsecutiveSessions:
+    """Start a session for what a framework is going to train, with the framework's own data."""
+    chunks = model if isinstance(model, (list, tuple)) else [model]
+    found = Attachment(
+        model=", ".join(map(describe_model, chunks)),
+        optimizers=(type(optimizer).__name__,),
+        data="the framework's own",
+        keeps_data=True,
+        num_microbatches=0,
+        labels=True,
+    )
+    return start_session(model, optimizer, declared or Declarations(), found, address=os.environ[PLAN_VARIABLE])
+
+
 class TracedSteps:
     """The steps of a script from its second one on. A step ends when something begins that belongs to the next."""
 
-    def __init__(self, first: FirstStep) -> None:
+    def __init__(self, first: FirstStep, declared: Declarations | None = None) -> None:
         first.restore()
         self._first = first
         self._keeps_data = first.plan.data == "own"
@@ -39,7 +56,7 @@ class TracedSteps:
         self._session = start_session(
             first.models if first.is_pipeline else join_models(first.models),
             optimizer,
-            Declarations(),
+            declared or Declarations(),
             first.describe(),
             address=os.environ[PLAN_VARIABLE],
         )
@@ -75,7 +92,7 @@ class TracedSteps:
         self._begin_next_if_due()
         self._num_batches += 1
         if self._keeps_data:
-            self._compare(dict(batch) if is_unknown_mapping(batch) else batch, self._num_batches - 1)
+            self._session.keep(batch, self._num_batches - 1)
             return batch
         return self._session.batch(batch)
 
@@ -130,7 +147,10 @@ class TracedSteps:
         self._num_targets += 1
         # A script that ignores some labels has counted the others.
         has_ignored = not target.is_floating_point() and bool((target < 0).any())
-        if self._draws or has_ignored or self._keeps_data:
+        if self._keeps_data:
+            self._session.keep({slot: target}, number)
+            return target
+        if self._draws or has_ignored:
             self._session.compare(slot, target, number)
             return target
         return self._generate(slot, target, number)
@@ -141,20 +161,15 @@ class TracedSteps:
         parts = [_take_part(named, i, len(numbers)) for i in range(len(numbers))]
         for part, number in zip(parts, numbers, strict=True):
             if self._keeps_data:
-                self._compare(part, number)
+                self._session.keep(part, number)
                 continue
             # A scalar that counts something keeps its value.
             counts = {name: part.pop(name) for name, value in list(part.items()) if _is_scalar(value)}
             part.update(self._session.generate(part, number), **counts)
-            self._compare(counts, number)
+            for name, count in counts.items():
+                self._session.compare(name, count, number)
         joined = parts[0] if len(parts) == 1 else {name: _join([part[name] for part in parts]) for name in named}
         return tuple(joined[str(i)] for i in range(len(args))), {name: joined[name] for name in kwargs}
-
-    def _compare(self, data: Any, number: int) -> None:
-        """Record the tensors in data that the script keeps."""
-        for path, leaf in flatten_with_paths(data):
-            if isinstance(leaf, torch.Tensor):
-                self._session.compare(name_slot(path), leaf, number)
 
     def _generate(self, slot: str, data: torch.Tensor, number: int, *, exact: bool = False) -> torch.Tensor:
         generated: torch.Tensor = self._session.generate({slot: data}, number, exact=exact)[slot]

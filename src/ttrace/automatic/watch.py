@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +36,7 @@ from ttrace.torch_compat import is_in_backward
 
 if TYPE_CHECKING:
     from ttrace.automatic.traced_steps import TracedSteps
+    from ttrace.capture.start import Declarations
 
 
 class Watch:
@@ -43,6 +44,8 @@ class Watch:
 
     def __init__(self, on_problem: Callable[[str], object]) -> None:
         """Set up the watch; `on_problem` gets a sentence if the process trains, but nothing can be traced."""
+        self.declared: Declarations | None = None
+        """What the script says of its parallelism, to a callback."""
         self._on_problem = on_problem
         self._patches = Patches()
         self._inside = threading.local()
@@ -63,7 +66,7 @@ class Watch:
         on_imports = {
             **watch_loaders(self._on_batch, self._patches),
             **watch_schedules(self._on_schedule, self._patches),
-            **watch_frameworks(self.close, self._patches),
+            **watch_frameworks(self.close, self._on_model, self._patches),
         }
         watch_imports(on_imports, self._patches)
         watch_losses(self._on_target, self._patches)
@@ -80,6 +83,14 @@ class Watch:
         self._patches.remove()
 
     # What happens in the script
+
+    def _on_model(self, model: Any, optimizer: Any) -> Callable[[], AbstractContextManager[None]]:
+        """Attach to what a framework is going to train; it needs no watch any more, and its first step is traced."""
+        from ttrace.automatic.traced_steps import attach_to
+
+        self._is_withdrawn = True
+        self._patches.remove()
+        return attach_to(model, optimizer, self.declared).step
 
     def _wrap_init(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -174,7 +185,7 @@ class Watch:
         if self._traced is None and self._first.is_over():
             from ttrace.automatic.traced_steps import TracedSteps
 
-            self._traced = TracedSteps(self._first)
+            self._traced = TracedSteps(self._first, self.declared)
 
     def close(self) -> None:
         """End the step that runs, or say why nothing was traced, and put everything back."""

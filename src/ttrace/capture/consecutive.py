@@ -57,6 +57,9 @@ class ConsecutiveSessions:
     def compare(self, slot: str, data: torch.Tensor, number: int) -> None:
         self._session.compare(slot, data, number)
 
+    def keep(self, batch: Any, number: int) -> None:
+        self._session.keep(batch, number)
+
     def close(self) -> None:
         self._plans.clear()
         self._session.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -35,13 +37,22 @@ def read_environment() -> dict[str, str]:
 
 
 def read_versions() -> dict[str, str]:
-    """Read the versions of Python, of TTrace, and of every installed and loaded package that states one."""
+    """Read the versions of Python, of TTrace, and of every installed and loaded package that has one."""
     versions = {"python": platform.python_version(), "ttrace": metadata.version("torch-ttrace")}
     for name, module in sorted(sys.modules.items()):
-        version = getattr(module, "__dict__", {}).get("__version__")  # getattr makes some modules warn
-        if "." not in name and isinstance(version, str) and _is_installed(getattr(module, "__file__", None)):
-            versions[name] = version
+        if "." not in name and _is_installed(getattr(module, "__file__", None)):
+            version = _read_version(name, getattr(module, "__dict__", {}))
+            versions |= {name: version} if version else {}
     return versions
+
+
+def _read_version(name: str, attributes: Mapping[str, object]) -> str | None:
+    stated = attributes.get("__version__")  # getattr makes some modules warn
+    if isinstance(stated, str):
+        return stated
+    with contextlib.suppress(metadata.PackageNotFoundError):  # packages that load lazily, such as transformers
+        return metadata.version(name) if "__path__" in attributes else None
+    return None
 
 
 def fingerprint_sources() -> dict[str, str]:
@@ -66,7 +77,13 @@ def _shows_version(name: str, file: str) -> bool:
 
 def _is_installed(file: str | None) -> bool:
     """Whether the file belongs to a package that nobody edits; torch may also lie where it was built."""
-    return file is not None and ("-packages" in file or file.startswith(_TORCH))
+    return file is not None and ("-packages" in file or file.startswith((_TORCH, *_find_targets(tuple(sys.path)))))
+
+
+@functools.cache
+def _find_targets(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Find the folders into which packages were installed with `pip install --target`."""
+    return tuple(f"{folder}{os.sep}" for folder in folders if folder and any(Path(folder).glob("*.dist-info")))
 
 
 def _is_standard(file: str) -> bool:

@@ -67,6 +67,8 @@ class Plan(BaseModel):
     max_bytes_held: PositiveInt = MAX_BYTES_HELD
     """The most bytes of host memory that recording uses at any time: the arena through which tensors are written, and
     tensors that must be copied first, because they lie on an accelerator or are not contiguous."""
+    deterministic: bool = False
+    """Whether torch chooses deterministic kernels where it has them."""
     stop: bool = True
     """Whether to end the script after the last traced step."""
     then: tuple[Plan, ...] = ()

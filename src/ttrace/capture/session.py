@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ttrace.adapters.adapter import Adapter, Optimizer
 from ttrace.adapters.native.context_parallel import find_cut
 from ttrace.capture import environment
+from ttrace.capture.numeric_flags import read_flags, set_deterministic
 from ttrace.capture.observe.compiled import Compiled
 from ttrace.capture.observe.events import ModuleCall, SessionEvents
 from ttrace.capture.observe.function_calls import FunctionCalls
@@ -69,6 +70,9 @@ class TracingSession(SessionEvents):
             raise CaptureError(f"a {plan.role} needs the reference's trace: `ttrace trace --reference DIR`.")
         self._patches = Patches()
         """Everything that `close` removes, the last one first."""
+        self._flags: dict[str, str] = {}
+        if plan.deterministic:
+            set_deterministic(self._patches)
         try:
             self._build(plan, model, optimizer, adapter, rules, num_microbatches, grad_factor, attachment)
         except BaseException:
@@ -100,8 +104,9 @@ class TracingSession(SessionEvents):
         self._repeated = names.find_repeated()
 
         parameters, aliases = names.parameters(reference.aliases)
-        generated = {name: self._generator.fill_parameter(name, parameter) for name, parameter in parameters.items()}
-        adapter.on_parameters_replaced(optimizer)
+        generated = self._generator.fill_parameters(parameters)
+        if plan.parameters != "own":
+            adapter.on_parameters_replaced(optimizer)
         streaming = Streaming.of(parameters.values())
         self._streaming = streaming
         # A reference that is larger than memory takes long, and isolation needs only the accused modules of it.
@@ -176,7 +181,7 @@ class TracingSession(SessionEvents):
         adapter.attach(self)
         self._optimizer = optimizer
         if optimizer is not None:
-            for handle in adapter.watch_steps(optimizer, self._state.on_final_gradients, self._state.on_optimizer_step):
+            for handle in adapter.watch_steps(optimizer, self._state.on_step_begin, self._state.on_optimizer_step):
                 self._patches.on_remove(handle.remove)
 
     @contextmanager
@@ -202,6 +207,7 @@ class TracingSession(SessionEvents):
                     self._state.on_final_gradients()
                 self._state.on_end()
                 self._grad_factor = self._read_factor()  # a script may set it in each step
+                self._flags = read_flags()
         finally:
             self._recorder.flush()
         if self._clock.step == self._plan.num_steps:
@@ -246,6 +252,11 @@ class TracingSession(SessionEvents):
         if self._clock.is_running:
             self._batches.compare(slot, data, number)
 
+    def keep(self, batch: Any, number: int) -> None:
+        """Record the script's own data of this rank's microbatch of this number."""
+        if self._clock.is_running:
+            self._batches.keep(batch, number)
+
     def close(self) -> None:
         """Remove the hooks and complete the trace; a second call does nothing."""
         if not self.is_closed:
@@ -263,7 +274,9 @@ class TracingSession(SessionEvents):
                 settings=self._state.settings.groups,
                 settings_of=dict(self._state.settings.by_parameter),
                 forward_buffers=self._buffers.changed,
+                samples={slot: tuple(rows) for slot, rows in self._batches.samples.items()},
                 random=tuple(self._rng_use.modules),
+                flags=self._flags,
                 notes=(*self._resolver.list_unused_rules(), *self._state.notes, *isolation_notes),
                 sources=environment.fingerprint_sources(),
             )
@@ -334,12 +347,13 @@ class TracingSession(SessionEvents):
         """
         self._buffers.on_backward()
         tensors = [root for root in roots if isinstance(root, torch.Tensor)]
-        if len(tensors) == len(roots) == 1 and tensors[0].numel() == 1 and not self._clock.is_pipelined:
+        is_reported = self._clock.is_pipelined or self._adapter.is_in_loss
+        if len(tensors) == len(roots) == 1 and tensors[0].numel() == 1 and not is_reported:
             self.on_loss(tensors[0])
 
-    def on_final_gradients(self) -> None:
+    def on_final_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
         """Record the final gradients before they are clipped: one wrong gradient would rescale them all."""
-        self._state.on_final_gradients()
+        self._state.on_final_gradients(tensors)
 
     def on_grad_norm(self, norm: torch.Tensor) -> None:
         """Record the norm of all gradients before they are clipped."""

@@ -59,6 +59,7 @@ def start_session(
     optimizers = [unwrap_optimizer(each) for each in list_optimizers(optimizer)]
     optimizer = optimizers[0] if len(optimizers) == 1 else optimizers or None
     adapter = make_adapter(declared.adapter, chunks, optimizer, declared.mesh)
+    optimizer = adapter.find_optimizer(optimizer)
 
     def start(each: Plan) -> TracingSession:
         return TracingSession(

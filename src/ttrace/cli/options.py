@@ -38,6 +38,10 @@ Compiled = Annotated[
 MicrobatchGrads = Annotated[
     bool, typer.Option("--microbatch-grads", help="Record what each microbatch adds to the gradients of parameters.")
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option("--deterministic", help="Have torch and cuBLAS choose deterministic kernels where they have them."),
+]
 Attach = Annotated[
     Literal["auto", "script"],
     typer.Option(

@@ -25,7 +25,13 @@ from ttrace.judge.findings.missing_annotations import (
     find_unstated_factor,
 )
 from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
-from ttrace.judge.findings.randomness import describe_random_numbers, drop_random_findings
+from ttrace.judge.findings.randomness import describe_random_numbers, drop_random_findings, find_draws
+from ttrace.judge.findings.samples import (
+    count_samples,
+    describe_other_samples,
+    excuse_moved_samples,
+    note_moved_samples,
+)
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.notes.attachment import note_attachment
 from ttrace.judge.notes.blind_spots import note_blind_spots
@@ -74,20 +80,24 @@ def judge_candidate(
     absences = find_absences(comparisons, reference, candidate)
     comparisons, allowances = policy.apply(add_absences(comparisons, absences))
     obstacles = _find_obstacles(comparisons, reference, candidate)
+    if obstacles.moved_samples:
+        comparisons = excuse_moved_samples(comparisons)
     if obstacles.other_data:
         comparisons = [excuse_data(comparison) for comparison in comparisons]
     found = _find_causes(comparisons, obstacles, absences, rounding, candidate)
+    draws = find_draws(comparisons, reference, candidate)
     return Judgement(
         tuple(comparisons),
-        drop_random_findings(found, comparisons, reference, candidate),
+        drop_random_findings(found, comparisons, draws),
         (
             *_collect_problems(rounding, candidate),
+            *describe_random_numbers(draws),
             *obstacles.other_data,
             *map(str, absences),
             *_describe_idle_axes(candidate, comparisons),
             *([obstacles.factor] if obstacles.factor is not None else []),
         ),
-        _collect_notes(comparisons, found, allowances, reference, candidate),
+        (*obstacles.moved_samples, *_collect_notes(comparisons, found, allowances, reference, candidate)),
     )
 
 
@@ -125,15 +135,24 @@ def _excuse_unstated(comparisons: list[Comparison], reference: Trace, candidate:
 
 @dataclass(frozen=True)
 class _Obstacles:
-    """What keeps wrong tensors from being findings, in words: data that differ, or a factor that nobody stated."""
+    """What keeps wrong tensors from being findings, in words."""
 
-    other_data: Sequence[str]
-    factor: str | None
+    other_data: Sequence[str] = ()
+    moved_samples: Sequence[str] = ()
+    """The same data in total, but not in each microbatch."""
+    factor: str | None = None
+    """A factor that nobody stated."""
 
 
 def _find_obstacles(comparisons: list[Comparison], reference: Trace, candidate: Trace) -> _Obstacles:
+    other_data = find_data_mismatches(comparisons, reference, candidate)
+    samples = count_samples(reference, candidate) if other_data else None
+    if samples is not None and not samples.num_different:
+        return _Obstacles(moved_samples=[note_moved_samples(samples)])
+    if samples is not None:
+        other_data = [describe_other_samples(samples)]
     factor = find_unstated_factor(comparisons, candidate) or find_unseen_clip(comparisons, reference, candidate)
-    return _Obstacles(find_data_mismatches(comparisons, reference, candidate), factor)
+    return _Obstacles(other_data, factor=factor)
 
 
 def _find_causes(
@@ -160,7 +179,6 @@ def _collect_problems(rounding: ToleranceModel, candidate: Trace) -> Iterator[st
     # Every rank says its own problems, and often the same.
     traces = (reference, *rounding.twins, candidate)
     yield from dict.fromkeys(problem for trace in traces for problem in trace.problems())
-    yield from describe_random_numbers(reference, candidate)
     yield from _describe_empty_sides(reference, candidate)
     yield from _describe_still_twins(rounding)
     yield from describe_outlying_twins(rounding)

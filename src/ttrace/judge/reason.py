@@ -22,6 +22,7 @@ class Reason(Enum):
     REDUCED_LATER = "reduced later"
     OWN_ROWS = "own rows"
     OWN_MICROBATCHES = "own microbatches"
+    MOVED_SAMPLES = "other samples in a microbatch"
     ALLOWED = "allowed"
 
     # Not judged, and open.
@@ -41,6 +42,7 @@ class Reason(Enum):
 
     # Something is not there.
     NO_TENSOR = "no such tensor"
+    ONE_SIDE_CLIPS = "one side clips"
     NO_MODULE = "no such module"
     ABSENT_ON_RANK = "absent on a rank"
     NO_FIRST_FORWARD = "no first forward"
@@ -67,6 +69,7 @@ EXCUSED = frozenset(
         Reason.REDUCED_LATER,
         Reason.OWN_ROWS,
         Reason.OWN_MICROBATCHES,
+        Reason.MOVED_SAMPLES,
         Reason.ALLOWED,
     }
 )

@@ -16,6 +16,8 @@ class LayoutSource(Enum):
     """The tensor's own placements."""
     DTENSOR_AND_SHAPES = "dtensor_and_shapes"
     """The tensor's own placements; axes outside its mesh were inferred from shapes."""
+    SPMD_TYPES = "spmd_types"
+    """The types that spmd_types keeps of the tensor, or of the one that it is the gradient of."""
     HOLDS = "holds"
     """`ttrace.holds`, called on the tensor itself."""
     HOLDS_OF_INPUT = "holds_of_input"
@@ -56,6 +58,7 @@ _PRECEDES_RULES = frozenset(
     {
         LayoutSource.DTENSOR,
         LayoutSource.DTENSOR_AND_SHAPES,
+        LayoutSource.SPMD_TYPES,
         LayoutSource.HOLDS,
         LayoutSource.ROUTING,
     }

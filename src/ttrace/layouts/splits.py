@@ -7,9 +7,10 @@ Numbers in brackets follow as further arguments: `ffn/tp:fused(2)` calls `fused(
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 from ttrace.errors import LayoutError
 from ttrace.tensors.ranges import Ranges, length, merge, select, whole
@@ -60,6 +61,8 @@ class Split:
 
 BLOCK = Split()
 """The split of an axis for which none is named."""
+NO_SPLITS: Mapping[str, Split] = MappingProxyType({})
+"""Splits by axis, where nothing states any."""
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ttrace.torch_compat import Limit
+    from ttrace.torch_limits import Limit
 
 Release = tuple[int, int]
 OLDEST, FIRST_SUPPORTED, LAST_TESTED = (2, 6), (2, 8), (2, 15)

@@ -7,6 +7,7 @@ from ttrace.layouts.source import LayoutSource, Provenance
 _SENTENCES = {
     LayoutSource.DTENSOR: "DTensor",
     LayoutSource.DTENSOR_AND_SHAPES: "DTensor, and inferred from shapes",
+    LayoutSource.SPMD_TYPES: "spmd_types",
     LayoutSource.HOLDS: "ttrace.holds",
     LayoutSource.HOLDS_OF_INPUT: "ttrace.holds of the input",
     LayoutSource.ROUTING: "the reference's routing",

@@ -63,16 +63,16 @@ def _count(distinct: tuple[Region, ...]) -> Coverage:
 
 def _count_runs(runs: list[tuple[tuple[int, int], ...]], cells: list[dict[int, int]]) -> torch.Tensor:
     """Count the boxes that hold each cell, for all boxes at once, by their corners; each has one range per dim."""
-    counts = torch.zeros([len(marks) for marks in cells], dtype=torch.int32)
+    counts = torch.zeros([len(marks) for marks in cells], dtype=torch.int32, device="cpu")
     if not cells:
         return counts + len(runs)
     ends = [
-        [torch.tensor([marks[run[dim][end]] for run in runs], dtype=torch.int64) for end in (0, 1)]
+        [torch.tensor([marks[run[dim][end]] for run in runs], dtype=torch.int64, device="cpu") for end in (0, 1)]
         for dim, marks in enumerate(cells)
     ]
     for corner in itertools.product((0, 1), repeat=len(cells)):
         index = tuple(ends[dim][end] for dim, end in enumerate(corner))
-        counts.index_put_(index, torch.tensor((-1) ** sum(corner), dtype=torch.int32), accumulate=True)
+        counts.index_put_(index, torch.tensor((-1) ** sum(corner), dtype=torch.int32, device="cpu"), accumulate=True)
     for dim in range(len(cells)):
         counts = counts.cumsum(dim, dtype=torch.int32).narrow(dim, 0, counts.shape[dim] - 1)
     return counts
@@ -88,9 +88,9 @@ def _add_box(holders: torch.Tensor, dims: tuple[tuple[tuple[int, int], ...], ...
 
 
 def _summarize(holders: torch.Tensor, borders: list[list[int]]) -> Coverage:
-    volume = torch.ones((), dtype=torch.int64)
+    volume = torch.ones((), dtype=torch.int64, device="cpu")
     for marks in borders:
-        volume = volume[..., None] * torch.tensor(marks, dtype=torch.int64).diff()
+        volume = volume[..., None] * torch.tensor(marks, dtype=torch.int64, device="cpu").diff()
     gap, overlap = holders == 0, holders > 1
     return Coverage(
         int((volume * gap).sum()),

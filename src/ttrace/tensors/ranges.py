@@ -10,6 +10,8 @@ import torch
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges in the order of the local tensor; adjoining ranges are merged, and none is empty."""
+_FEW = 16
+"""So many ranges are made on a device rather than copied to it."""
 
 
 def whole(size: int) -> Ranges:
@@ -84,15 +86,19 @@ def positions(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
     return ((start, stop, at) for (start, stop), at in zip(ranges, _compute_offsets(ranges), strict=False))
 
 
-def indices(ranges: Ranges) -> torch.Tensor:
-    """Return all indices in order, as int64."""
+def indices(ranges: Ranges, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return all indices in order, as int64; few ranges are made on the device itself."""
     if len(ranges) == 1:
-        return torch.arange(*ranges[0])
-    starts, stops = torch.tensor(ranges, dtype=torch.int64).view(-1, 2).unbind(1)
+        return torch.arange(*ranges[0], device=device)
+    if torch.device(device).type != "cpu":
+        if 0 < len(ranges) <= _FEW:
+            return torch.cat([torch.arange(*run, device=device) for run in ranges])
+        return indices(ranges).to(device, non_blocking=True)
+    starts, stops = torch.tensor(ranges, dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
     lengths = stops - starts
     # Each index is its position in the whole list, shifted to where its range starts.
     moved = starts - (lengths.cumsum(0) - lengths)
-    return torch.arange(int(lengths.sum())) + moved.repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum()), device="cpu") + moved.repeat_interleave(lengths)
 
 
 def from_indices(index: torch.Tensor) -> Ranges:

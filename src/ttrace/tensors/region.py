@@ -111,23 +111,24 @@ class Region:
                 at += math.prod(extent)
         return boxes
 
-    def linear(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def linear(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row-major global indices of the local elements, as `rows[:, None] + columns`."""
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
         if self.flat is not None:
-            rows, columns = Region(self.shape, self.dims).linear()
-            index = rg.indices(self.flat)
+            rows, columns = Region(self.shape, self.dims).linear(device)
+            index = rg.indices(self.flat, device)
             width = max(columns.numel(), 1)
-            return torch.zeros(1, dtype=torch.int64), rows[index // width] + columns[index % width]
+            return zero, rows[torch.div(index, width, rounding_mode="floor")] + columns[index % width]
         strides = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
-        columns = torch.zeros(1, dtype=torch.int64)
+        columns = zero
         dims = list(zip(self.dims, strides, strict=True))
         # Trailing dims become columns until rows are long enough to be worth generating as a whole.
         while dims and columns.numel() < 4096:
             ranges, stride = dims.pop()
-            columns = ((rg.indices(ranges) * stride)[:, None] + columns).reshape(-1)
-        rows = torch.zeros(1, dtype=torch.int64)
+            columns = ((rg.indices(ranges, device) * stride)[:, None] + columns).reshape(-1)
+        rows = zero
         for ranges, stride in dims:
-            rows = (rows[:, None] + rg.indices(ranges) * stride).reshape(-1)
+            rows = (rows[:, None] + rg.indices(ranges, device) * stride).reshape(-1)
         return rows, columns
 
 

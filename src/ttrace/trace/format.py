@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
@@ -74,6 +74,8 @@ class Attachment(BaseModel):
     optimizers: tuple[str, ...]
     data: str
     """Where data enters, in words."""
+    keeps_data: bool = False
+    """Whether the script's own data was kept."""
     num_microbatches: NonNegativeInt
     """The number of microbatches of this rank's first step."""
     labels: bool
@@ -144,6 +146,10 @@ class End(BaseModel):
     """By parameter, an index into `settings`."""
     forward_buffers: tuple[str, ...] = ()
     """The buffers that forward passes change; recorded by the reference."""
+    samples: dict[str, tuple[str, ...]] = {}
+    """Of data that the script kept, by step and slot: a digest of each row that this rank had."""
+    flags: dict[str, str] = {}
+    """Settings of torch that change how kernels round, and the device, at the end of the last step."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = {}
@@ -204,6 +210,11 @@ class Record:
     def num_bytes(self) -> int:
         shape, dtype = self.stored_form
         return math.prod(shape) * dtype.itemsize
+
+    def with_mean(self, mean: float) -> Record:
+        """Return this record of a sketch with the mean of the values; 0 if they are not finite."""
+        assert self.sketch is not None
+        return replace(self, sketch=replace(self.sketch, mean=mean if math.isfinite(mean) else 0.0))
 
     @property
     def is_generated(self) -> bool:

@@ -99,7 +99,7 @@ class RankTrace:
         shape, dtype = record.stored_form
         try:
             if record.num_bytes == 0:
-                return torch.empty(shape, dtype=dtype)
+                return torch.empty(shape, dtype=dtype, device="cpu")
             if record.is_generated:
                 return self.generate(record)
             if self.packed is not None:

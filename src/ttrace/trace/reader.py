@@ -138,7 +138,7 @@ class Trace:
         found = [(shard, theirs) for shard, theirs in held if theirs is not None and theirs.shape == region.shape]
         if record.sketch is not None or not found:
             return None
-        result = torch.zeros(record.shape, dtype=record.dtype)
+        result = torch.zeros(record.shape, dtype=record.dtype, device="cpu")
         for shard, theirs in found:
             tensor = shard.tensor()
             for ours, other in region.overlaps(theirs):
@@ -252,6 +252,12 @@ class Trace:
             for name, number in rank.end.settings_of.items() if rank.end else ():
                 found.setdefault(name, {}).setdefault(*groups[number])
         return {name: tuple(settings.values()) for name, settings in found.items()}
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Settings of torch that change how kernels round, as the first rank had them; none in an older trace."""
+        end = self.ranks[0].end
+        return dict(end.flags) if end is not None else {}
 
     @property
     def notes(self) -> tuple[str, ...]:

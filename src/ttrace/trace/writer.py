@@ -36,6 +36,7 @@ from ttrace.trace.format import (
     rank_folder,
 )
 from ttrace.trace.storage.buffered_file import Arena, BufferedFile, write_at
+from ttrace.trace.storage.pinned_chunks import ArrivedBytes, Change
 from ttrace.trace.storage.seal import seal_line
 from ttrace.trace.storage.store import Place, Remote
 from ttrace.trace.storage.tensor_bytes import BytesSample, TensorBytes
@@ -88,24 +89,40 @@ class Writer:
         self._problems: list[str] = []
         self._chunk_bytes = chunk_bytes
         self._arena = Arena(min(BUFFER_BYTES, max_bytes_held // 4))
-        self._max_bytes_copied = max(1, max_bytes_held - 2 * self._arena.buffer_bytes)
+        self.max_bytes_copied = max(1, max_bytes_held - 2 * self._arena.buffer_bytes)
+        """What copies of tensors may take beside the arena."""
         self._chunk: _Chunk | None = None
         self._num_chunks = 0
         self._process = os.getpid()
         atexit.register(self._flush_at_exit)
 
-    def write(self, record: Record, tensor: torch.Tensor) -> None:
-        """Append one tensor; `record` says everything but its order and where its bytes are.
+    def write(
+        self,
+        record: Record,
+        tensor: torch.Tensor,
+        mean: torch.Tensor | None = None,
+        change: Change = Change.SOON,  # noqa: ARG002  # it is copied before this returns
+    ) -> None:
+        """Append one tensor; `record` says everything but its order, where its bytes are, and a sketch's mean.
 
         If its bytes cannot be written later, when the arena is, that becomes a problem in the trace's end.
         """
+        self.check(record, tensor)
+        if mean is not None:
+            record = record.with_mean(float(mean))
+        self.write_bytes(record, TensorBytes(tensor, self.max_bytes_copied))
+
+    def check(self, record: Record, tensor: torch.Tensor) -> None:
+        """Raise an error if a trace cannot hold this tensor."""
         check_region(record)
         if tensor.dtype not in DTYPE_NAMES:
             raise TraceError(
                 f"{record.id}: a trace holds no {tensor.dtype}. Leave this tensor out, or record its parts."
             )
         assert record.stored_form == (tensor.shape, tensor.dtype), "a record describes what is stored"
-        source = TensorBytes(tensor, self._max_bytes_copied)
+
+    def write_bytes(self, record: Record, source: TensorBytes | ArrivedBytes) -> None:
+        """Append a checked record with these bytes."""
         name = quoted(str(record.id))
         chunk = self._open_chunk(name, source)
         begin, crc = chunk.find_place(source) or chunk.append(name, source)
@@ -192,7 +209,7 @@ class Writer:
         self._records_crc = zlib.crc32(line, self._records_crc)
         self._num_records += 1
 
-    def _open_chunk(self, name: str, source: TensorBytes) -> _Chunk:
+    def _open_chunk(self, name: str, source: TensorBytes | ArrivedBytes) -> _Chunk:
         if self._chunk is not None and not self._chunk.has_room(name, source, self._chunk_bytes):
             self._close_chunk()
         if self._chunk is None:
@@ -228,21 +245,21 @@ class _Chunk:
         self._header_bytes = 64
         self._places: dict[BytesSample, tuple[int, int]] = {}
 
-    def has_room(self, name: str, source: TensorBytes, chunk_bytes: int) -> bool:
+    def has_room(self, name: str, source: TensorBytes | ArrivedBytes, chunk_bytes: int) -> bool:
         """Whether this tensor still fits; names are given as JSON spells them."""
         fits = self._size + source.num_bytes <= chunk_bytes or self._size == 0
         # Twice an entry: one for the tensor, one for the padding in front of it.
         entries = len(name) + 24 * len(source.shape) + 2 * 128
         return fits and self._header_bytes + entries < HEADER_BYTES
 
-    def find_place(self, source: TensorBytes) -> tuple[int, int] | None:
+    def find_place(self, source: TensorBytes | ArrivedBytes) -> tuple[int, int] | None:
         """Find where exactly these bytes were written before, and their CRC: an output is often the next input.
 
         The bytes are compared, as long as they are in the arena. Neither a tensor's address nor its version would prove
         anything: memory is reused, and collectives change a tensor without counting
         (tests/trace/test_writer.py::test_bytes_that_changed_without_a_new_version_are_written_anew).
         """
-        if source.num_bytes < _LEAST_SHARED:
+        if source.num_bytes < _LEAST_SHARED or source.is_read_once:
             return None
         begin, crc = self._places.get(source.sample, (0, 0))
         at = begin
@@ -254,7 +271,7 @@ class _Chunk:
             at += len(part)
         return begin, crc
 
-    def append(self, name: str, source: TensorBytes) -> tuple[int, int]:
+    def append(self, name: str, source: TensorBytes | ArrivedBytes) -> tuple[int, int]:
         """Append the bytes, and return where they begin in the file, and their CRC."""
         stream = self.stream
         if unaligned := stream.end % 8:
@@ -274,7 +291,7 @@ class _Chunk:
         )
         self._enter(entry, source.num_bytes)
         self._header_bytes += max(0, _LARGEST_PADDING - len(entry))
-        if source.num_bytes >= _LEAST_SHARED:
+        if source.num_bytes >= _LEAST_SHARED and not source.is_read_once:
             self._places[source.sample] = begin, crc
         return begin, crc
 

@@ -49,8 +49,8 @@ def _compute_with_torch(data: torch.Tensor, before: int) -> int:
 
 def _combine_lanes(lanes: torch.Tensor, before: int) -> int:
     """Compute the checksum of all lanes in a row: of each one alone, then of neighbours combined."""
-    table = torch.tensor(_make_table())
-    sums = torch.zeros(len(lanes), dtype=torch.int64)
+    table = torch.tensor(_make_table(), dtype=torch.int64, device="cpu")
+    sums = torch.zeros(len(lanes), dtype=torch.int64, device="cpu")
     sums[0] = before
     for column in lanes.t().contiguous():
         sums = table.index_select(0, (sums ^ column) & 0xFF) ^ (sums >> 8)

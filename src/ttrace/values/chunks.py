@@ -13,6 +13,8 @@ from ttrace.tensors.region import Region
 
 CHUNK = 1 << 18
 """Elements in a chunk: its temporaries fit into the cache, and are far smaller than a shard."""
+DEVICE_CHUNK = 1 << 22
+"""The same on accelerators, where each chunk takes some twenty launches."""
 
 Bounds = tuple[tuple[int, int], ...]
 """The first index and the end of a chunk, per dim."""
@@ -44,6 +46,6 @@ def cut_region(region: Region, local: torch.Tensor) -> Iterator[tuple[Region, to
         held = local
         if box.offset is not None:
             held = local[box.offset : box.offset + math.prod(box.shape)].view(box.shape)
-        for cut in cut_chunks(box.shape):
+        for cut in cut_chunks(box.shape, CHUNK if local.is_cpu else DEVICE_CHUNK):
             dims = tuple(rg.select(ranges, (run,)) for ranges, run in zip(box.dims, cut, strict=True))
             yield Region(region.shape, dims), held[tuple(slice(*run) for run in cut)]

@@ -41,9 +41,7 @@ class Normal:
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         lanes = sum(((words >> shift) & 0xFFFF for shift in (16, 32, 48)), start=words & 0xFFFF)
         centred = (lanes - _LANE_MEAN).to(torch.float32)
-        # Python floats are doubles: rounding the factor to float32 first keeps every device to the same product.
-        factor = torch.tensor(self.std / _LANE_STD, dtype=torch.float32, device=words.device)
-        return centred.mul_(factor).add_(torch.tensor(self.mean, dtype=torch.float32, device=words.device))
+        return centred.mul_(_round(self.std / _LANE_STD)).add_(_round(self.mean))
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Signed:
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
         magnitude = (((words >> 16) & 0xFFFFFF) + (1 << 23)).to(torch.float32)
         sign = ((words >> 60) & 1) * 2 - 1
-        return magnitude.mul_(sign).mul_(torch.tensor(self.size / (1 << 24), dtype=torch.float32, device=words.device))
+        return magnitude.mul_(sign).mul_(_round(self.size / (1 << 24)))
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,10 @@ class Rows:
 
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:
         value = Integers(0, self.num_rows).draw(words, index, numel, stream)
-        edges = torch.tensor(_list_edges(self.num_rows), device=words.device)
-        value = torch.where(index % _EDGE_EVERY == 0, edges[index // _EDGE_EVERY % len(edges)], value)
+        edges = torch.tensor(_list_edges(self.num_rows), dtype=torch.int64, device="cpu")
+        edges = edges.to(words.device, non_blocking=True)
+        turn = torch.div(index, _EDGE_EVERY, rounding_mode="floor") % len(edges)
+        value = torch.where(index % _EDGE_EVERY == 0, edges[turn], value)
         return torch.where(_is_kept(words, self.keep), value, self.hole) if self.keep < 1.0 else value
 
 
@@ -141,7 +141,9 @@ def generate_values(
         fill(library, out, region, stream, recipe)
     else:
         for chunk, part in cut_region(region, out):
-            part.copy_(fill(library, torch.empty(chunk.local_shape), chunk, stream, recipe))
+            part.copy_(
+                fill(library, torch.empty(chunk.local_shape, dtype=torch.float32, device="cpu"), chunk, stream, recipe)
+            )
     return out
 
 
@@ -156,10 +158,18 @@ def _fill_with_torch(out: torch.Tensor, region: Region, stream: WordStream, dist
     """Fill with torch, on any device."""
     numel = Region.whole(region.shape).numel
     for chunk, part in cut_region(region, out):
-        rows, columns = (index.to(out.device) for index in chunk.linear())
+        rows, columns = chunk.linear(out.device)
         index = (rows[:, None] + columns).view(-1)
         drawn = distribution.draw(stream.words(index), index, numel, stream)
         part.copy_(drawn.view(part.shape))
+
+
+def _round(number: float) -> torch.Tensor:
+    """Round to float32 first, as Python's floats are doubles: so every device computes the same product.
+
+    A tensor of the host with one element is an argument of the kernel, and is not copied to the device.
+    """
+    return torch.tensor(number, dtype=torch.float32, device="cpu")
 
 
 def _is_kept(words: torch.Tensor, keep: float) -> torch.Tensor:

@@ -25,7 +25,8 @@ from ttrace.values.words import WordStream
 
 NUM_BUCKETS = 1024
 """The default k, which estimates differences to 2.2%."""
-_WORD = 64
+_WORD_BITS = 6
+_WORD = 1 << _WORD_BITS
 """The number of signs in one random word."""
 _TURNS = 1 << 62
 """Words from this index on are turns; those before it are signs."""
@@ -56,10 +57,12 @@ def estimate_uncertainty(k: int) -> float:
 def _compute_with_torch(local: torch.Tensor, region: Region, stream: WordStream, k: int) -> torch.Tensor:
     total = torch.zeros(k, dtype=torch.float64, device=local.device)
     for chunk, part in cut_region(region, local):
-        rows, columns = (index.to(local.device) for index in chunk.linear())
+        rows, columns = chunk.linear(local.device)
         index = (rows[:, None] + columns).view(-1)
-        minus = (stream.words(index // _WORD) >> (index % _WORD)) & 1
-        turn = ((stream.words(index // k + _TURNS) >> 32) & 0xFFFFFFFF) * k >> 32
+        minus = (stream.words(index >> _WORD_BITS) >> (index & (_WORD - 1))) & 1
+        block = torch.div(index, k, rounding_mode="floor")
+        turn = ((stream.words(block + _TURNS) >> 32) & 0xFFFFFFFF) * k >> 32
         numbers = part.to(torch.float64).reshape(-1)
-        total.index_add_(0, (index + turn) % k, torch.where(minus.bool(), -numbers, numbers))
+        # Not index_add_: on CUDA it adds in any order. This sorts first.
+        total.index_put_(((index + turn) % k,), torch.where(minus.bool(), -numbers, numbers), accumulate=True)
     return total

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TTraceError
-from ttrace.judge.tolerance.run_to_run import is_repeated
+from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import seal_document
 from ttrace.workflow.disk_space import DiskSpace
@@ -145,10 +146,12 @@ class Flow:
         twins = {
             f"{prefix}twin {number}/{num_twins}": self._twin(run, known, number) for number in range(1, num_twins + 1)
         }
+        echo = Stage(self.commands.reference, known.model_copy(update={"out": run.echo, "role": "echo"}))
         if _is_kept(reference):
             self._tell_kept(f"{prefix}reference")
+            if not _is_kept(echo):
+                echo.clear()  # an interrupted run has not compared it with the reference
         else:
-            echo = Stage(self.commands.reference, known.model_copy(update={"out": run.echo, "role": "echo"}))
             self._run(f"{prefix}reference", reference, then={f"{prefix}reference again": echo, **twins})
             self._accept_twins(reference, echo, list(twins.values()))
         missing = {name: twin for name, twin in twins.items() if not _is_kept(twin)}
@@ -162,15 +165,32 @@ class Flow:
             self._run(name, twin)
 
     def _accept_twins(self, reference: Stage, echo: Stage, twins: list[Stage]) -> None:
-        """Keep the twins of the same launch, if an iteration without a nudge repeated the reference bit for bit."""
-        if echo.is_complete() and is_repeated(reference.trace, echo.trace):
-            for twin in twins:
-                if twin.is_complete():
-                    twin.mark()
-        elif echo.is_complete():
+        """Keep the twins of the same launch, if an iteration without a nudge repeated the reference.
+
+        If it did so bit for bit, it is not needed any more. If sums had another order, what that changed belongs to the
+        tolerances. If it differs by more, the script could not be brought back to where it started.
+        """
+        complete = [twin for twin in twins if twin.is_complete()] if echo.is_complete() else []
+        is_same = bool(complete) and is_repeated(reference.trace, echo.trace)
+        is_noisy = bool(complete) and not is_same and self._differs_by_rounding(reference, echo, complete)
+        if is_same or is_noisy:
+            for twin in complete:
+                twin.mark()
+        elif complete:
             self.on_note("the reference's iterations differ by themselves: each twin gets a launch of its own")
-        shutil.rmtree(echo.plan.out, ignore_errors=True)
-        claim_of(echo.plan.out).unlink(missing_ok=True)
+        if is_noisy:
+            echo.mark()
+        else:
+            shutil.rmtree(echo.plan.out, ignore_errors=True)
+            claim_of(echo.plan.out).unlink(missing_ok=True)
+
+    def _differs_by_rounding(self, reference: Stage, echo: Stage, twins: list[Stage]) -> bool:
+        try:
+            rounding = ToleranceModel.measure(reference.trace, [twin.trace for twin in twins])
+            noise = Noise.between(reference.trace, echo.trace, rounding, "reference")
+        except TTraceError:  # they do not even have the same tensors
+            return False
+        return noise.stats.keys() == rounding.tolerances.keys() and noise.is_rounding(rounding)
 
     def _twin(self, run: Run, known: Plan, number: int) -> Stage:
         plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.automatic.variables import make_variables
+from ttrace.capture.numeric_flags import WORKSPACE, WORKSPACE_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.workflow import supervisor
@@ -183,6 +184,8 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
     start = time.monotonic()
     with log.open("wb") as output:
         environment = {**os.environ, PLAN_VARIABLE: plan.address(plan_file.resolve())}
+        if plan.deterministic:
+            environment.setdefault(WORKSPACE_VARIABLE, WORKSPACE)
         if plan.attach == "auto":
             environment.update(make_variables(environment, mark.resolve()))
         running = launches.start(command, output, environment)

@@ -77,7 +77,7 @@ class Run:
 
     @property
     def echo(self) -> Path:
-        """The second iteration of the reference, until it has been compared with the first."""
+        """The second iteration of the reference, kept if it differs from the first by no more than rounding does."""
         return self.folder / "echo"
 
     def twin(self, number: int) -> Path:
@@ -131,7 +131,7 @@ class Run:
 
     def _change(self, change: Callable[[Path, Callable[[], None]], None], progress: OnProgress) -> None:
         runs = [run for run in (self, self.full, self.isolated) if _is_trace(run.reference)]
-        beside = [path for run in runs for path in (run.candidate, run.repeat, *run.twins())]
+        beside = [path for run in runs for path in (run.candidate, run.repeat, run.echo, *run.twins())]
         # Cells of a sweep link to shared references and twins.
         traces = [path for path in beside if _is_trace(path) and not path.is_symlink()]
         total = sum(1 for path in traces for _ in path.glob("rank-*/chunk-*"))
@@ -193,6 +193,9 @@ class Run:
                 else _check_and_return(RelayoutTrace(folder, rules, rounding.reference))
             )
 
+        if is_complete(self.echo):
+            own = Noise.between(reference, open_trace(self.echo), rounding, "reference")
+            notes, rounding = [*notes, *own.notes(rounding)], own.widen(rounding)
         candidate = trace(detailed.candidate)
         if rules is not None:
             _check_use(rules, candidate, self.folder)

@@ -102,3 +102,14 @@ def test_a_device_mesh_of_some_ranks_is_refused_with_what_to_do() -> None:
     with pytest.raises(LayoutError, match=re.escape("holds ranks [4, 5]")) as error:
         adapter.convert_mesh(part)
     assert "Give attach(mesh=...) the mesh of all ranks." in str(error.value)
+
+
+def test_ranks_with_microbatches_of_their_own_hold_whole_tensors() -> None:
+    """Data-parallel ranks share a DTensor of all their rows; each holds a microbatch of its own."""
+    mesh = device_mesh((2, 2), 3, ("dp", "tp"))
+    tensor = DTensor.from_local(torch.zeros(3, 4), mesh, [Shard(0), Shard(1)], run_check=False)
+    placement = adapter.read_placement(tensor, frozenset({"dp"}))
+    assert (placement.region.shape, placement.region.dims) == ((3, 8), (((0, 3),), ((4, 8),)))
+    assert placement.layout == "d0 d1/tp"
+    loss = DTensor.from_local(torch.zeros(()), mesh, [Partial(), Partial()], run_check=False)
+    assert adapter.read_placement(loss, frozenset({"dp"})).pending == ("tp",)

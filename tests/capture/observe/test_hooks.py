@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from ttrace.capture.observe.events import ModuleCall, SessionEvents
@@ -64,6 +65,32 @@ def test_recording_is_bitwise_neutral(dtype: torch.dtype) -> None:
     for (name, a), b in zip(bare.named_parameters(), watched.parameters(), strict=True):
         assert torch.equal(a, b), name
     assert len(seen.tensors) > 100
+
+
+class Counted(TorchFunctionMode):
+    """A mode that a script may be in, for instance to check types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_script_does_not_see_what_is_computed_in_hooks() -> None:
+    model, seen = nn.Sequential(nn.Linear(2, 2)), Counted()
+    x = torch.ones(1, 2)
+    with seen:
+        model(x)
+    alone, seen.functions = seen.functions, []
+    hooks = Hooks([(ROOT, model), ("0", model[0])], watched := Seen())
+    with seen:
+        model(x)
+    hooks.remove()
+    assert watched.tensors
+    assert seen.functions == alone
 
 
 def test_grad_input_is_the_modules_own_share() -> None:

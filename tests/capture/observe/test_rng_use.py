@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ttrace.capture.observe.rng_use import RngUse
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import Names
 from ttrace.judge.verdict import Exit, Judgement
+from ttrace.tensors.ids import Kind
 from zoo.harness.gpt import LENGTH, VOCAB, Attention, Block, Gpt
 from zoo.harness.runs import SimulatedRank, judge, trace_reference, train
 
@@ -91,6 +93,34 @@ def test_both_sides_are_told_in_one_sentence(tmp_path: Path) -> None:
     named = [p for p in judgement.problems if "drew random numbers" in p]
     assert len(named) == 1
     assert named[0].startswith("reference and candidate drew random numbers in layers.1: ")
+
+
+class Reseeded(Dropping):
+    """A block that always draws the same."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return super().forward(x)
+
+
+def enlarge(_module: nn.Module, gradients: Any, _grad_output: Any) -> tuple[torch.Tensor]:
+    return (1.1 * gradients[0],)
+
+
+def with_the_same_dropout(*, is_wrong: bool = False) -> Gpt:
+    model = Gpt(num_layers=2)
+    model.layers[1] = Reseeded(1)
+    if is_wrong:
+        model.get_submodule("layers.1.mlp").register_full_backward_hook(enlarge)
+    return model
+
+
+def test_a_module_that_draws_the_same_on_both_sides_is_judged(tmp_path: Path) -> None:
+    right = trace_and_judge(tmp_path / "right", with_the_same_dropout, with_the_same_dropout)
+    assert right.exit is Exit.PASSED
+    wrong = trace_and_judge(tmp_path / "wrong", with_the_same_dropout, lambda: with_the_same_dropout(is_wrong=True))
+    assert wrong.exit is Exit.FOUND
+    assert wrong.findings[0].comparison.id.kind is Kind.GRAD_INPUT
 
 
 def test_a_model_that_draws_nothing_is_quiet(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ttrace.capture.plan import Plan
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.sentences import describe
@@ -99,6 +100,34 @@ def test_a_choice_against_the_scores_is_found(tmp_path: Path) -> None:
 def test_replayed_weights_keep_their_gradient(tmp_path: Path) -> None:
     judgement = judge(tmp_path, nudge=3e-8)
     assert find_comparison(judgement, "0/-/router.weight/param_grad").verdict is Verdict.PASS
+
+
+class ChoosesTwice(nn.Module):
+    """Chooses for half of the rows at a time, or for all rows at once."""
+
+    def __init__(self, num_parts: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(HIDDEN, EXPERTS)
+        self.num_parts = num_parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.topk(2).values for part in self.inner(x).chunk(self.num_parts)])
+
+
+def test_a_choice_of_another_shape_is_not_replayed(tmp_path: Path) -> None:
+    for num_parts, settings in ((2, {}), (1, {"role": "candidate", "reference": tmp_path / "2"})):
+        torch.manual_seed(0)
+        model = ChoosesTwice(num_parts)
+        plan = Plan.model_validate({"out": tmp_path / str(num_parts), "stop": False, **settings})
+        session = TracingSession(plan, model, None, SimulatedRank(), Rules())
+        with session.step():
+            model(session.batch(torch.randn(TOKENS, HIDDEN))).sum().backward()
+        session.close()
+    output = TensorId.parse("0/0/./output")
+    halves, whole = (ReferenceTrace(tmp_path / name).tensor(output) for name in "21")
+    assert halves is not None
+    assert whole is not None
+    assert torch.equal(halves, whole)
 
 
 def list_clipping_functions() -> tuple[object, ...]:

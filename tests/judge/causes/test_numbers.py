@@ -83,3 +83,14 @@ def test_replicas_of_integers_that_differ_are_counted(tmp_path: Path) -> None:
         case.candidate.record(rank, "0/0/fc/output.1", POSITIONS + rank * (POSITIONS > 12), "a")
     [finding] = case.judge().findings
     assert shown(finding)["error"] == "differs between replicas in 3 of 16 elements"
+
+
+def test_a_count_that_differs_is_named_with_both_numbers(tmp_path: Path) -> None:
+    case = Case(tmp_path, "dp=2")
+    case.add("0/0/./batch.labels", torch.arange(8))
+    case.add("0/0/./input.num_items_in_batch", torch.tensor(174), change=lambda x: x + 7)
+    case.add("0/0/./loss", torch.tensor(2.0), change=lambda x: x * 174 / 181)
+    [finding, *_] = case.judge().findings
+    assert finding.comparison.id.site.slot == "num_items_in_batch"
+    assert finding.cause.name is CauseName.COUNT
+    assert finding.cause.sentence.endswith("the candidate comes to 181, the reference to 174")

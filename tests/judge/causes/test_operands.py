@@ -81,6 +81,23 @@ def test_microbatches_that_do_not_count_once_are_named(tmp_path: Path) -> None:
     assert found.sentence.endswith("microbatch 0 counts 2 times, microbatch 2 counts 0 times")
 
 
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_microbatches_whose_gradients_were_not_recorded_are_named_from_what_a_linear_layer_saw(
+    tmp_path: Path, part: str
+) -> None:
+    case = Case(tmp_path)
+    inputs, incoming = ([draw_tensor(2, 3, n, seed=seed + mb) for mb in (0, 1)] for n, seed in ((4, 10), (5, 20)))
+    for mb in (0, 1):
+        case.add(f"0/{mb}/fc/input", inputs[mb])
+        case.add(f"0/{mb}/fc/grad_output", incoming[mb])
+    flat = [(g.flatten(0, 1), x.flatten(0, 1)) for g, x in zip(incoming, inputs, strict=True)]
+    parts = [g.T @ x if part == "weight" else g.sum(0) for g, x in flat]
+    case.add(f"0/-/fc.{part}/param_grad", parts[0] + parts[1], change=lambda _: parts[1])
+    found = case.judge().findings[0].cause
+    assert found.name == CauseName.MICROBATCHES
+    assert found.sentence.endswith("microbatch 0 counts 0 times")
+
+
 def test_microbatches_that_one_rank_ran_are_named_with_it(tmp_path: Path) -> None:
     case, parts = Case(tmp_path, "dp=2"), [draw_tensor(6, 4, seed=seed) for seed in range(4)]
     for mb, part in enumerate(parts):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support.traces import Case, draw_tensor
-from ttrace.judge.verdict import Cause, CauseName, Finding
+from ttrace.judge.sentences import describe
+from ttrace.judge.verdict import Cause, CauseName, Finding, Verdict
 
 NAME = "0/-/fc.weight"
 FULL, UPDATE = draw_tensor(4, 8), 1e-2 * draw_tensor(4, 8, seed=1)
@@ -108,3 +109,15 @@ def test_an_optimizer_that_counts_other_steps_is_named(tmp_path: Path) -> None:
     found = updated(Case(tmp_path), [change, change], step=2.0).cause
     assert found.name == CauseName.STEP_COUNT
     assert found.sentence == "the optimizer believes that this is step 2, and the reference's 1"
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0])
+def test_clipping_on_one_side_is_named_if_it_changes_something(tmp_path: Path, factor: float) -> None:
+    case = Case(tmp_path)
+    for rank in range(2):
+        case.candidate.record(rank, "0/-/./clip", torch.tensor(factor), "")
+    found = updated(case, [0.25 * UPDATE, 0.25 * UPDATE])
+    words = "only the candidate clips gradients: it multiplies them by 0.25"
+    assert (found.cause.sentence == words) == (factor == 0.25)
+    [missing] = [c for c in case.judge().comparisons if c.verdict is Verdict.MISSING]
+    assert describe(missing.why) == "only the candidate clips gradients"

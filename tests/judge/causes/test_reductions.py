@@ -158,7 +158,9 @@ def test_the_number_of_microbatches_explains_a_factor(tmp_path: Path) -> None:
     assert found.sentence == "the candidate is 4 x the reference: scaled by the number of microbatches (mb=4)"
 
 
-@pytest.mark.parametrize(("name", "axis"), [("0/-/fc.weight/param_grad", "mb"), ("0/2/head/output", None)])
+@pytest.mark.parametrize(
+    ("name", "axis"), [("0/-/fc.weight/param_grad", "mb"), ("0/2/./output.loss", "mb"), ("0/2/head/output", None)]
+)
 def test_microbatches_are_counted_where_what_they_make_is_summed(tmp_path: Path, name: str, axis: str | None) -> None:
     case = Case(tmp_path)
     for microbatch in range(3):

@@ -21,7 +21,7 @@ from ttrace.report.health import (
     TorchSupport,
 )
 from ttrace.report.terminal import doctor
-from ttrace.torch_compat import Limit
+from ttrace.torch_limits import Limit
 
 
 def shown(health: Health) -> list[str]:

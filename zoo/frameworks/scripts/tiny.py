@@ -7,12 +7,12 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
-BATCH, NUM_MICROBATCHES = 2, 4
-"""The rows of a microbatch, and the microbatches of a step on all ranks together."""
+BATCH, NUM_MICROBATCHES, LENGTH = 2, 4, 24
+"""The rows of a microbatch, the microbatches of a step on all ranks together, and the tokens of a row."""
 
 
 class Sentences(Dataset):
-    """Sentences of 24 tokens. With prompts, the first labels of a sentence are ignored."""
+    """Sentences of random tokens. With prompts, the first labels of a sentence are ignored."""
 
     def __init__(self, *, with_prompts: bool = False) -> None:
         self.with_prompts = with_prompts
@@ -21,7 +21,7 @@ class Sentences(Dataset):
         return 64
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(0, 256, (24,), generator=torch.Generator().manual_seed(number))
+        tokens = torch.randint(0, 256, (LENGTH,), generator=torch.Generator().manual_seed(number))
         labels = tokens.clone()
         if self.with_prompts:
             labels[: number % 5] = -100

@@ -1,4 +1,4 @@
-"""Trains with transformers' Trainer: labels with -100, accumulation, and label smoothing or FSDP2 if asked for."""
+"""Trains with transformers' Trainer: labels with -100, accumulation; label smoothing, FSDP2 or ZeRO if asked for."""
 
 import argparse
 
@@ -8,9 +8,14 @@ from transformers import Trainer, TrainingArguments
 parser = argparse.ArgumentParser()
 parser.add_argument("--fsdp", action="store_true")
 parser.add_argument("--smooth", action="store_true")
+parser.add_argument("--zero", type=int)
 parser.add_argument("--bug", choices=["items", "eps"])
 options = parser.parse_args()
 
+if options.zero is not None:
+    import deepspeed_on_cpu  # noqa: F401
+sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+zero = {**dict.fromkeys(sizes, "auto"), "zero_optimization": {"stage": options.zero}}
 fsdp = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
 arguments = TrainingArguments(
     "runs/checkpoints",
@@ -23,6 +28,7 @@ arguments = TrainingArguments(
     save_strategy="no",
     disable_tqdm=True,
     **({"fsdp": "full_shard", "fsdp_config": fsdp} if options.fsdp else {}),
+    deepspeed=None if options.zero is None else {**zero, "zero_allow_untested_optimizer": True},
 )
 
 

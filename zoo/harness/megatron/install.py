@@ -170,10 +170,10 @@ def install(version: str = NEWEST) -> None:
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # old names of collectives
     for replaced in REPLACED:
         if not _is_after(version, replaced.until):
-            _replace(replaced)
+            replace(replaced)
     for absent in ABSENT:
         if Version(absent.since) <= Version(version) and not _is_after(version, absent.until):
-            _supply(absent)
+            supply(absent)
     for unbound in UNBOUND:
         if unbound.is_in(version):
             setattr(importlib.import_module(unbound.module), unbound.name, unbound.by)
@@ -183,14 +183,16 @@ def _is_after(version: str, until: str | None) -> bool:
     return until is not None and Version(version) > Version(until)
 
 
-def _replace(replaced: Replaced) -> None:
+def replace(replaced: Replaced) -> None:
     path, _, name = replaced.name.rpartition(".")
     owner = pkgutil.resolve_name(path)
     new = replaced.by(getattr(owner, name)) if isinstance(replaced, Wrapped) else replaced.by
     setattr(owner, name, new)
 
 
-def _supply(absent: Absent) -> None:
+def supply(absent: Absent) -> None:
+    if absent.module == "triton":
+        importlib.import_module("torch._inductor.compile_fx")  # later it would take the stand-in for triton
     parts = absent.module.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])

@@ -167,13 +167,13 @@ class Megatron(Adapter):
         return megatron_optimizer.find_groups(optimizer, parameters)
 
     def watch_steps(
-        self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+        self, optimizer: Optimizer, before: Callable[[Optimizer | None], None], after: Callable[[], None]
     ) -> Sequence[Handle]:
         assert self._events is not None, "attach comes first"
         return [megatron_optimizer.watch_steps(optimizer, self._events, before, after)]
 
-    def read_values(self, parameter: nn.Parameter) -> torch.Tensor:
-        return self._reshape(parameter, parameter.detach())
+    def read_values(self, parameter: nn.Parameter) -> OwnedSlice:
+        return OwnedSlice(self._reshape(parameter, parameter.detach()))
 
     def read_gradient(self, parameter: nn.Parameter) -> OwnedSlice | None:
         gradient: torch.Tensor | None = getattr(parameter, "main_grad", parameter.grad)
@@ -189,7 +189,7 @@ class Megatron(Adapter):
     def read_updated(self, parameter: nn.Parameter) -> OwnedSlice | None:
         run = megatron_optimizer.find_run(self._optimizer, parameter) if self._gathers_late else None
         if run is None:
-            return OwnedSlice(self.read_values(parameter))
+            return self.read_values(parameter)
         return OwnedSlice(parameter.detach().view(-1)[slice(*run)], run) if run[0] < run[1] else None
 
     def read_optimizer_state(self, optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, OwnedSlice]:

@@ -66,7 +66,7 @@ class TokenDispatch:
             chosen = self._find_chosen(place, microbatch, recall)
             own = self._tokens.region(tuple(chosen.shape), self._mesh.sizes, source)
             there = own.take(chosen.cumsum(0) - 1)[own.take(chosen)]
-            rows.setdefault(microbatch, []).append(torch.arange(start, start + there.numel()))
+            rows.setdefault(microbatch, []).append(torch.arange(start, start + there.numel(), device="cpu"))
             positions.setdefault(microbatch, []).append(there)
             sizes[microbatch] = int(chosen.sum())
             start += there.numel()

@@ -18,14 +18,14 @@ from ttrace.tensors.ids import MAIN_PARAM
 
 
 def watch_steps(
-    optimizer: Optimizer, events: FrameworkEvents, before: Callable[[], None], after: Callable[[], None]
+    optimizer: Optimizer, events: FrameworkEvents, before: Callable[[Optimizer | None], None], after: Callable[[], None]
 ) -> Patches:
     """Call `before` and `after` around each step, and report its norm and clipping, until the patches are removed."""
     functions = importlib.import_module("megatron.core.optimizer.optimizer")
 
     def wrap(own_step: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            before()
+            before(None)
             clipping = Patches()
             if hasattr(functions, "clip_grad_by_total_norm_fp32"):
                 clipping.wrap(functions, "clip_grad_by_total_norm_fp32", partial(_wrap_clip, events))
@@ -35,7 +35,7 @@ def watch_steps(
                 clipping.remove()
             norm = result[1] if isinstance(result, tuple) and len(result) > 1 else None
             if norm is not None:
-                events.on_grad_norm(torch.as_tensor(float(norm)))
+                events.on_grad_norm(torch.tensor(float(norm), dtype=torch.float32, device="cpu"))
             after()
             return result
 
@@ -48,7 +48,8 @@ def watch_steps(
 
 def _wrap_clip(events: FrameworkEvents, own: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, max_norm: float, total_norm: float, *args: Any, **kwargs: Any) -> Any:
-        events.on_clip(torch.as_tensor(min(1.0, max_norm / (float(total_norm) + 1e-6))))
+        factor = min(1.0, max_norm / (float(total_norm) + 1e-6))
+        events.on_clip(torch.tensor(factor, dtype=torch.float32, device="cpu"))
         return own(parameters, max_norm, total_norm, *args, **kwargs)
 
     return clip

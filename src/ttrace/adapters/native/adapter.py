@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -20,9 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters.adapter import Adapter, Optimizer, check_mesh, find_rank_and_world, make_anonymous_mesh
 from ttrace.adapters.events import FrameworkEvents
-from ttrace.adapters.native import layouts
+from ttrace.adapters.native import layouts, spmd_types
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.splits import NO_SPLITS, Split
 from ttrace.reference.shared_modules import read_divided
 from ttrace.tensors.ids import ROOT, Site, encode_name
 from ttrace.tensors.mesh import Mesh
@@ -120,8 +121,17 @@ class Native(Adapter):
             for chunk in self.chunks:
                 watch_stage(chunk, events, self.patches)
 
-    def read_placement(self, tensor: torch.Tensor) -> Placement | None:
-        return layouts.read_placement(tensor) if isinstance(tensor, DTensor) else None
+    def read_placement(
+        self,
+        tensor: torch.Tensor,
+        apart: Collection[str] = (),
+        splits: Mapping[str, Split] = NO_SPLITS,
+        *,
+        of_gradient: bool = False,
+    ) -> Placement | None:
+        if isinstance(tensor, DTensor):  # its gradient is one, too
+            return None if of_gradient else layouts.read_placement(tensor, apart)
+        return spmd_types.read_placement(tensor, self.mesh, self.coord, apart, splits, of_gradient=of_gradient)
 
     def to_full(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -160,14 +170,41 @@ def list_ddp(chunks: Sequence[nn.Module]) -> list[DistributedDataParallel]:
 
 def find_mesh(chunks: Sequence[nn.Module], device_meshes: Iterable[DeviceMesh], num_ranks: int) -> Mesh:
     """Join the meshes that parameters lie on, each as a factorisation; with DDP, all ranks lie along dp."""
-    roots = dict.fromkeys(find_root_mesh(mesh) for mesh in dict.fromkeys(device_meshes))
+    roots = {mesh: find_root_mesh(mesh) for mesh in dict.fromkeys(device_meshes)}
     if roots:
-        widest = max(root.size() for root in roots)
-        parts = [part for root in roots if root.size() == widest for part in layouts.convert_mesh(root).factorisations]
+        widest = max(root.size() for root in roots.values())
+        parts = [
+            part
+            for mesh, root in roots.items()
+            if root.size() == widest
+            for part in _complete_mesh(mesh, root).factorisations
+        ]
         return _join_factorisations(tuple(dict.fromkeys(parts)))
     if num_ranks > 1 and list_ddp(chunks):
         return Mesh.of(**{DATA_AXIS: num_ranks})
     return make_anonymous_mesh(num_ranks)
+
+
+def _complete_mesh(mesh: DeviceMesh, root: DeviceMesh) -> Mesh:
+    """Return the mesh that this one was cut from, or the root with the names of this one if it was unflattened.
+
+    Of an unflattened mesh the axes outside of it have no names here. They are those of pipelining.
+    """
+    if set(layouts.read_axis_names(mesh)) <= set(layouts.read_axis_names(root)):
+        return layouts.convert_mesh(root)
+    axes: list[tuple[str, int]] = []
+    ranks, num_ranks = mesh.mesh, 1
+    for dim in reversed(range(mesh.ndim)):
+        size = mesh.size(dim)
+        if size > 1:
+            step = int(ranks.select(dim, 1).flatten()[0] - ranks.flatten()[0])
+            if step != num_ranks:
+                axes.append((PIPELINE_AXIS, step // num_ranks))
+            num_ranks = step * size
+        axes.append((layouts.read_axis_names(mesh)[dim], size))
+    if num_ranks != root.size():
+        axes.append((PIPELINE_AXIS, root.size() // num_ranks))
+    return Mesh((tuple(reversed(axes)),))
 
 
 def _find_spanned_axes(mesh: Mesh, ranks: Sequence[int]) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 
 import torch
@@ -19,13 +20,25 @@ from ttrace.tensors.region import Region, Shape
 from ttrace.torch_compat import make_strided_shard, mask_partial, read_strided_shard, split_locally
 
 
-def read_placement(tensor: DTensor) -> Placement:
-    """Read where this rank's part of a DTensor lies."""
-    mesh, placements = tensor.device_mesh, tuple(tensor.placements)
-    region = find_region(tuple(tensor.shape), mesh, placements)
-    text = format_layout(len(tensor.shape), mesh, placements)
+def read_placement(tensor: DTensor, apart: Collection[str] = ()) -> Placement:
+    """Read where this rank's part of a DTensor lies; along the axes `apart` each rank has a tensor of its own."""
+    mesh, placements, shape = tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape)
+    if not set(apart).isdisjoint(read_axis_names(mesh)):
+        shape, placements = _take_apart(shape, mesh, placements, apart)
+    region = find_region(shape, mesh, placements)
+    text = format_layout(len(shape), mesh, placements)
     by = Provenance(LayoutSource.DTENSOR)
     return Placement(region, read_pending_axes(mesh, placements), text, by, frozenset(read_axis_names(mesh)))
+
+
+def _take_apart(
+    shape: Shape, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...], apart: Collection[str]
+) -> tuple[Shape, tuple[DTensorPlacement, ...]]:
+    """Return shape and placements of a tensor of which each rank along these axes has one of its own."""
+    is_apart = [axis in apart for axis in read_axis_names(mesh)]
+    cutting = tuple(own if away else Replicate() for own, away in zip(placements, is_apart, strict=True))
+    rest = tuple(Replicate() if away else own for own, away in zip(placements, is_apart, strict=True))
+    return find_region(shape, mesh, cutting).local_shape, rest
 
 
 def find_region(shape: Shape, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> Region:
@@ -75,7 +88,7 @@ def read_axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
 def convert_mesh(device_mesh: DeviceMesh) -> Mesh:
     """Convert a DeviceMesh that spans ranks 0, 1, 2, ... in row-major order to our mesh."""
     ranks = device_mesh.mesh
-    if not torch.equal(ranks.flatten(), torch.arange(ranks.numel())):
+    if ranks.flatten().tolist() != list(range(ranks.numel())):
         raise LayoutError(
             f"the device mesh holds ranks {ranks.flatten().tolist()}; only ranks 0, 1, 2, ... in row-major order can "
             "be traced. Give attach(mesh=...) the mesh of all ranks."
@@ -114,7 +127,7 @@ def _find_dim_ranges(
     along = [_project_placement(placement, dim) for placement in placements]
     if all(placement.is_replicate() for placement in along):
         return rg.whole(size)
-    local = split_locally(torch.arange(size), mesh, along)
+    local = split_locally(torch.arange(size, device="cpu"), mesh, along)
     return rg.from_indices(local)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.adapters.events import FrameworkEvents
+from ttrace.layouts.placement import Placement
 from ttrace.tensors.holds import HeldIndices
 from ttrace.tensors.ids import ROOT, Kind
 
@@ -33,6 +35,8 @@ class ModuleCall:
     """By name, how often something of that name happened in this call so far."""
     held: HeldIndices | None = None
     """The indices that an input states that it holds: outputs and gradients with as many rows hold the same."""
+    gradients: dict[tuple[Kind, str], Placement] = field(default_factory=dict)
+    """Where gradients will lie, by the kind and slot of the tensor that states it."""
 
     def number_of(self, name: str) -> int:
         """Count one more event of this name in this call, and return its number; the first one is 0."""
@@ -66,8 +70,8 @@ class SessionEvents(FrameworkEvents):
     def on_backward(self, roots: tuple[torch.Tensor | GradientEdge, ...]) -> None:
         """A backward pass is about to start from these tensors, or nodes of the graph."""
 
-    def on_final_gradients(self) -> None:
-        """All gradients are final: their norm is about to be computed."""
+    def on_final_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The gradients of these parameters, or these gradients, are final: their norm is about to be computed."""
 
     def on_topk(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
         """These indices were chosen along the last dim of the scores. A returned tensor replaces them."""

@@ -55,6 +55,7 @@ class Hooks:
         self._is_driven = True
         self._calls.clear()
 
+    @torch_compat.outside_function_modes
     def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if name == ROOT and not is_recompute() and not self._is_driven:
             self._calls.clear()
@@ -68,6 +69,7 @@ class Hooks:
         call.takes_floats = any(tensor.is_floating_point() for tensor in seen.values())
         return replacement
 
+    @torch_compat.outside_function_modes
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ARG002
         call = self._end_call(module)
         if call is None:

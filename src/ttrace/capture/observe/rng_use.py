@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ttrace import torch_compat
 from ttrace.capture.observe.hooks import is_recompute
 from ttrace.tensors.ids import ROOT
 
@@ -66,6 +67,7 @@ class RngUse:
             handle.remove()
         self._handles.clear()
 
+    @torch_compat.outside_function_modes
     def _before(self, name: str, module: nn.Module, args: Any) -> None:  # noqa: ARG002
         if name == ROOT:
             self._running.clear()  # an exception may have ended the last forward
@@ -78,6 +80,7 @@ class RngUse:
             self._running[-1].states.append(now)
         self._running.append(_Frame(name, module, [now]))
 
+    @torch_compat.outside_function_modes
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         if is_recompute() or not any(frame.module is module for frame in self._running):
             return

@@ -29,7 +29,6 @@ class StepCounter:
         self.step = 0
         self.num_batches = 0
         self.is_running = False
-        self.has_final_gradients = False
         self.chunk: PipelineChunk | None = None
         self.is_pipelined = False
         self.is_driven = False
@@ -54,7 +53,6 @@ class StepCounter:
     def running(self) -> Iterator[None]:
         """Count this block as one step."""
         self._microbatch, self.num_batches = -1, 0
-        self.has_final_gradients = False
         self._calls.clear()
         self.is_running = True
         try:

@@ -6,6 +6,7 @@ has a session of its own, and the patches are shared.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch.overrides import is_tensor_like
 from ttrace import torch_compat
 from ttrace.capture.observe.events import SessionEvents
 from ttrace.capture.observe.hooks import is_recompute
+from ttrace.errors import CaptureError
 from ttrace.patches import Patches, SharedPatches
 
 _sessions: dict[int, SessionEvents] = {}
@@ -45,6 +47,8 @@ def _install(patches: Patches) -> None:
     patches.wrap(*torch_compat.find_total_norm(), _wrap_total_norm)
     patches.wrap_cell(torch_compat.find_clip_cell(), _wrap_clip)
     patches.wrap(*torch_compat.find_context_parallel_buffers(), _wrap_buffers)
+    for name in ("capture_begin", "replay"):
+        patches.wrap(torch.cuda.CUDAGraph, name, _refuse_graph)
     for owner in (torch, torch.Tensor):
         patches.wrap(owner, "topk", _wrap_topk)
         patches.wrap(owner, "argmax", _wrap_argmax)
@@ -65,6 +69,18 @@ def _find_session() -> SessionEvents | None:
     return session
 
 
+def _refuse_graph(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CaptureError(
+            "a CUDA graph runs in the traced step: it replays kernels and calls no module, so that nothing of it could "
+            "be recorded. Switch CUDA graphs off for this run: in torch.compile without mode='reduce-overhead' or with "
+            "TORCHINDUCTOR_CUDAGRAPHS=0, in Megatron with --cuda-graph-impl none."
+        )
+
+    return refuse
+
+
 def _wrap_backward(original: Callable[..., None]) -> Callable[..., None]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         is_single = is_tensor_like(tensors) or isinstance(tensors, GradientEdge)  # which is a tuple itself
@@ -78,25 +94,32 @@ def _wrap_backward(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _wrap_total_norm(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def get_total_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def get_total_norm(tensors: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        tensors = _list_tensors(tensors)
         session = _find_session()
         if session is not None:
-            session.on_final_gradients()
-        return original(*args, **kwargs)
+            session.on_final_gradients(tensors)
+        return original(tensors, *args, **kwargs)
 
     return get_total_norm
 
 
 def _wrap_clip(original: Callable[..., None]) -> Callable[..., None]:
     def clip(parameters: Any, max_norm: float, total_norm: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        parameters = _list_tensors(parameters)
         session = _find_session()
         if session is not None:
-            session.on_final_gradients()
+            session.on_final_gradients(parameters)
             session.on_grad_norm(total_norm)
             session.on_clip(torch.clamp(max_norm / (total_norm + 1e-6), max=1.0))
         original(parameters, max_norm, total_norm, *args, **kwargs)
 
     return clip
+
+
+def _list_tensors(tensors: Any) -> list[Any]:
+    """List one tensor or several; an iterator can be read only once."""
+    return [tensors] if is_tensor_like(tensors) else list(tensors)
 
 
 _INPUT, _DIM = ("input", "x", "a", "x1"), ("dim", "axis")

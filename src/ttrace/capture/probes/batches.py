@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.layouts.placement import Placement
 from ttrace.tensors.ids import LABELS, ROOT, Kind, Site, TensorId
 from ttrace.tensors.region import Region
+from ttrace.trace.storage.tensor_bytes import view_memory
 
 
 class Batches:
@@ -28,6 +30,8 @@ class Batches:
         self._resolver = resolver
         self._generator = generator
         self._dispatcher = dispatcher
+        self.samples: dict[str, list[str]] = {}
+        """Of data that the script keeps, by step and slot: the digest of each row."""
 
     def generate(self, batch: Any) -> Any:
         """Generate the next batch, with this batch's own structure, shapes, ranges and dtypes."""
@@ -41,24 +45,49 @@ class Batches:
         if self._resolver.is_like_reference(tensor_id, data):
             self._dispatcher.visit(tensor_id, data.detach(), number, stated=Placement(Region.whole(tuple(data.shape))))
 
+    def keep(self, batch: Any, number: int) -> None:
+        """Record a script's own data for this rank's microbatch of this number."""
+        leaves = self._observe(dict(batch) if is_unknown_mapping(batch) else batch, number)
+        for site, leaf in leaves:
+            tensor_id = self._dispatcher.id_of(site, number)
+            placement = self._resolver.resolve(tensor_id, leaf, number) or self._resolver.infer(tensor_id, leaf)
+            if placement is not None:
+                self._dispatcher.visit(tensor_id, leaf.detach(), number, fallback=placement)
+            rows = self.samples.setdefault(f"{self._clock.step}/{site.slot}", [])
+            rows += map(_digest, leaf.detach().cpu().unbind() if leaf.ndim else [leaf.detach().cpu()])
+
+    def _observe(self, batch: Any, number: int) -> list[tuple[Site, torch.Tensor]]:
+        """Learn from the shapes of a batch how it is divided; return its tensors."""
+        leaves = [
+            (Site(ROOT, Kind.BATCH, name_slot(path)), leaf)
+            for path, leaf in flatten_with_paths(batch)
+            if isinstance(leaf, torch.Tensor)
+        ]
+        for site, leaf in leaves:
+            self._resolver.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
+        return leaves
+
     def replace(self, batch: Any, number: int, *, exact: bool = False) -> Any:
-        """Generate data for this rank's microbatch of this number; with `exact`, see `Generator.generate_leaf`."""
+        """Generate data for this rank's microbatch of this number; with `exact`, in the range of the given data."""
         if is_unknown_mapping(batch):
             other = copy.copy(batch)
             other.update(self.replace(dict(batch), number, exact=exact))
             return other
         paths, structure = flatten_with_paths(batch), pytree.tree_structure(batch)
-        for path, leaf in paths:
-            if isinstance(leaf, torch.Tensor):
-                site = Site(ROOT, Kind.BATCH, name_slot(path))
-                self._resolver.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
+        tensors = [(self._dispatcher.id_of(site, number), leaf) for site, leaf in self._observe(batch, number)]
+        distributions = self._generator.choose_batch_distributions(tensors, exact=exact)
+        chosen = iter(zip(tensors, distributions, strict=True))
         leaves = []
-        for path, leaf in paths:
+        for _, leaf in paths:
             if isinstance(leaf, torch.Tensor):
-                tensor_id = self._dispatcher.id_of(Site(ROOT, Kind.BATCH, name_slot(path)), number)
-                leaf, generated = self._generator.generate_leaf(tensor_id, leaf, number, exact=exact)
+                (tensor_id, _), distribution = next(chosen)
+                leaf, generated = self._generator.generate_leaf(tensor_id, leaf, number, distribution)
                 self._dispatcher.visit(
                     tensor_id, leaf, number, values=generated.distribution, fallback=generated.placement
                 )
             leaves.append(leaf)
         return pytree.tree_unflatten(leaves, structure)
+
+
+def _digest(row: torch.Tensor) -> str:
+    return hashlib.blake2b(view_memory(row.contiguous()), digest_size=8).hexdigest()

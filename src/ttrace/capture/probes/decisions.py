@@ -25,11 +25,17 @@ class Decisions:
         self._reference = reference
 
     def replay(self, tensor_id: TensorId, own: torch.Tensor, placement: Placement | None) -> torch.Tensor | None:
-        """Return what the reference chose here; None if this is unknown, or if its choices are of other rows."""
+        """Return what the reference chose here, or the own choice if its choices are of other rows.
+
+        None if the reference's choice is unknown.
+        """
         full = self._reference.tensor(tensor_id)
         placement = placement or self._resolver.infer(tensor_id, own)
-        if full is None or placement is None or placement.region.local_shape != tuple(own.shape):
+        if full is None or placement is None:
             return None
-        chosen = placement.region.take(full).to(own.device, own.dtype)
+        region = placement.region
+        if region.shape != tuple(full.shape) or region.local_shape != tuple(own.shape):
+            return None
+        chosen = region.take(full).to(own.device, own.dtype, non_blocking=True)
         same = (chosen.sort(-1).values == own.sort(-1).values).all(-1) if own.ndim else chosen == own
-        return chosen if float(same.float().mean()) >= _AGREEMENT else None
+        return torch.where(same.to(torch.float32).mean() >= _AGREEMENT, chosen, own)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from ttrace.adapters.adapter import Adapter
+from ttrace.adapters.adapter import Adapter, OwnedSlice
 from ttrace.capture.plan import Plan
-from ttrace.capture.probes.distributions import measure_batch, measure_parameter
+from ttrace.capture.probes.distributions import copy_to_host, measure_batch, measure_parameters
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError
@@ -43,15 +44,29 @@ class Generator:
         self._adapter = adapter
         self._resolver = resolver
         self._reference = reference
+        self._measured: dict[Any, Distribution | None] = {}
+        """The distributions of batches, by site, shape and dtype."""
 
-    def fill_parameter(self, name: str, parameter: nn.Parameter) -> GeneratedTensor:
-        """Replace a parameter's values, unless the plan keeps them."""
-        tensor_id, own = TensorId.of(0, None, name, Kind.PARAM), self._adapter.read_values(parameter)
-        placement = self._resolver.resolve_or_infer(tensor_id, own)
+    def fill_parameters(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, GeneratedTensor]:
+        """Replace the values of parameters, unless the plan keeps them."""
+        owned = {name: self._adapter.read_values(parameter) for name, parameter in parameters.items()}
+        chosen = self._choose_distributions(
+            {name: each.tensor for name, each in owned.items() if find_source(parameters[name]) is None}
+        )
+        return {
+            name: self._fill_parameter(name, parameter, owned[name], chosen.get(name))
+            for name, parameter in parameters.items()
+        }
+
+    def _fill_parameter(
+        self, name: str, parameter: nn.Parameter, owned: OwnedSlice, distribution: Distribution | None
+    ) -> GeneratedTensor:
+        tensor_id = TensorId.of(0, None, name, Kind.PARAM)
+        placement, own = self._place(tensor_id, owned), owned.tensor
         source = find_source(parameter)
         if source is not None:
             return self._fill_source(tensor_id, source, own, placement)
-        generated = GeneratedTensor(placement, self._choose_parameter_distribution(tensor_id, own))
+        generated = GeneratedTensor(placement, distribution)
         if generated.distribution is not None:
             with torch.no_grad():
                 local = self._adapter.to_local(own)
@@ -59,6 +74,13 @@ class Generator:
                 inner = local[tuple(slice(size) for size in placement.region.local_shape)]
                 inner.copy_(self._generate(tensor_id, generated, local))
         return generated
+
+    def _place(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement:
+        if owned.run is None:
+            return self._resolver.resolve_or_infer(tensor_id, owned.tensor)
+        box = torch.empty(owned.shape or owned.tensor.shape, dtype=owned.tensor.dtype, device="meta")
+        placement, (begin, end) = self._resolver.resolve_or_infer(tensor_id, box), owned.run
+        return replace(placement, region=replace(placement.region, flat=(owned.run,) if begin < end else ()))
 
     def _fill_source(
         self, tensor_id: TensorId, source: ParameterSource, own: torch.Tensor, placement: Placement
@@ -74,15 +96,15 @@ class Generator:
         return GeneratedTensor(placement, source.distribution)
 
     def generate_leaf(
-        self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int, *, exact: bool = False
+        self, tensor_id: TensorId, leaf: torch.Tensor, microbatch: int, distribution: Distribution | None
     ) -> tuple[torch.Tensor, GeneratedTensor]:
-        """Generate data in place of one tensor of a batch; with `exact`, in the range of its own values.
+        """Generate data in place of one tensor of a batch, from its distribution.
 
         Where random numbers would destroy the structure of the data, the reference keeps its own data, and other runs
         replay them from its trace.
         """
         placement = self._resolver.resolve_or_infer(tensor_id, leaf, microbatch)
-        generated = GeneratedTensor(placement, self._choose_batch_distribution(tensor_id, leaf, exact=exact))
+        generated = GeneratedTensor(placement, distribution)
         if generated.distribution is not None:
             return self._generate(tensor_id, generated, leaf), generated
         full = self._reference.tensor(tensor_id)
@@ -99,19 +121,30 @@ class Generator:
             device=like.device,
         )
 
-    def _choose_parameter_distribution(self, tensor_id: TensorId, parameter: torch.Tensor) -> Distribution | None:
+    def _choose_distributions(self, parameters: Mapping[str, torch.Tensor]) -> Mapping[str, Distribution | None]:
         if self._plan.parameters == "own":
-            return None
+            return {}
         if self._plan.reference is not None:
-            return self._reference.distribution(tensor_id)
-        own = measure_parameter(self._adapter.to_local(parameter))
-        # A shard must not decide the spread of the whole: with several ranks, only the rounded mean is taken from it.
-        return own if self._adapter.mesh.num_ranks == 1 else Normal(float(round(own.mean)), 0.02)
+            return {name: self._reference.distribution(TensorId.of(0, None, name, Kind.PARAM)) for name in parameters}
+        measured = measure_parameters(self._adapter.to_local(parameter) for parameter in parameters.values())
+        if self._adapter.mesh.num_ranks > 1:
+            # A shard must not decide the spread of the whole: only the rounded mean is taken from it.
+            measured = [Normal(float(round(own.mean)), 0.02) for own in measured]
+        return dict(zip(parameters, measured, strict=True))
 
-    def _choose_batch_distribution(
-        self, tensor_id: TensorId, leaf: torch.Tensor, *, exact: bool
-    ) -> Distribution | None:
+    def choose_batch_distributions(
+        self, leaves: Sequence[tuple[TensorId, torch.Tensor]], *, exact: bool
+    ) -> list[Distribution | None]:
+        """Choose the distributions of a batch's tensors; with `exact`, in the range of their own values.
+
+        The reference measures the first of equal ones: later microbatches and steps have the same distributions.
+        """
         if self._plan.reference is not None:
-            return self._reference.distribution(tensor_id)
+            return [self._reference.distribution(tensor_id) for tensor_id, _ in leaves]
         # With several ranks, only some have the embedding, and all must generate the same data.
-        return measure_batch(leaf, self._tables if self._adapter.mesh.num_ranks == 1 and not exact else ())
+        tables = self._tables if self._adapter.mesh.num_ranks == 1 and not exact else ()
+        keys = [(tensor_id.site, leaf.shape, leaf.dtype, exact) for tensor_id, leaf in leaves]
+        new = {key: leaf for key, (_, leaf) in zip(keys, leaves, strict=True) if key not in self._measured}
+        for key, leaf in zip(new, copy_to_host(list(new.values())), strict=True):
+            self._measured[key] = measure_batch(leaf, tables)
+        return [self._measured[key] for key in keys]

@@ -31,10 +31,12 @@ class ReplaceValues(torch.autograd.Function):
 
 
 def replace_tensor(original: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return other values in place of a tensor, attached to the tensor's own graph."""
-    if not original.requires_grad:
-        return other
-    result: torch.Tensor = ReplaceValues.apply(original, lambda: other)  # type: ignore[no-untyped-call]  # torch's own
+    """Return other values in place of a tensor, attached to its own graph and with what was noted on it."""
+    result: torch.Tensor = other
+    if original.requires_grad:
+        result = ReplaceValues.apply(original, lambda: other)  # type: ignore[no-untyped-call]  # torch's own
+    if type(original) is torch.Tensor:
+        vars(result).update(vars(original))
     return result
 
 
@@ -55,9 +57,9 @@ class Perturb:
         if not here or not visit.tensor.is_floating_point():
             return None
         local = self._adapter.to_local(visit.tensor).detach()
-        if not bool(local.isfinite().all()):
-            return None
-        return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, self._nudge(visit, local)))
+        # Values that are not finite stay; whether there are any, only the device knows.
+        nudged = torch.where(local.isfinite().all(), self._nudge(visit, local), local)
+        return replace_tensor(visit.tensor, self._adapter.with_local(visit.tensor, nudged))
 
     def _nudge(self, visit: Visit, local: torch.Tensor) -> torch.Tensor:
         """Return this rank's values, each nudged as on all ranks that hold it; padding stays."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 
@@ -12,7 +11,9 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.probes.probe import Visit
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
+from ttrace.trace.background_writer import BackgroundWriter
 from ttrace.trace.format import End, Record, SketchInfo
+from ttrace.trace.storage.pinned_chunks import DEVICE_ERRORS, Change, is_asynchronous
 from ttrace.trace.writer import Writer
 from ttrace.values.sketch import compute_sketch
 
@@ -20,13 +21,15 @@ Local = Callable[[torch.Tensor, Site], torch.Tensor]
 
 _NUM_SAMPLES = 1 << 14
 """Number of elements from which a tensor's mean is estimated."""
+_HELD_KINDS = (Kind.PARAM, Kind.PARAM_AFTER, Kind.OPTIM, Kind.BUFFER, Kind.BUFFER_AFTER)
+"""Kinds that are changed between steps only."""
 
 
 class Recorder:
     """Probe that writes every visit the plan wants, once per id and microbatch. Other threads may bring gradients."""
 
     def __init__(self, writer: Writer, plan: Plan, local: Local) -> None:
-        self._writer = writer
+        self._writer: Writer | BackgroundWriter = writer
         self._plan = plan
         self._local = local
         self._lock = threading.Lock()
@@ -38,6 +41,8 @@ class Recorder:
             return
         try:
             self._record(visit)
+        except DEVICE_ERRORS:  # of a kernel of the training script, which torch raises late
+            raise
         except Exception as error:  # a recording failure never breaks the training step: it is kept for the end
             self.keep(f"{visit.id} could not be recorded: {type(error).__name__}: {error}")
 
@@ -61,7 +66,7 @@ class Recorder:
         if placement is not None and tuple(local.shape) != placement.region.local_shape:
             # Only padding can differ here: placement.region was made for this shape.
             local = local[tuple(slice(size) for size in placement.region.local_shape)]
-        stored, sketch = self._choose_stored(visit, local)
+        stored, sketch, mean = self._choose_stored(visit, local)
         record = Record(
             id=visit.id,
             shape=tuple(local.shape),
@@ -82,29 +87,34 @@ class Recorder:
             self._seen.add(key)
             if visit.is_generated:
                 self._writer.write_generated(record)
-            else:
-                self._writer.write(record, stored)
+                return
+            if is_asynchronous(stored) and isinstance(self._writer, Writer):
+                self._writer = BackgroundWriter(self._writer, self.keep)
+            change = Change.NEVER if sketch else Change.LATER if visit.id.kind in _HELD_KINDS else Change.SOON
+            self._writer.write(record, stored, mean, change)
 
-    def _choose_stored(self, visit: Visit, local: torch.Tensor) -> tuple[torch.Tensor, SketchInfo | None]:
-        """Return what is written of a tensor: itself, or its sketch if the plan wants one and it is smaller."""
+    def _choose_stored(
+        self, visit: Visit, local: torch.Tensor
+    ) -> tuple[torch.Tensor, SketchInfo | None, torch.Tensor | None]:
+        """Return what is written of a tensor: itself, or its sketch if the plan wants one and it is smaller.
+
+        The mean of what is sketched comes with it where isolation will generate values with this mean.
+        """
         plan, placement = self._plan, visit.placement
         if visit.is_generated:
-            return local, None
+            return local, None, None
         is_less = local.numel() * local.dtype.itemsize > plan.num_buckets * torch.float64.itemsize
         if placement is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
-            return local, None
+            return local, None, None
         if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
-            return local, None  # isolation replays this input
+            return local, None, None  # isolation replays this input
         sketch = compute_sketch(visit.id.name, local, placement.region, plan.num_buckets)
-        if plan.role != "reference":
-            return sketch, SketchInfo(plan.num_buckets)
-        # Isolation generates values with this mean.
-        mean = _estimate_mean(local) if visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT) else 0.0
-        return sketch, SketchInfo(plan.num_buckets, mean if math.isfinite(mean) else 0.0)
+        needs_mean = plan.role == "reference" and visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT)
+        return sketch, SketchInfo(plan.num_buckets), _estimate_mean(local) if needs_mean else None
 
 
-def _estimate_mean(tensor: torch.Tensor) -> float:
+def _estimate_mean(tensor: torch.Tensor) -> torch.Tensor:
     """Estimate the mean from some elements, at an odd distance, so that they do not all lie in a few columns."""
     if tensor.is_contiguous():
         tensor = tensor.view(-1)[:: tensor.numel() // _NUM_SAMPLES | 1]
-    return float(tensor.mean(dtype=torch.float32))
+    return tensor.mean(dtype=torch.float32)

@@ -65,7 +65,8 @@ class LayoutResolver:
             cuts = self._infer_batch_cuts(tensor_id, local, axes)
         self.batch_axes = tuple(cut.axis for cut in cuts)
         self.splits.update({cut.axis: cut.split for cut in cuts})
-        vars(self).pop("_why_whole", None)  # a cached value, which the batch has just changed
+        for cached in ("_why_whole", "_apart"):
+            vars(self).pop(cached, None)  # the batch has just changed it
 
     def _infer_batch_cuts(self, tensor_id: TensorId, local: Shape, axes: tuple[str, ...]) -> list[Cut]:
         """Infer the cuts along the data axes that turn the reference's shape into this rank's; none if they agree."""
@@ -123,7 +124,8 @@ class LayoutResolver:
         self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: HeldIndices | None = None
     ) -> Placement | None:
         """Find where a tensor lies; None if nothing states it. `held` is what an input of its call states."""
-        stated = self._adapter.read_placement(tensor)
+        is_of_param = tensor_id.kind.is_of_param
+        stated = self._adapter.read_placement(tensor, () if is_of_param else self._apart, self.splits)
         if stated is not None:
             return self._extend(tensor_id, stated)
         local = tuple(tensor.shape)
@@ -206,6 +208,15 @@ class LayoutResolver:
         text = _join_layouts(layout, stated.layout)
         region = inner.within(layout.region(shape, others, self._adapter.coord))
         return Placement(region, stated.pending, text, Provenance(LayoutSource.DTENSOR_AND_SHAPES))
+
+    def resolve_gradient(self, tensor: torch.Tensor) -> Placement | None:
+        """Find where the gradient of a tensor will lie, if the tensor itself states it."""
+        return self._adapter.read_placement(tensor, self._apart, self.splits, of_gradient=True)
+
+    @cached_property
+    def _apart(self) -> frozenset[str]:
+        """The axes along which each rank has microbatches of its own."""
+        return frozenset(axis for axis in self._adapter.data_axes if not self.cuts(axis))
 
     @cached_property
     def _why_whole(self) -> Provenance | None:

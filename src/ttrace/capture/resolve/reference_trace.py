@@ -42,7 +42,7 @@ class ReferenceTrace:
             return None
         first = next(iter(regions.values()))[0].record
         assert first.region is not None
-        full = torch.empty(first.region.shape, dtype=first.dtype)
+        full = torch.empty(first.region.shape, dtype=first.dtype, device="cpu")
         for region, summands in regions.items():
             region.put(_add_up([shard.tensor() for shard in summands]), full)
         return full

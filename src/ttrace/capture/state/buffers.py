@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from ttrace.capture.probes.distributions import read_numbers
+
 
 class Buffers:
     """The buffers of a model. The reference finds out which of them the first forward pass of a step changes.
@@ -23,10 +25,15 @@ class Buffers:
         self._is_reference = is_reference
         self._before: Mapping[str, torch.Tensor] = {}
         self._changed: dict[str, None] = {}
+        self._is_same: list[tuple[str, torch.Tensor]] = []
+        """Comparisons whose results nobody has read from the device yet."""
 
     @property
     def changed(self) -> tuple[str, ...]:
         """The buffers that forward passes change."""
+        results = read_numbers(result for _, result in self._is_same)
+        self._changed |= {name: None for (name, _), is_same in zip(self._is_same, results, strict=True) if not is_same}
+        self._is_same.clear()
         return tuple(self._changed)
 
     def on_start(self) -> None:
@@ -38,10 +45,9 @@ class Buffers:
         """Compare the buffers after the first forward pass of the step."""
         now = self.read() if self._before else {}
         for name, before in self._before.items():
-            if name not in now or not _is_same(before, now[name]):
+            after = now.get(name)
+            if after is not None and after.shape == before.shape and after.dtype == before.dtype:
+                self._is_same.append((name, (before == after).all()))
+            else:
                 self._changed[name] = None
         self._before = {}
-
-
-def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())

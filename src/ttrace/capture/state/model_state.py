@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from ttrace.adapters.adapter import Adapter, Optimizer, OwnedSlice
+from ttrace.adapters.adapter import Adapter, Optimizer, OwnedSlice, read_groups
 from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.dispatch import Dispatcher
@@ -62,6 +62,8 @@ class ModelState:
         self.settings = OptimizerSettings()
         """The optimizer's settings when it stepped, as far as they decide updates."""
         self._has_stepped = False
+        self._shown: set[str] = set()
+        """The parameters whose final gradients this step has shown."""
         watched = tensors.parameters if plan.microbatch_grads else {}
         self._microbatch_gradients = MicrobatchGradients(watched, self._read_microbatch, self._on_microbatch_gradient)
         self._streamed_gradients = StreamedGradients(tensors.parameters, self._on_streamed_gradient, keep)
@@ -74,16 +76,18 @@ class ModelState:
     def on_start(self) -> None:
         """Show parameters and buffers before a step."""
         self._has_stepped = False
+        self._shown.clear()
         self._streamed_gradients.begin()
         for name, parameter in self._tensors.parameters.items():
             generated = self._tensors.generated[name]
             tensor_id = self._make_id(name, Kind.PARAM)
-            values = self._adapter.read_values(parameter)
+            owned = self._adapter.read_values(parameter)
             is_generated = find_source(parameter) is not None
             self._dispatcher.visit(
                 tensor_id,
-                values,
+                owned.tensor,
                 values=generated.distribution,
+                stated=generated.placement if owned.run is not None else None,
                 fallback=generated.placement,
                 is_generated=is_generated,
             )
@@ -98,15 +102,39 @@ class ModelState:
         for parameter, gradient in gradients:
             self._show_slice(self._make_id(names[parameter], Kind.MAIN_GRAD), OwnedSlice(gradient))
 
-    def on_final_gradients(self) -> None:
-        """Show the gradients once a step, as soon as they are final: when the optimizer steps, they may be clipped."""
-        if not self._clock.is_running or self._clock.has_final_gradients:
+    def on_final_gradients(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        """Show gradients once a step, as soon as they are final: when the optimizer steps, they may be clipped.
+
+        `tensors` are the gradients or parameters of which it is known. They count only if there are several optimizers,
+        which step at different times.
+        """
+        given = {id(each) for each in tensors} if len(self._list_optimizers()) > 1 else set()
+        parameters = self._tensors.parameters.values()
+        final = {id(each) for each in parameters if id(each) in given or id(each.grad) in given}
+        self._show_gradients(final or {id(each) for each in parameters})
+
+    def on_step_begin(self, optimizer: Optimizer | None = None) -> None:
+        """Show the gradients that are final when this optimizer steps: all but those of other optimizers."""
+        updated = {id(each): _list_parameters(each) for each in self._list_optimizers()}
+        now = updated.pop(id(optimizer), set())
+        later = set().union(*updated.values()) - now if now else set()
+        self._show_gradients({id(each) for each in self._tensors.parameters.values()} - later)
+
+    def _list_optimizers(self) -> list[Optimizer]:
+        return list(self._adapter.find_torch_optimizers(self._optimizer))
+
+    def _show_gradients(self, final: Set[int]) -> None:
+        """Show the gradients of the parameters with these ids, unless this step has shown them."""
+        if not self._clock.is_running:
             return
-        self._clock.has_final_gradients = True
         self._microbatch_gradients.flush()
-        self._streamed_gradients.flush()
-        self.notes = self._microbatch_gradients.notes()
+        if not self._shown:
+            self._streamed_gradients.flush()
+            self.notes = self._microbatch_gradients.notes()
         for name, parameter in self._tensors.parameters.items():
+            if id(parameter) not in final or name in self._shown:
+                continue
+            self._shown.add(name)
             owned = self._adapter.read_gradient(parameter)
             if owned is not None:
                 self._show_gradient(self._make_id(name, Kind.PARAM_GRAD), owned)
@@ -132,7 +160,7 @@ class ModelState:
                 self._show_slice(self._make_id(name, Kind.PARAM_AFTER), updated)
             for key, owned in self._adapter.read_optimizer_state(self._optimizer, parameter).items():
                 tensor_id = self._make_id(name, Kind.OPTIM, encode_name(key))
-                if owned.run is not None or owned.tensor.shape == self._adapter.read_values(parameter).shape:
+                if owned.run is not None or owned.tensor.shape == self._adapter.read_values(parameter).tensor.shape:
                     self._show_slice(tensor_id, owned)
                 else:  # a step counter for instance is not cut like the parameter
                     whole = Placement(Region.whole(tuple(owned.tensor.shape)))
@@ -158,7 +186,10 @@ class ModelState:
 
     def _on_microbatch_gradient(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
         tensor_id = self._dispatcher.id_of(Site(name, Kind.PARAM_GRAD), microbatch)
-        self._dispatcher.visit(tensor_id, gradient, microbatch, fallback=self._tensors.generated[name].placement)
+        placement = self._tensors.generated[name].placement
+        if placement.region.flat is not None:  # it is whole while its module runs
+            placement = replace(placement, region=replace(placement.region, flat=None))
+        self._dispatcher.visit(tensor_id, gradient, microbatch, fallback=placement)
 
     def _on_streamed_gradient(self, name: str, gradient: torch.Tensor | None, region: Region | None) -> None:
         """Show a streamed parameter's complete gradient, whole or of a region; None stands for zeros."""
@@ -170,7 +201,8 @@ class ModelState:
         if gradient is not None:
             self._dispatcher.visit(tensor_id, gradient, stated=placement)
         else:
-            zeros = torch.zeros((), dtype=self._tensors.parameters[name].dtype).expand(placement.region.local_shape)
+            dtype = self._tensors.parameters[name].dtype
+            zeros = torch.zeros((), dtype=dtype, device="cpu").expand(placement.region.local_shape)
             self._dispatcher.visit(tensor_id, zeros, stated=placement, values=ZERO, is_generated=True)
 
     def _show_slice(self, tensor_id: TensorId, owned: OwnedSlice, values: Distribution | None = None) -> None:
@@ -187,3 +219,7 @@ class ModelState:
 
     def _make_id(self, name: str, kind: Kind, slot: str = "") -> TensorId:
         return TensorId.of(self._clock.step, None, name, kind, slot=slot)
+
+
+def _list_parameters(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in read_groups(optimizer) for parameter in group["params"]}

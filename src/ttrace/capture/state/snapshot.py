@@ -48,18 +48,24 @@ class Snapshot:
             nn.Module.zero_grad(chunk)
         for optimizer, (state, options) in self._optimizers:
             optimizer.state.clear()
-            optimizer.state.update(copy.deepcopy(state))
-            for group, old in zip(optimizer.param_groups, options, strict=True):
+            # Not of the whole: that would copy the parameters, too.
+            optimizer.state.update({parameter: copy.deepcopy(values) for parameter, values in state.items()})
+            for group, old in options:
                 group.update(copy.deepcopy(old))
         for restore in self._random:
             restore()
 
 
-def _copy_state(optimizer: torch.optim.Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
+def _copy_state(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[Any, Any], list[tuple[dict[str, Any], dict[str, Any]]]]:
     """Copy the state by parameter and the options of each group, but not the parameters themselves."""
     state = {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
-    options = [{key: option for key, option in group.items() if key != "params"} for group in optimizer.param_groups]
-    return state, copy.deepcopy(options)
+    options = [
+        (group, copy.deepcopy({key: option for key, option in group.items() if key != "params"}))
+        for group in optimizer.param_groups
+    ]
+    return state, options
 
 
 def _save_python() -> Restore:

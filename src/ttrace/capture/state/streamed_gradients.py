@@ -121,5 +121,5 @@ def _move_to_disk(gradient: torch.Tensor) -> torch.Tensor:
         return gradient
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "gradient"
-        mapped = torch.from_file(str(path), shared=True, size=gradient.numel(), dtype=gradient.dtype)
+        mapped = torch.from_file(str(path), shared=True, size=gradient.numel(), dtype=gradient.dtype, device="cpu")
     return mapped.view(gradient.shape).copy_(gradient)

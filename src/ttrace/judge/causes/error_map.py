@@ -100,5 +100,5 @@ def _sample_elements(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
     stride = -(-region.numel // _MOST_ELEMENTS)
     while stride > 1 and math.gcd(stride, columns.numel()) > 1:
         stride += 1  # else some columns are never looked at
-    at = torch.arange(0, region.numel, stride)
+    at = torch.arange(0, region.numel, stride, device="cpu")
     return at, rows[at // columns.numel()] + columns[at % columns.numel()]

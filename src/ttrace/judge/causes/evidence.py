@@ -11,7 +11,7 @@ import torch
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.verdict import Comparison, Verdict
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.trace.reader import Trace
 from ttrace.values.stats import Stats
@@ -90,7 +90,9 @@ class Evidence:
 def _count_microbatches(tensor_id: TensorId, candidate: Trace) -> int:
     """How many microbatches a rank runs in a step, where what they make is summed; else what was stated."""
     stated = candidate.manifest.num_microbatches
-    is_summed = tensor_id.kind.is_backward or tensor_id.kind.is_of_param or tensor_id.kind is Kind.LOSS
+    kind = tensor_id.kind
+    is_loss = kind is Kind.LOSS or tensor_id.site == Site(ROOT, Kind.OUTPUT, "loss")
+    is_summed = kind.is_backward or kind.is_of_param or is_loss
     if stated > 1 or not is_summed:
         return stated
     first = candidate.ranks[0].records

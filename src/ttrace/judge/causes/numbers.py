@@ -87,3 +87,18 @@ def find_offset(e: Evidence) -> Cause | None:
 
 def _name_ranks(ranks: set[int], *, alone: bool) -> str:
     return "all ranks" if alone else f"rank {', '.join(map(str, sorted(ranks)))}"
+
+
+@cause(
+    CauseName.COUNT,
+    after="find_offset",
+    shown_by="an integer that both sides have computed, such as the number of labels in a batch, is another one",
+    unproven="no entry has wrong integers; tests/judge/causes/test_numbers.py",
+)
+def find_count(e: Evidence) -> Cause | None:
+    """Find a single integer that is not the reference's."""
+    is_count = e.comparison.verdict is Verdict.FAIL and e.stats.count == 1 and not e.reference.dtype.is_floating_point
+    if not is_count or e.reference.dtype == torch.bool or e.candidate.num_buckets:
+        return None
+    ours, theirs = (int(side.tensor().flatten()[0]) for side in (e.reference, e.candidate))
+    return Cause(CauseName.COUNT, f"both sides count, and the candidate comes to {theirs}, the reference to {ours}")

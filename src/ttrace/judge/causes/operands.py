@@ -90,10 +90,10 @@ def find_stale_input(e: Evidence) -> Cause | None:
     bug="transformers-norms-reduced-again",
 )
 def find_miscounted_microbatches(e: Evidence) -> Cause | None:
-    """Find a sum over microbatches that counts some of them too often or never; needs each of them recorded."""
+    """Find a sum over microbatches that counts some of them too often or never."""
     own = e.comparison.id
     pair = e.tensors if own.kind is Kind.PARAM_GRAD and own.microbatch is None else None
-    shares = _read_recorded(e, own.name, Kind.PARAM_GRAD, finals=False) if pair is not None else {}
+    shares = _list_shares(e, pair[0]) if pair is not None else {}
     if pair is None or not 2 <= len(shares) <= _MOST_MICROBATCHES:
         return None
     parts = torch.stack([share.flatten() for share in shares.values()], 1)
@@ -115,6 +115,25 @@ def find_miscounted_microbatches(e: Evidence) -> Cause | None:
         f"microbatches are not summed once each: {', '.join(wrong)}",
         evidence=(f"summed so, the error is {rest:.1e}",),
     )
+
+
+def _list_shares(e: Evidence, whole: torch.Tensor) -> Tensors:
+    """What each microbatch adds to the reference's gradient: as recorded, or else made again for a linear layer."""
+    own = e.comparison.id
+    recorded = _read_recorded(e, own.name, Kind.PARAM_GRAD, finals=False)
+    if recorded:
+        return recorded
+    module = own.name.rpartition(".")[0]
+    incoming, inputs = _read_recorded(e, module, Kind.GRAD_OUTPUT), _read_recorded(e, module, Kind.INPUT)
+    made: dict[int | None, torch.Tensor] = {}
+    for microbatch in incoming.keys() & inputs.keys():
+        share = _multiply({microbatch: incoming[microbatch]}, {microbatch: inputs[microbatch]})
+        if whole.ndim == 1 and incoming[microbatch].ndim > 1:
+            share = incoming[microbatch].flatten(0, -2).sum(0)  # of the bias
+        if share is not None and share.shape == whole.shape:
+            made[microbatch] = share
+    is_whole = bool(made) and e.is_explained_error(_measure_error(whole, torch.stack(list(made.values())).sum(0)))
+    return dict(sorted(made.items(), key=lambda item: item[0] or 0)) if is_whole else {}
 
 
 def _name_count(e: Evidence, count: int, microbatches: list[int], everything: set[int | None]) -> str:

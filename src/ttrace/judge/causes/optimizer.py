@@ -1,4 +1,4 @@
-"""Causes in the optimizer's step: an update that is left out, done twice, or not the same in all copies."""
+"""Causes in the optimizer's step: an update that is left out, done twice, clipped, or not the same in all copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidenc
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import Kind
+from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Settings, Shard, Trace
 
 
@@ -127,6 +127,29 @@ def find_other_step_count(e: Evidence) -> Cause | None:
     return Cause(
         CauseName.STEP_COUNT, f"the optimizer believes that this is step {steps[0]}, and the reference's {steps[1]}"
     )
+
+
+@cause(
+    CauseName.CLIP_FACTOR,
+    after="find_clip_factor",
+    shown_by="an update is wrong, and only one side clips gradients",
+    unproven="no entry clips on one side; tests/judge/causes/test_optimizer.py",
+)
+def find_clipping_on_one_side(e: Evidence) -> Cause | None:
+    """Find clipping that changes the gradients of only one side."""
+    if e.comparison.id.kind not in (Kind.UPDATE, Kind.OPTIM):
+        return None
+    clip = TensorId.of(e.comparison.id.step, None, ROOT, Kind.CLIP)
+    factors = {
+        side: LogicalTensor.of(trace, clip)
+        for side, trace in (("candidate", e.candidate_trace), ("reference", e.reference_trace))
+    }
+    clipping = {side: float(factor.tensor()) for side, factor in factors.items() if factor is not None}
+    if len(clipping) != 1:
+        return None
+    [(side, factor)] = clipping.items()
+    words = f"only the {side} clips gradients: it multiplies them by {factor:.4g}"
+    return Cause(CauseName.CLIP_FACTOR, words) if factor != 1.0 else None
 
 
 @cause(

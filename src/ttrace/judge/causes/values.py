@@ -126,7 +126,7 @@ def find_moved_values(e: Evidence) -> Cause | None:
         empty = (~theirs.movedim(dim, 0).reshape(size, -1).any(1)).nonzero().flatten()
         found = ours.index_select(dim, source).index_fill(dim, empty, 0.0)
         rest = _measure_relative(found, theirs)
-        away = (source != torch.arange(size)).nonzero().flatten()
+        away = (source != torch.arange(size, device="cpu")).nonzero().flatten()
         if len(away) and e.is_explained_error(rest) and not _is_chance(e, source, away):
             lost = f"; zeros at {name_indices(e, dim, empty)}" if len(empty) else ""
             movement = _describe_movement(e, dim, source, away)
@@ -142,14 +142,15 @@ def _match_rows(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """For every row of the candidate, the row of the reference that is most like it."""
     a, b = ours.reshape(len(ours), -1), theirs.reshape(len(theirs), -1)
     if a.shape[1] > 64:
-        directions = torch.randn(a.shape[1], 64, dtype=a.dtype, generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator("cpu").manual_seed(0)
+        directions = torch.randn(a.shape[1], 64, dtype=a.dtype, device="cpu", generator=generator)
         a, b = a @ directions, b @ directions
     nearest = torch.cdist(b, a)
     own = nearest.diagonal()[:, None]
     # Where another row is no better than the own one, it stays: equal rows are no movement.
     better = torch.where(nearest < own * MOST_OF_ERROR, nearest, math.inf)
     best = better.min(1)
-    return torch.where(best.values.isinf(), torch.arange(len(a)), best.indices)
+    return torch.where(best.values.isinf(), torch.arange(len(a), device="cpu"), best.indices)
 
 
 def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
@@ -158,7 +159,7 @@ def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
     Each run of neighbours that moved together is one choice among all rows, and makes all their numbers match.
     """
     size, width = len(source), e.stats.count // len(source)
-    shifts = (source - torch.arange(size))[away]
+    shifts = (source - torch.arange(size, device="cpu"))[away]
     num_choices = 1 + int((shifts.diff() != 0).sum())
     radius = min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * e.stats.error)
     return num_choices * math.log(size) + len(away) * width * math.log(max(radius, 1e-300)) > math.log(1e-3)
@@ -166,7 +167,7 @@ def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
 
 def _describe_movement(e: Evidence, dim: int, source: torch.Tensor, away: torch.Tensor) -> str:
     size = len(source)
-    shifts = set(((torch.arange(size) - source) % size).tolist())
+    shifts = set(((torch.arange(size, device="cpu") - source) % size).tolist())
     if len(shifts) == 1:
         by = shifts.pop()
         return f"shifted by {by - size if by > size // 2 else by}"

@@ -63,8 +63,7 @@ class Comparer:
         if ours and not theirs and self._is_contribution_of_none(tensor_id):
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_MICROBATCH_GRADIENTS))
         if not ours or not theirs:
-            side = "candidate" if ours else "reference"
-            return Comparison(tensor_id, Verdict.MISSING, Why(Reason.NO_TENSOR, side=side))
+            return Comparison(tensor_id, Verdict.MISSING, self._explain_missing(tensor_id))
         a = LogicalTensor.of(self.reference, tensor_id)
         if a is None:
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_REFERENCE_LAYOUT))
@@ -118,6 +117,13 @@ class Comparer:
         if scores is None:  # these are scores themselves
             return Verdict.FAIL, None
         return judge_decision(a.tensor(), b.tensor(), scores.tensor(), self.twins.tolerances[reasons].value)
+
+    def _explain_missing(self, tensor_id: TensorId) -> Why:
+        sides = {"reference": self.reference, "candidate": self.candidate}
+        clipping = [side for side, trace in sides.items() if tensor_id.at(Kind.CLIP) in trace.shards]
+        if tensor_id.kind in (Kind.CLIP, Kind.GRAD_NORM) and len(clipping) == 1:
+            return Why(Reason.ONE_SIDE_CLIPS, side=clipping[0])
+        return Why(Reason.NO_TENSOR, side=next(side for side, trace in sides.items() if tensor_id not in trace.shards))
 
     def _is_contribution_of_none(self, tensor_id: TensorId) -> bool:
         """Whether this is a microbatch's part of a gradient, and the candidate has only the sum over microbatches."""

@@ -18,8 +18,8 @@ def note_attachment(reference: Trace, candidate: Trace) -> Iterator[str]:
 
 def _describe(attachment: Attachment) -> str:
     number = attachment.num_microbatches
-    microbatches = "1 microbatch" if number == 1 else f"{number} microbatches"
+    microbatches = ", 1 microbatch a step on rank 0" if number == 1 else f", {number} microbatches a step on rank 0"
     return (
-        f"model {attachment.model}, optimizer {', '.join(attachment.optimizers)}, {microbatches} a step on rank 0; "
-        f"data replaced: {attachment.data}"
+        f"model {attachment.model}, optimizer {', '.join(attachment.optimizers)}{microbatches if number else ''}; "
+        f"data {'kept' if attachment.keeps_data else 'replaced'}: {attachment.data}"
     )

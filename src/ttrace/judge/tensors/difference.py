@@ -135,7 +135,9 @@ def _find_elements(a: LogicalTensor, region: Region, tensor: torch.Tensor, where
             x, y = part_a.of(theirs).to(torch.float64), part_b.of(tensor)
             gaps = torch.nan_to_num((x - y).abs().reshape(-1), nan=torch.inf)
             for at in gaps.topk(min(NUM_ELEMENTS, gaps.numel())).indices.tolist():
-                index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), x.shape))
+                index = tuple(
+                    int(i) for i in torch.unravel_index(torch.tensor(at, dtype=torch.int64, device="cpu"), x.shape)
+                )
                 yield Element(part_a.global_index(index), float(x[index]), float(y[index]), where)
 
 

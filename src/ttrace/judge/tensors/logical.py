@@ -129,7 +129,7 @@ class LogicalTensor:
     def tensor(self) -> torch.Tensor:
         """All pieces put together: for small tensors only."""
         parts = [(piece.region, piece.tensor()) for piece in self.pieces]
-        full = torch.empty(self.shape, dtype=parts[0][1].dtype)
+        full = torch.empty(self.shape, dtype=parts[0][1].dtype, device="cpu")
         for region, part in parts:
             region.put(part, full)
         return full

@@ -34,7 +34,7 @@ def find_lost_elements(
     parameter = LogicalTensor.of(reference, tensor_id) if small else None
     masks: dict[Region, torch.Tensor] = {}
     for piece in parameter.pieces if parameter else ():
-        mask = torch.zeros(piece.region.local_shape, dtype=torch.bool)
+        mask = torch.zeros(piece.region.local_shape, dtype=torch.bool, device="cpu")
         # Gradients may be sharded in another way than the parameter is.
         for region, elements in small:
             for here, there in piece.region.overlaps(region):

@@ -1,8 +1,9 @@
-"""Differences between two runs of the candidate, which are added to what rounding explains.
+"""Differences between two runs of one side, which are added to what rounding explains.
 
-Kernels with atomics sum in another order every time. Twins are separate runs, so their errors include the reference's
-noise; only a second run of the candidate shows the candidate's. Noise that is at most the margin times what rounding
-explains is treated as rounding. Larger noise is a race, or random numbers, and excuses nothing.
+Kernels with atomics, split-K or flash attention's backward sum in another order every time. A second iteration of the
+reference without a nudge shows its noise, and a second run of the candidate shows the candidate's. Noise that is at
+most the margin times what rounding explains is treated as rounding. Larger noise is a race, or random numbers, and
+excuses nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ttrace.trace.reader import Trace
 from ttrace.values.stats import Stats
 
 
-def is_repeated(candidate: Trace, again: Trace) -> bool:
+def is_repeated(one: Trace, again: Trace) -> bool:
     """Whether both runs recorded the same, bit for bit."""
-    if candidate.shards.keys() != again.shards.keys():
+    if one.shards.keys() != again.shards.keys():
         return False
-    pairs = ((candidate.shards[tensor_id], again.shards[tensor_id]) for tensor_id in candidate.shards)
+    pairs = ((one.shards[tensor_id], again.shards[tensor_id]) for tensor_id in one.shards)
     return all(
         len(first) == len(second)
         and all(torch.equal(a.read_stored(), b.read_stored()) for a, b in zip(first, second, strict=True))
@@ -37,13 +38,19 @@ def is_repeated(candidate: Trace, again: Trace) -> bool:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far a second run of the candidate is from the first, by id."""
+    """How far a second run of one side is from the first, by id."""
 
     stats: dict[TensorId, Stats]
+    side: str
+    """The side: reference or candidate."""
 
     @classmethod
-    def between(cls, candidate: Trace, again: Trace, rounding: ToleranceModel) -> Noise:
-        return cls(dict(_measure_differences(candidate, again, rounding)))
+    def between(cls, first: Trace, again: Trace, rounding: ToleranceModel, side: str = "candidate") -> Noise:
+        return cls(dict(_measure_differences(first, again, rounding)), side)
+
+    def is_rounding(self, rounding: ToleranceModel) -> bool:
+        """Whether all of it is as small as what rounding explains."""
+        return all(self._is_small(t, rounding.tolerances[t], rounding) for t in self.stats)
 
     def widen(self, rounding: ToleranceModel) -> ToleranceModel:
         """Add this noise to the tolerances."""
@@ -52,20 +59,20 @@ class Noise:
         return found
 
     def notes(self, rounding: ToleranceModel) -> list[str]:
-        """Note how two runs of the candidate differ."""
+        """Note how two runs of the side differ."""
         tolerances = rounding.tolerances
         moved = [t for t, stats in self.stats.items() if tolerances[t].error(stats) > 0.0]
         wild = [t for t in moved if not self._is_small(t, tolerances[t], rounding)]
         if not moved:
             return []
         notes = [
-            f"the candidate is not deterministic: {len(moved)} of {len(self.stats)} tensors differ between two runs of "
-            f"it, {moved[0]} first; that was added to the tolerances of {len(moved) - len(wild)}"
+            f"the {self.side} is not deterministic: {len(moved)} of {len(self.stats)} tensors differ between two runs "
+            f"of it, {moved[0]} first; that was added to the tolerances of {len(moved) - len(wild)}"
         ]
         if wild:
             first = tolerances[wild[0]]
             notes.append(
-                f"two runs of the candidate differ by more than rounding explains, first at {wild[0]}: by "
+                f"two runs of the {self.side} differ by more than rounding explains, first at {wild[0]}: by "
                 f"{first.error(self.stats[wild[0]]):.1e}, where the tolerance is {first.value:.1e}. A race, or random "
                 "numbers of its own?"
             )
@@ -89,12 +96,12 @@ class Noise:
         return tolerance.error(self.stats[tensor_id]) <= rounding.margin * tolerance.value
 
 
-def _measure_differences(candidate: Trace, again: Trace, rounding: ToleranceModel) -> Iterator[tuple[TensorId, Stats]]:
+def _measure_differences(one: Trace, again: Trace, rounding: ToleranceModel) -> Iterator[tuple[TensorId, Stats]]:
     """Of every id that both runs and the reference have."""
     for tensor_id in rounding.tolerances:
         reference = LogicalTensor.of(rounding.reference, tensor_id)
         shape = reference.shape if reference is not None else None
-        first, second = (LogicalTensor.of(trace, tensor_id, shape) for trace in (candidate, again))
+        first, second = (LogicalTensor.of(trace, tensor_id, shape) for trace in (one, again))
         if first is not None and second is not None and first.shape == second.shape:
             lost = _lay_out(rounding.lost(tensor_id), first)
             yield tensor_id, measure(first, second, lost=lost)[0]
@@ -106,7 +113,7 @@ def _lay_out(lost: Masks, logical: LogicalTensor) -> Masks:
         return {}
     masks: dict[Region, torch.Tensor] = {}
     for piece in logical.pieces:
-        mask = torch.zeros(piece.region.local_shape, dtype=torch.bool)
+        mask = torch.zeros(piece.region.local_shape, dtype=torch.bool, device="cpu")
         for region, elements in lost.items():
             for here, there in piece.region.overlaps(region):
                 here.assign(mask, there.of(elements))

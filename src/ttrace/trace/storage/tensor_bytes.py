@@ -14,6 +14,8 @@ BytesSample = tuple[int, bytes, bytes]
 class TensorBytes:
     """A tensor to write. If it is not contiguous in the host's memory it is copied, `max_bytes` at a time."""
 
+    is_read_once = False
+
     def __init__(self, tensor: torch.Tensor, max_bytes: int) -> None:
         self.shape, self.dtype, self.num_bytes = tuple(tensor.shape), tensor.dtype, tensor.nbytes
         self._max_bytes = max_bytes
@@ -30,13 +32,18 @@ class TensorBytes:
     def sample(self) -> BytesSample:
         """A few of its bytes, which tensors with other bytes rarely share."""
         for first in self.parts():
-            return self.num_bytes, bytes(first[:64]), bytes(first[-64:])
+            return take_sample(self.num_bytes, first)
         raise AssertionError("every tensor has a part")
 
     def _copied_parts(self) -> Iterator[memoryview]:
         for part in _split(self._tensor, self._max_bytes):
             yield view_memory(part)
             del part  # before the next one is made
+
+
+def take_sample(num_bytes: int, first: memoryview) -> BytesSample:
+    """Take a few bytes of a tensor's first part."""
+    return num_bytes, bytes(first[:64]), bytes(first[-64:])
 
 
 def _split(tensor: torch.Tensor, max_bytes: int) -> Iterator[torch.Tensor]:
@@ -51,7 +58,11 @@ def _split(tensor: torch.Tensor, max_bytes: int) -> Iterator[torch.Tensor]:
 
 def _put_in_order(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor if it is contiguous in the host's memory, else a copy that is."""
-    return tensor if _is_in_order(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return (
+        tensor
+        if _is_in_order(tensor)
+        else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+    )
 
 
 def _is_in_order(tensor: torch.Tensor) -> bool:

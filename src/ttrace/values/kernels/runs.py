@@ -56,7 +56,7 @@ def fill(kernels: Kernels, out: torch.Tensor, region: Region, stream: WordStream
 
 def compute_sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: WordStream, k: int) -> torch.Tensor:
     """Compute the sketch of a tensor whose last dim is contiguous; a flat shard is contiguous as a whole."""
-    buckets = torch.zeros(k, dtype=torch.float64)
+    buckets = torch.zeros(k, dtype=torch.float64, device="cpu")
     for box in _describe_boxes(local, region, stream):
         kernels.sketch(*box, ctypes.c_int64(k), ctypes.c_void_p(buckets.data_ptr()))
     return buckets

@@ -56,7 +56,8 @@ def _find_import_error() -> str:
 def _describe_torch() -> TorchHealth:
     import torch
 
-    from ttrace.torch_compat import list_limits, parse_release
+    from ttrace.torch_compat import parse_release
+    from ttrace.torch_limits import list_limits
 
     version = str(torch.__version__)
     return TorchHealth(version, TorchSupport.of(parse_release(version)), list_limits(version))

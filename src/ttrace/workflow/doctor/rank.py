@@ -24,11 +24,11 @@ def main(folder: Path) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=_LONGEST_WAIT)
-    ones = torch.ones(4)
+    ones = torch.ones(4, dtype=torch.float32, device="cpu")
     dist.all_reduce(ones)
     num_ranks = dist.get_world_size()
     dist.destroy_process_group()
-    if not torch.equal(ones, torch.full((4,), float(num_ranks))):
+    if ones.tolist() != [num_ranks] * 4:
         raise ValueError(f"an all-reduce of ones over {num_ranks} ranks gave {ones.tolist()}.")
 
 

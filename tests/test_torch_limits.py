@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ttrace.torch_compat import LIMITS, list_limits, parse_release
+from ttrace.torch_compat import parse_release
+from ttrace.torch_limits import LIMITS, list_limits
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""A snapshot restores what a training step has changed."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from ttrace.capture.state.snapshot import Snapshot
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+
+
+def test_the_state_of_an_optimizer_that_has_stepped_is_restored_with_its_parameters() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer)
+    saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    snapshot = Snapshot([model], [optimizer], with_parameters=True)
+    for _ in range(2):  # a snapshot can be restored several times
+        train(model, optimizer)
+        snapshot.restore()
+        assert set(optimizer.state) == set(model.parameters())
+        torch.testing.assert_close([model.state_dict(), optimizer.state_dict()], saved, rtol=0, atol=0)
+        assert all(parameter.grad is None for parameter in model.parameters())
