@@ -1,5 +1,6 @@
 """Fast tests first: whoever breaks something small hears of it at once."""
 
+import os
 import signal
 
 import hypothesis
@@ -34,3 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.get_closest_marker("slow") is not None, next(longest, len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name what failed at once, with its last lines: a run that is cut off prints no summary."""
+    if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
+        print(f"\nFAILED {report.nodeid} ({report.when})", *report.longreprtext.splitlines()[-30:], sep="\n")

@@ -17,7 +17,7 @@ _NAMED = re.compile(r"`([\w./-]+\.(?:py|md|json|toml)|[\w./-]+/[\w./-]+)(?:::([\
 
 def created(page: Path) -> set[str]:
     """The files that a page tells the reader to write."""
-    return {block.title for block in blocks(page)} - {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")}
+    return {block.title for block in blocks(page) if not (ROOT / block.title).is_file()}
 
 
 def find(name: str) -> Path | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TTraceError
+from ttrace.judge.engine import use_all_cores
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
 from ttrace.trace.reader import Trace
@@ -186,7 +187,8 @@ class Flow:
 
     def _differs_by_rounding(self, reference: Stage, echo: Stage, twins: list[Stage]) -> bool:
         try:
-            rounding = ToleranceModel.measure(reference.trace, [twin.trace for twin in twins])
+            traces = [twin.trace for twin in twins]
+            rounding = ToleranceModel.measure(reference.trace, traces, engine=use_all_cores())
             noise = Noise.between(reference.trace, echo.trace, rounding, "reference")
         except TTraceError:  # they do not even have the same tensors
             return False
