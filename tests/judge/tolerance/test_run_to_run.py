@@ -72,3 +72,17 @@ def test_one_bit_is_a_difference(tmp_path: Path) -> None:
         traces.append(trace.close())
     assert is_repeated(traces[0], traces[1])
     assert not is_repeated(traces[0], traces[2])
+
+
+@pytest.mark.parametrize(("change", "is_rounding"), [(1e-6, True), (1e-2, False)])
+def test_a_repeat_as_far_off_as_the_twins_may_be_another_order_of_sums_or_a_changed_state(
+    tmp_path: Path, change: float, is_rounding: bool
+) -> None:
+    case = Case(tmp_path, noise=change)
+    full = draw_tensor(64, 64, seed=0)
+    case.add_trusted("0/0/a/output", full)
+    echo = TraceBuilder(tmp_path / "echo")
+    echo.record(0, "0/0/a/output", nudge(full, change, 5))
+    reference = case.reference.close()
+    rounding = ToleranceModel.measure(reference, [case.twin.close()])
+    assert Noise.between(reference, echo.close(), rounding, "reference").is_rounding(rounding) is is_rounding
