@@ -120,6 +120,7 @@ ONLY_IN = {
     "typer": {"cli"},
     "transformers": {"callbacks"},
     "lightning": {"callbacks"},
+    "triton": {"values"},
 }
 
 

@@ -14,7 +14,8 @@ NAMES = [
     module.name
     for package in (ttrace, pytest_ttrace)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    if not module.name.endswith(("__main__", ".kernels.kernels"))  # the latter is a library for ctypes
+    # A library for ctypes; and kernels that need Triton, which are imported if it is there.
+    if not module.name.endswith(("__main__", ".kernels.kernels", ".triton_kernels"))
 ]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.kernel_variants import EACH_VARIANT, EVERY
-from ttrace.values.checksum import compute_checksum
+from ttrace.values.checksum import compute_checksum, copy_with_checksum
 from ttrace.values.kernels.library import use_kernels
 
 KNOWN = {
@@ -69,3 +69,17 @@ def test_large_memory_has_the_same_checksum(variant: str) -> None:
         assert (
             compute_checksum(data) == compute_checksum(data[350_000:], compute_checksum(data[:350_000])) == 0x083B7CC9
         )
+
+
+@EACH_VARIANT
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 12_287, 12_288, 12_289, 40_000])
+def test_a_copy_has_the_bytes_and_their_checksum(variant: str, size: int) -> None:
+    source = torch.randint(256, (size + 3,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))[3:]
+    with use_kernels(variant):
+        for start in (0, 5):  # in order, and not
+            room = torch.zeros(size + 16, dtype=torch.uint8)
+            crc = copy_with_checksum(source.data_ptr(), size, room[start:].data_ptr(), 7)
+            assert torch.equal(room[start : start + size], source)
+            assert not room[:start].any()
+            assert not room[start + size :].any()
+            assert crc == compute_checksum(source, 7)

@@ -275,7 +275,7 @@ class _Chunk:
         """Append the bytes, and return where they begin in the file, and their CRC."""
         stream = self.stream
         if unaligned := stream.end % 8:
-            stream.append(memoryview(bytes(8 - unaligned)))
+            stream.append(memoryview(bytearray(8 - unaligned)))
         # safetensors allows no holes, so padding is a tensor too, and so is the part of a tensor that could not be
         # copied in full.
         if padding := stream.end - HEADER_BYTES - self._size:

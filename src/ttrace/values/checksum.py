@@ -1,4 +1,4 @@
-"""CRC-32C checksums of memory, from the C kernel or, with the same result, from torch.
+"""CRC-32C checksums of memory and of copies, from the C kernel or, with the same result, from torch.
 
 Processors have an instruction for it that is about as fast as reading memory.
 """
@@ -34,6 +34,18 @@ def compute_checksum_at(address: int, num_bytes: int, before: int = 0) -> int:
         memory = (ctypes.c_ubyte * num_bytes).from_address(address)
         return _compute_with_torch(torch.frombuffer(memory, dtype=torch.uint8), before)
     return library.crc(address, num_bytes, before)
+
+
+def copy_with_checksum(source: int, num_bytes: int, to: int, before: int = 0) -> int:
+    """Copy memory from one address to another, best a multiple of 8, and compute the checksum of the copy.
+
+    The memory is read once, so that the checksum is right even if a collective is still changing it.
+    """
+    library = choose_kernels()
+    if library is not None:
+        return library.copy(source, num_bytes, before, to)
+    ctypes.memmove(to, source, num_bytes)
+    return compute_checksum_at(to, num_bytes, before)
 
 
 def _compute_with_torch(data: torch.Tensor, before: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import cut_region
-from ttrace.values.kernels.library import choose_kernels
+from ttrace.values.kernels.library import choose_device_kernels, choose_kernels
 from ttrace.values.kernels.runs import FILL_DTYPES, NORMAL, SIGNED, Recipe, fill
 from ttrace.values.words import WordStream
 
@@ -135,6 +135,9 @@ def generate_values(
     stream = WordStream.of(name, seed)
     library = choose_kernels() if out.device.type == "cpu" else None
     recipe = _make_recipe(distribution)
+    device_kernels = None if library is not None or recipe is None else choose_device_kernels(out)
+    if device_kernels is not None and device_kernels.fill(out, region, stream, recipe):
+        return out
     if library is None or recipe is None:
         _fill_with_torch(out, region, stream, distribution)
     elif dtype in FILL_DTYPES:

@@ -19,7 +19,7 @@ import torch
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import cut_region
-from ttrace.values.kernels.library import choose_kernels, is_readable
+from ttrace.values.kernels.library import choose_device_kernels, choose_kernels, is_readable
 from ttrace.values.kernels.runs import compute_sums
 from ttrace.values.words import WordStream
 
@@ -43,10 +43,15 @@ def compute_sketch(name: str | TensorId, local: torch.Tensor, region: Region, k:
         raise ValueError(f"a tensor of shape {tuple(local.shape)} does not hold a region of {region.local_shape}")
     stream = WordStream.of(name)
     library = choose_kernels() if is_readable(local) else None
-    if library is None:
-        return _compute_with_torch(local, region, stream, k)
-    has_gaps = region.flat is not None or (local.dim() and local.stride(-1) != 1)
-    return compute_sums(library, local.contiguous() if has_gaps else local, region, stream, k)
+    device_kernels = None if library is not None else choose_device_kernels(local)
+    if (library is not None or device_kernels is not None) and (
+        region.flat is not None or (local.dim() and local.stride(-1) != 1)
+    ):
+        local = local.contiguous()
+    if library is not None:
+        return compute_sums(library, local, region, stream, k)
+    sums = None if device_kernels is None else device_kernels.compute_sums(local, region, stream, k)
+    return _compute_with_torch(local, region, stream, k) if sums is None else sums
 
 
 def estimate_uncertainty(k: int) -> float:

@@ -16,15 +16,13 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from ttrace.values.checksum import compute_checksum_at
+from ttrace.values.checksum import copy_with_checksum
 
 ALIGNED = 4096
 """The alignment of direct writes, in the file and in memory."""
 _WRITE_BYTES = 256 << 10
 """For one call through the page cache. More at once makes the kernel look for larger pages: up to three times the CPU
 time was measured."""
-_COPY_BYTES = 128 << 10
-"""What is copied at once: it is still in the processor's cache when its checksum is computed."""
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -66,16 +64,12 @@ class BufferedFile:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def append(self, part: memoryview, crc: int = 0) -> int:
-        """Append some bytes; return the checksum of them and those before, whose checksum is `crc`.
-
-        The checksum is of the copy: a collective may still be changing the tensor.
-        """
+        """Append some bytes; return the checksum of them and those before, whose checksum is `crc`."""
         while part:
             if self.end == self._buffer_end:
                 self._turn()
-            room = self._piece(self.end, min(len(part), _COPY_BYTES))
-            room[:] = part[: len(room)]
-            crc = compute_checksum_at(_address(room), len(room), crc)
+            room = self._piece(self.end, len(part))
+            crc = copy_with_checksum(_address(part), len(room), _address(room), crc)
             self.end += len(room)
             part = part[len(room) :]
         return crc

@@ -66,22 +66,72 @@ INLINE uint32_t after_block(uint32_t crc)
     return block[0][crc & 0xff] ^ block[1][crc >> 8 & 0xff] ^ block[2][crc >> 16 & 0xff] ^ block[3][crc >> 24];
 }
 
-/* Of these bytes, which follow others whose checksum is `before`; 0 if there are none. */
-uint32_t EXPORT(crc)(const char *data, int64_t n, uint32_t before)
+/* Past the cache where the processor can: whoever reads the copy next is the disk. */
+INLINE void put_word(char *to, uint64_t word)
+{
+#if defined(__x86_64__)
+    _mm_stream_si64((long long *)to, (long long)word);
+#else
+    memcpy(to, &word, sizeof word);
+#endif
+}
+
+INLINE uint32_t add_line(const char *data, uint32_t crc, char *to)
+{
+    for (int64_t i = 0; i < 64; i += 8) {
+        const uint64_t word = word_at(data + i);
+        if (to)
+            put_word(to + i, word);
+        crc = ADD_WORD(crc, word);
+    }
+    return crc;
+}
+
+/* Of these bytes, which follow others whose checksum is `before`; with `to`, of the copy that is put there. */
+INLINE uint32_t checksum(const char *data, int64_t n, uint32_t before, char *to)
 {
     uint32_t crc = ~before;
     for (; n >= 3 * BLOCK; n -= 3 * BLOCK, data += 3 * BLOCK) {
         uint32_t second = 0, third = 0;
-        for (int64_t i = 0; i < BLOCK; i += 8) {
-            crc = ADD_WORD(crc, word_at(data + i));
-            second = ADD_WORD(second, word_at(data + BLOCK + i));
-            third = ADD_WORD(third, word_at(data + 2 * BLOCK + i));
+        for (int64_t i = 0; i < BLOCK; i += 64) {
+            crc = add_line(data + i, crc, to ? to + i : 0);
+            second = add_line(data + BLOCK + i, second, to ? to + BLOCK + i : 0);
+            third = add_line(data + 2 * BLOCK + i, third, to ? to + 2 * BLOCK + i : 0);
         }
         crc = after_block(after_block(crc) ^ second) ^ third;
+        to = to ? to + 3 * BLOCK : 0;
     }
-    for (; n >= 8; n -= 8, data += 8)
-        crc = ADD_WORD(crc, word_at(data));
-    for (; n > 0; n--, data++)
-        crc = bytes[0][(crc ^ (uint8_t)*data) & 0xff] ^ crc >> 8;
+    for (; n >= 8; n -= 8, data += 8) {
+        const uint64_t word = word_at(data);
+        if (to) {
+            put_word(to, word);
+            to += 8;
+        }
+        crc = ADD_WORD(crc, word);
+    }
+    for (; n > 0; n--, data++) {
+        const uint8_t byte = (uint8_t)*data;
+        if (to)
+            *to++ = (char)byte;
+        crc = bytes[0][(crc ^ byte) & 0xff] ^ crc >> 8;
+    }
     return ~crc;
+}
+
+/* 0 if there are no bytes. */
+uint32_t EXPORT(crc)(const char *data, int64_t n, uint32_t before)
+{
+    return checksum(data, n, before, 0);
+}
+
+/* Each byte is read once: the checksum is that of the copy, whatever others write to `data` meanwhile. */
+uint32_t EXPORT(copy)(const char *data, int64_t n, uint32_t before, char *to)
+{
+    if ((uintptr_t)to % 8)
+        return checksum(memcpy(to, data, (size_t)n), n, before, 0);
+    const uint32_t crc = checksum(data, n, before, to);
+#if defined(__x86_64__)
+    _mm_sfence(); /* another thread writes the copy */
+#endif
+    return crc;
 }

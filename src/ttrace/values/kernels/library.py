@@ -1,4 +1,4 @@
-"""Loader of the C kernels, which chooses the best variant for this processor.
+"""Loader of the C kernels, which chooses the best variant for this processor, and of those for accelerators.
 
 The library uses neither Python's nor torch's ABI. It may be absent: the package then computes with torch.
 `TTRACE_KERNELS` chooses a variant by name, or `torch`; `use_kernels` does so for a block of code.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -30,7 +33,14 @@ DTYPES = {
 }
 """The dtypes that kernels can read, each with its number in lanes.h."""
 
-_SIGNATURES = {"crc": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32), ctypes.c_uint32)}
+TRITON_DEVICES = ("cuda", "xpu")
+_TRITON_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+_CHECKSUM = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32)
+_SIGNATURES = {
+    "crc": (_CHECKSUM, ctypes.c_uint32),
+    "copy": ((*_CHECKSUM, ctypes.c_void_p), ctypes.c_uint32),
+}
 """Signatures of functions that are called so often that they take plain numbers; others wrap each argument."""
 _FILE = Path(__file__).parent / "kernels.so"
 _requested: ContextVar[str | None] = ContextVar("_requested", default=None)
@@ -65,6 +75,15 @@ def choose_kernels() -> Kernels | None:
     return runnable[name]
 
 
+def choose_device_kernels(tensor: torch.Tensor) -> Any:
+    """Choose the module of kernels in Triton for a tensor on an accelerator; None if torch computes instead."""
+    if tensor.device.type not in TRITON_DEVICES or tensor.dtype not in _TRITON_DTYPES:
+        return None
+    if (_requested.get() or os.environ.get("TTRACE_KERNELS")) == TORCH:
+        return None
+    return _load_triton(tensor.device)
+
+
 def list_variants() -> tuple[str, ...]:
     """List the variants that this processor can run, best first; none without the library."""
     return tuple(_load_runnable())
@@ -92,3 +111,12 @@ def _load_runnable() -> dict[str, Kernels]:
         return {}
     library = ctypes.CDLL(str(_FILE))
     return {name: Kernels(name, library) for name in VARIANTS if getattr(library, f"ttrace_can_run_{name}")()}
+
+
+@functools.cache
+def _load_triton(device: torch.device) -> ModuleType | None:
+    try:
+        kernels = importlib.import_module("ttrace.values.kernels.triton_kernels")
+        return kernels if kernels.works_on(device) else None
+    except Exception:  # it is not installed, or there is no compiler that it needs: it raises errors of many kinds
+        return None

@@ -17,7 +17,7 @@ from ttrace.tensors.region import Region
 from ttrace.values.kernels.library import DTYPES, Kernels
 from ttrace.values.words import WordStream
 
-_Dim = tuple[Ranges, int, int]
+Dim = tuple[Ranges, int, int]
 """Ranges of a dim, and its strides in the logical and in the local tensor."""
 
 
@@ -72,37 +72,34 @@ def _describe_boxes(local: torch.Tensor, region: Region, stream: WordStream) -> 
 
 @lru_cache(maxsize=256)  # a step has many tensors of a few shapes
 def _plan_boxes(region: Region, strides: tuple[int, ...]) -> list[tuple[int, ctypes.Array[_DimStruct]]]:
-    """List the boxes of a region, each with its offset in a local tensor with these strides."""
+    return [(offset, _describe_dims(dims)) for offset, dims in plan_dims(region, strides)]
+
+
+def plan_dims(region: Region, strides: tuple[int, ...]) -> list[tuple[int, list[Dim]]]:
+    """List the boxes of a region, each with its offset in a local tensor with these strides, and its merged dims."""
     logical = _compute_strides(region.shape)
-    return [
-        (
-            box.offset or 0,
-            _describe_dims(
-                list(
-                    zip(box.dims, logical, strides if box.offset is None else _compute_strides(box.shape), strict=True)
-                )
-            ),
-        )
-        for box in (region.boxes() if region.numel else ())
-    ]
+    found = []
+    for box in region.boxes() if region.numel else ():
+        local = strides if box.offset is None else _compute_strides(box.shape)
+        found.append((box.offset or 0, _merge_dims(list(zip(box.dims, logical, local, strict=True)))))
+    return found
 
 
 def _compute_strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def _describe_dims(dims: list[_Dim]) -> ctypes.Array[_DimStruct]:
-    merged = _merge_dims(dims)
+def _describe_dims(dims: list[Dim]) -> ctypes.Array[_DimStruct]:
     structs = []
-    for ranges, logical, local in merged:
+    for ranges, logical, local in dims:
         bounds = [bound for run in ranges for bound in run]
         structs.append(_DimStruct(len(ranges), (ctypes.c_int64 * len(bounds))(*bounds), logical, local))
     return (_DimStruct * len(structs))(*structs)
 
 
-def _merge_dims(dims: list[_Dim]) -> list[_Dim]:
+def _merge_dims(dims: list[Dim]) -> list[Dim]:
     """Merge a whole dim into the one before it, where neither tensor has a gap between them."""
-    merged: list[_Dim] = []
+    merged: list[Dim] = []
     for ranges, logical, local in dims:
         if merged and ranges:
             held, outer_logical, outer_local = merged[-1]
