@@ -296,6 +296,8 @@ def wait_for(tensor: torch.Tensor) -> torch.Tensor:
 
     Without it values would be read before they arrive.
     """
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

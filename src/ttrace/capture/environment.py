@@ -58,8 +58,14 @@ def _read_version(name: str, attributes: Mapping[str, object]) -> str | None:
 def fingerprint_sources() -> dict[str, str]:
     """Fingerprint every file that was loaded as a module; of an installed package only files that show its version."""
     return {
-        path: fingerprint for path in sorted(set(_list_loaded_files())) if (fingerprint := fingerprint_file(Path(path)))
+        path: fingerprint for path in sorted(set(_list_loaded_files())) if (fingerprint := _fingerprint_loaded(path))
     }
+
+
+@functools.cache
+def _fingerprint_loaded(path: str) -> str:
+    """Fingerprint a file once per process: it runs what it has loaded, whatever the file is changed to."""
+    return fingerprint_file(Path(path))
 
 
 def _list_loaded_files() -> Iterator[str]:
