@@ -34,7 +34,7 @@ from ttrace.trace.writer import HEADER_BYTES
 from zoo.harness.limits import HANG
 
 NUM_FLIPS, NUM_KILLS = 2000, 300
-QUICK_FLIPS, QUICK_KILLS = 60, 10
+QUICK_FLIPS, QUICK_KILLS = 30, 5
 LONGEST_LEFT, QUICK_LEFT = 10.0, 300.0
 """Seconds after a kill in which all processes must have ended: the bar, and what a busy machine may need."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)

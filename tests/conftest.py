@@ -22,7 +22,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-LONGEST = ("test_pages", "matrix/test_cells", "zoo/test_frameworks", "megatron/test_sweep", "transformers/test_layouts")
+LONGEST = (
+    "test_pages",
+    "zoo/test_frameworks",
+    "matrix/test_cells",
+    "zoo/test_score",
+    "transformers/test_layouts",
+    "megatron/test_sweep",
+    "bench/test_damage",
+    "workflow/test_run",
+)
 """The modules that take minutes; they begin first, so that no worker is left with one at the end."""
 
 

@@ -30,6 +30,8 @@ ELSEWHERE = {
     "transformers.md": "tests/adapters/transformers/test_layouts.py",
 }
 """Pages whose commands need more than the others, and who runs them."""
+FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "ray", "trainer")
+"""Pages whose scripts tests/zoo/test_frameworks.py runs in each submission: the pages themselves take half an hour."""
 HOW_TO = sorted(path for path in (DOCS / "howto").glob("*.md") if path.name not in ELSEWHERE)
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
@@ -49,7 +51,15 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [README, TUTORIAL, *HOW_TO], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        README,
+        TUTORIAL,
+        *(pytest.param(page, marks=pytest.mark.nightly) if page.stem in FRAMEWORKS else page for page in HOW_TO),
+    ],
+    ids=lambda page: page.stem,
+)
 def test_commands_print_what_the_page_shows(reader: Reader, page: Path) -> None:
     for command, shown, ran in reader.follow(page):
         assert ran.status == (1 if any(line.startswith("✗") for line in shown) else 0), f"{command}\n{ran.output}"

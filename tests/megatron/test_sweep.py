@@ -95,26 +95,42 @@ CASES: dict[int, list[Case]] = {
 }
 """By number of ranks. What they leave over is data parallel."""
 
-CELLS = [(num_ranks, i) for num_ranks, cases in CASES.items() for i in range(len(cases))]
+
+def choose_cases(config: pytest.Config) -> dict[int, list[Case]]:
+    """Choose all cases, or every second one."""
+    return CASES if config.getoption("--all") else {num_ranks: cases[::2] for num_ranks, cases in CASES.items()}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        cells = [(num_ranks, case) for num_ranks, cases in choose_cases(metafunc.config).items() for case in cases]
+        metafunc.parametrize(
+            ("num_ranks", "case"), cells, ids=[f"{num_ranks}-{case.name}" for num_ranks, case in cells]
+        )
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Outcome]]:
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Case], Outcome]:
     known: References = {}
-    return {n: outcomes(n, cases, tmp_path_factory.mktemp(f"ranks-{n}"), known=known) for n, cases in CASES.items()}
+    found: dict[tuple[int, Case], Outcome] = {}
+    for num_ranks, cases in choose_cases(request.config).items():
+        ran = outcomes(num_ranks, cases, tmp_path_factory.mktemp(f"ranks-{num_ranks}"), known=known)
+        found |= {(num_ranks, case): outcome for case, outcome in zip(cases, ran, strict=True)}
+    return found
 
 
-@pytest.mark.parametrize(("num_ranks", "number"), CELLS, ids=[f"{n}-{CASES[n][i].name}" for n, i in CELLS])
-def test_a_clean_run_is_judged_in_full_and_passes(swept: dict[int, list[Outcome]], num_ranks: int, number: int) -> None:
-    outcome = swept[num_ranks][number]
+def test_a_clean_run_is_judged_in_full_and_passes(
+    swept: dict[tuple[int, Case], Outcome], num_ranks: int, case: Case
+) -> None:
+    outcome = swept[num_ranks, case]
     assert outcome.exit is Exit.PASSED, outcome.trouble
     assert not outcome.trouble
     assert outcome.num_inferred == 0
     assert outcome.num_tensors > 900
-    reduces_early = CASES[num_ranks][number].overlap_grads
+    reduces_early = case.overlap_grads
     assert set(outcome.unjudged) <= ({describe(Why(Reason.UNTRACED_IN_CANDIDATE))} if reduces_early else set())
 
 
 def test_the_sweep_is_wide() -> None:
-    assert len(CELLS) >= 60
+    assert sum(map(len, CASES.values())) >= 60
     assert all(len(set(cases)) == len(cases) for cases in CASES.values())

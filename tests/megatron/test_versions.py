@@ -9,7 +9,7 @@ from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.traced import outcomes
 from zoo.harness.results import Outcome
 
-pytestmark = [pytest.mark.megatron, pytest.mark.slow]
+pytestmark = [pytest.mark.megatron, pytest.mark.nightly]
 
 BF16 = "bfloat16"
 DENSE = Case(layers=2)

@@ -39,7 +39,7 @@ def scale_inside(name: str, on_rank: int, factor: float, model: nn.Module, rank:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.nightly)], ids=str)
 def test_a_correct_run_is_quiet(tmp_path: Path, dtype: torch.dtype) -> None:
     cases: list[tuple[str, torch.dtype, int, Change | None]] = [
         (str(seed), dtype, seed, None) for seed in range(NUM_SEEDS)

@@ -32,7 +32,7 @@ class Row:
     candidate: str = ""
     launcher: str = TORCHRUN
     is_in_ci: bool = False
-    """Whether .ci/run checks this row: one for each framework whose script no page of docs/howto runs."""
+    """Whether .ci/run checks this row: one for each framework."""
     wheels: tuple[str, ...] = ()
     """Packages that are not installed with this project, unpacked for both sides."""
 
@@ -81,27 +81,27 @@ TYPED = ("torch==2.15.0", *TITAN)
 _DTENSOR = "--backend partial_dtensor"
 
 ROWS = (
-    Row(*_TRAINER, "DDP, accumulation, labels with -100", "trainer.py", ("items", "eps")),
+    Row(*_TRAINER, "DDP, accumulation, labels with -100", "trainer.py", ("items", "eps"), is_in_ci=True),
     Row(*_TRAINER, "DDP, label smoothing", "trainer.py", ("items",), "--smooth", "--smooth"),
     Row(*_TRAINER, "FSDP2, accumulation, labels with -100", "trainer.py", ("eps",), "", "--fsdp"),
     Row(*_TRAINER, "DeepSpeed ZeRO-2, labels with -100", "trainer.py", ("items",), "", "--zero 2"),
     Row(*_TRAINER, "DeepSpeed ZeRO-3, labels with -100", "trainer.py", ("eps",), "", "--zero 3"),
     Row("TRL SFTTrainer", "trl", "DDP, labels of completions", "sft.py", ("loss",), is_in_ci=True),
     Row("PEFT LoRA", "peft", "DDP, accumulation", "lora.py", ("scaling",), is_in_ci=True),
-    Row(*_ACCELERATE, "DDP, accumulation", "accelerate_loop.py", ("accumulation",)),
+    Row(*_ACCELERATE, "DDP, accumulation", "accelerate_loop.py", ("accumulation",), is_in_ci=True),
     Row(*_ACCELERATE, "FSDP2, accumulation", "accelerate_loop.py", ("eps",), "", "--fsdp"),
-    Row(*_LIGHTNING, "DDP, automatic optimisation", "lightning_trainer.py", ("loss",)),
+    Row(*_LIGHTNING, "DDP, automatic optimisation", "lightning_trainer.py", ("loss",), is_in_ci=True),
     Row(*_LIGHTNING, "DDP, manual optimisation", "lightning_trainer.py", ("loss",), "--manual", "--manual"),
     Row(*_LIGHTNING, "FSDP2, automatic optimisation", "lightning_trainer.py", ("eps",), "", "--fsdp"),
-    Row(*_FABRIC, "DDP", "fabric_loop.py", ("sync",)),
+    Row(*_FABRIC, "DDP", "fabric_loop.py", ("sync",), is_in_ci=True),
     Row(*_FABRIC, "FSDP2", "fabric_loop.py", ("eps",), "", "--fsdp"),
     Row(*_DEEPSPEED, "ZeRO-0, accumulation, clipping", "deepspeed_zero.py", ("loss",), "", "--stage 0"),
     Row(*_DEEPSPEED, "ZeRO-1, accumulation, clipping", "deepspeed_zero.py", ("accumulation",), "", "--stage 1"),
     Row(*_DEEPSPEED, "ZeRO-2, accumulation, clipping", "deepspeed_zero.py", ("loss",), "", "--stage 2"),
-    Row(*_DEEPSPEED, "ZeRO-3, accumulation, clipping", "deepspeed_zero.py", ("eps",), "", "--stage 3"),
+    Row(*_DEEPSPEED, "ZeRO-3, accumulation, clipping", "deepspeed_zero.py", ("eps",), "", "--stage 3", is_in_ci=True),
     Row(*_DEEPSPEED, "ZeRO-2, bf16", "deepspeed_zero.py", ("loss",), "--stage 1 --bf16", "--stage 2 --bf16"),
     Row(*_DEEPSPEED, "ZeRO-3, bf16", "deepspeed_zero.py", ("eps",), "--stage 1 --bf16", "--stage 3 --bf16"),
-    Row("Ray Train", "ray", "DDP", "ray_train.py", ("unprepared",), "1", "2", launcher="python"),
+    Row("Ray Train", "ray", "DDP", "ray_train.py", ("unprepared",), "1", "2", launcher="python", is_in_ci=True),
     Row(*_TITAN, "FSDP2", "titan.py", ("eps",), _DTENSOR, f"{_DTENSOR} --dp 2", wheels=TITAN),
     Row(*_TITAN, "tensor and sequence parallel", "titan.py", ("eps",), _DTENSOR, f"{_DTENSOR} --tp 2", wheels=TITAN),
     Row(*_TITAN, "FSDP2, DTensors alone", "titan.py", ("eps",), "", "--backend full_dtensor --dp 2", wheels=TITAN),
