@@ -31,6 +31,7 @@ import sys
 import torch
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Integers, Normal, Rows, Signed, generate_values
+from ttrace.values.kernels.library import choose_device_kernels
 from ttrace.values.sketch import compute_sketch
 
 device, region = sys.argv[1], Region.whole((3000, 2000))
@@ -49,7 +50,7 @@ x = generate_values("y", region, dtype=torch.float32, distribution=Normal())
 host, *there = (compute_sketch("y", x.to(place), region).cpu() for place in ("cpu", device, device))
 assert torch.equal(*there), "a sketch is another one each time"
 assert (host - there[0]).norm() <= 1e-12 * host.norm(), (host - there[0]).norm() / host.norm()
-print("the same")
+print("the same, computed by", "Triton" if choose_device_kernels(x.to(device)) else "torch")
 PYTHON
 say "generated values and sketches" 0 $?
 
