@@ -44,13 +44,13 @@ def compute_sketch(name: str | TensorId, local: torch.Tensor, region: Region, k:
     stream = WordStream.of(name)
     library = choose_kernels() if is_readable(local) else None
     device_kernels = None if library is not None else choose_device_kernels(local)
-    if (library is not None or device_kernels is not None) and (
-        region.flat is not None or (local.dim() and local.stride(-1) != 1)
-    ):
+    if library is None and device_kernels is None:
+        return _compute_with_torch(local, region, stream, k)
+    if region.flat is not None or (local.dim() and local.stride(-1) != 1):
         local = local.contiguous()
     if library is not None:
         return compute_sums(library, local, region, stream, k)
-    sums = None if device_kernels is None else device_kernels.compute_sums(local, region, stream, k)
+    sums: torch.Tensor | None = device_kernels.compute_sums(local, region, stream, k)
     return _compute_with_torch(local, region, stream, k) if sums is None else sums
 
 
