@@ -10,12 +10,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 from ttrace.errors import TraceError
 from ttrace.trace.format import END, MANIFEST, RECORDS
 from ttrace.trace.storage.store import Remote
+from ttrace.trace.storage.worker import Worker
 
 _MOST_WAITING = 2
 """Chunks that are closed and not yet in the store; with the open one, what the local disk holds."""
@@ -27,7 +28,7 @@ class Upload:
     def __init__(self, folder: Remote) -> None:
         self.folder = folder
         self.spool = Path(tempfile.mkdtemp(prefix="ttrace-"))
-        self._thread = ThreadPoolExecutor(1, "ttrace-upload")
+        self._thread = Worker("ttrace-upload")
         self._waiting: deque[tuple[str, Future[None]]] = deque()
         self.problems: list[str] = []
 
@@ -55,7 +56,7 @@ class Upload:
             (self.folder / RECORDS).put(self.spool / RECORDS)
             (self.folder / END).put(self.spool / END)
         finally:
-            self._thread.shutdown()
+            self._thread.close()
             shutil.rmtree(self.spool, ignore_errors=True)
 
     def _put_chunk(self, chunk: Path, records: str) -> None:

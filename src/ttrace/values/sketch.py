@@ -43,15 +43,19 @@ def compute_sketch(name: str | TensorId, local: torch.Tensor, region: Region, k:
         raise ValueError(f"a tensor of shape {tuple(local.shape)} does not hold a region of {region.local_shape}")
     stream = WordStream.of(name)
     library = choose_kernels() if is_readable(local) else None
-    device_kernels = None if library is not None else choose_device_kernels(local)
-    if library is None and device_kernels is None:
-        return _compute_with_torch(local, region, stream, k)
-    if region.flat is not None or (local.dim() and local.stride(-1) != 1):
-        local = local.contiguous()
     if library is not None:
-        return compute_sums(library, local, region, stream, k)
-    sums: torch.Tensor | None = device_kernels.compute_sums(local, region, stream, k)
+        return compute_sums(library, _close_gaps(local, region), region, stream, k)
+    device_kernels = choose_device_kernels(local)
+    sums = None
+    if device_kernels is not None:
+        sums = device_kernels.compute_sums(_close_gaps(local, region), region, stream, k)
     return _compute_with_torch(local, region, stream, k) if sums is None else sums
+
+
+def _close_gaps(local: torch.Tensor, region: Region) -> torch.Tensor:
+    """Kernels read rows of neighbours."""
+    has_gaps = region.flat is not None or (local.dim() and local.stride(-1) != 1)
+    return local.contiguous() if has_gaps else local
 
 
 def estimate_uncertainty(k: int) -> float:

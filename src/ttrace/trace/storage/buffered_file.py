@@ -11,11 +11,12 @@ import ctypes
 import fcntl
 import mmap
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from ttrace.trace.storage.worker import Worker
 from ttrace.values.checksum import copy_with_checksum
 
 ALIGNED = 4096
@@ -35,7 +36,7 @@ class Arena:
         self.buffer_bytes = max(ALIGNED, buffer_bytes // ALIGNED * ALIGNED)
 
     def close(self) -> None:
-        self.thread.shutdown()
+        self.thread.close()
         vars(self).pop("buffers", None)  # a closed trace holds no memory
 
     @cached_property
@@ -43,8 +44,8 @@ class Arena:
         return _pages(self.buffer_bytes), _pages(self.buffer_bytes)
 
     @cached_property
-    def thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "ttrace-writer")  # starts with the first full buffer
+    def thread(self) -> Worker:
+        return Worker("ttrace-writer")
 
 
 class BufferedFile:
