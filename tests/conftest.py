@@ -29,7 +29,6 @@ LONGEST = (
     "zoo/test_score",
     "transformers/test_layouts",
     "megatron/test_sweep",
-    "bench/test_damage",
     "workflow/test_run",
 )
 """The modules that take minutes; they begin first, so that no worker is left with one at the end."""

@@ -7,7 +7,7 @@ import pytest
 from bench.damage import main
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/faults/test_damage.py flips bits in each submission
 def test_no_answer_is_wrong_after_a_few_flipped_bits_and_kills() -> None:
     assert main("--quick") == 0
 

@@ -25,7 +25,7 @@ from zoo.harness.results import Outcome
 if TYPE_CHECKING:
     from zoo.harness.megatron.models import Training
 
-pytestmark = [pytest.mark.megatron, pytest.mark.slow]
+pytestmark = [pytest.mark.megatron, pytest.mark.nightly]
 
 CASES = [
     gpt(tp=2, sp=True),

@@ -22,7 +22,7 @@ NUM_SAMPLES = 40
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["hidden_allreduce", "dtensor_tp"])
+@pytest.mark.parametrize("example", ["hidden_allreduce", pytest.param("dtensor_tp", marks=pytest.mark.nightly)])
 def test_what_is_claimed_to_be_seen_is_found(tmp_path: Path, example: str) -> None:
     done = run_example(example, tmp_path / "clean")
     assert done.returncode == 0, done.stdout + done.stderr

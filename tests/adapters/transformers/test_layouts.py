@@ -261,6 +261,7 @@ def test_recording_changes_no_bit(results: Results, case: Case) -> None:
     assert results[f"{case} neutral"] == []
 
 
+@pytest.mark.nightly
 def test_the_example_is_found_from_the_command_line_as_the_howto_shows(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "howto" / "transformers.md").read_text()
     shown = text.split("```console\n")[1].split("```")[0].splitlines()

@@ -115,7 +115,7 @@ def test_torchrun_is_asked_for_where_there_is_none(tmp_path: Path) -> None:
         Torchrun(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_verdicts_are_the_same_on_every_engine(tmp_path: Path) -> None:
     """60 s on two cores that others use: four commands, each of which imports torch in every worker."""
     run = Run(tmp_path / "run")
