@@ -35,6 +35,7 @@ DTYPES = {
 
 TRITON_DEVICES = ("cuda", "xpu")
 _TRITON_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""What the kernels in Triton are used for."""
 
 _CHECKSUM = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32)
 _SIGNATURES = {
@@ -64,7 +65,7 @@ class Kernels:
 
 def choose_kernels() -> Kernels | None:
     """Choose the kernels for this context; None if torch computes instead."""
-    name = _requested.get() or os.environ.get("TTRACE_KERNELS") or None
+    name = _find_requested()
     if name == TORCH:
         return None
     runnable = _load_runnable()
@@ -79,9 +80,11 @@ def choose_device_kernels(tensor: torch.Tensor) -> Any:
     """Choose the module of kernels in Triton for a tensor on an accelerator; None if torch computes instead."""
     if tensor.device.type not in TRITON_DEVICES or tensor.dtype not in _TRITON_DTYPES:
         return None
-    if (_requested.get() or os.environ.get("TTRACE_KERNELS")) == TORCH:
-        return None
-    return _load_triton(tensor.device)
+    return None if _find_requested() == TORCH else _load_triton(tensor.device)
+
+
+def _find_requested() -> str | None:
+    return _requested.get() or os.environ.get("TTRACE_KERNELS") or None
 
 
 def list_variants() -> tuple[str, ...]:
