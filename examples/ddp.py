@@ -47,7 +47,7 @@ model.to(DEVICE)
 dataset = TensorDataset(torch.randn(256, 16), torch.randint(NUM_CLASSES, (256,)))
 sampler = None
 if WORLD > 1:
-    dist.init_process_group()
+    dist.init_process_group(dist.get_default_backend_for_device(DEVICE))
     sampler = DistributedSampler(dataset, shuffle=False)
     if BUG == "ignored":
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["3.weight"])

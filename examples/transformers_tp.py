@@ -32,12 +32,15 @@ config = LlamaConfig(
 )
 with tempfile.TemporaryDirectory() as folder:  # instead of a checkpoint from the hub
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    if WORLD > 1:  # only now, as save_pretrained writes on the first rank alone
+        dist.init_process_group(dist.get_default_backend_for_device(DEVICE))
     plan = {"tp_plan": "auto"} if WORLD > 1 else {}
     model = AutoModelForCausalLM.from_pretrained(folder, **plan).to(DEVICE)
 if WORLD > 1 and "--bug" in sys.argv:
     model.model.layers[1].mlp.up_proj.weight.register_hook(lambda gradient: 2 * gradient)
 
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+# Not foreach, which is the default on accelerators: it takes no DTensors beside other tensors.
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 session = ttrace.attach(model, optimizer)  # 2
 for step in range(10):
     with session.step():  # 3

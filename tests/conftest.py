@@ -2,9 +2,13 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import torch
+
+from tests.support.torch_defaults import use_defaults
 
 # A shell that runs the tests in the background has them ignore SIGINT, and with them every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,6 +24,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every cell of the matrix, and write docs/reference/matrix.md; all of the zoo",
     )
+    parser.addoption("--default-dtype", help="run each test under torch.set_default_dtype, of bfloat16 for instance")
+    parser.addoption("--default-device", help="run each test under torch.set_default_device; tests/device have one")
+
+
+@pytest.fixture(autouse=True)
+def torch_defaults(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set what a script may set: nothing that TTrace computes may depend on it."""
+    dtype, device = (request.config.getoption(name) for name in ("--default-dtype", "--default-device"))
+    if not dtype and not device:
+        yield
+        return
+    if request.node.get_closest_marker("own_defaults"):
+        pytest.skip("what the test itself computes needs torch's own defaults")
+    with use_defaults(getattr(torch, dtype) if dtype else None, device):
+        yield
 
 
 LONGEST = (

@@ -51,6 +51,23 @@ class Patches:
             raise errors[0]
 
 
+class OutermostCall(threading.local):
+    """The call that a script makes of a patched function.
+
+    Inside a `__torch_function__` mode, and a default device is one, torch looks a method up and calls it once more.
+    """
+
+    is_running = False
+
+    def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the function as it was; what is called inside it is not the script's call."""
+        self.is_running = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.is_running = False
+
+
 class SharedPatches:
     """Patches that several users share: ranks may be threads of one process.
 

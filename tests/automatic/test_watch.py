@@ -178,6 +178,7 @@ def test_evaluation_between_steps_belongs_to_no_step(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.own_defaults
 def test_recomputation_and_compiled_models(tmp_path: Path) -> None:
     class Recomputed(nn.Module):
         def __init__(self) -> None:
@@ -330,6 +331,23 @@ def test_a_step_that_takes_a_closure(tmp_path: Path) -> None:
     trace = trace_loop(tmp_path, loop)
     assert {t.name for t in trace.shards if t.kind is Kind.PARAM_GRAD} == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert microbatches(trace, Kind.OUTPUT) == [0]
+
+
+def test_under_a_default_device_each_loss_is_seen_once(tmp_path: Path) -> None:
+    """It is a `__torch_function__` mode, and torch calls losses again inside it."""
+
+    def loop() -> None:
+        with torch.device("cpu"):
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+            for _ in range(NUM_STEPS):
+                F.cross_entropy(model(torch.randn(8, 8)), torch.arange(8) % 4).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    trace = trace_loop(tmp_path, loop)
+    labels = [str(t) for t in trace.shards if t.kind is Kind.BATCH and "target" in t.site.slot]
+    assert labels == ["0/0/labels/batch.target"]
 
 
 def test_what_a_pipeline_schedule_gets_is_generated_for_each_microbatch(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ with session.step():
 """
 
 
+@pytest.mark.own_defaults
 def test_flags_are_read_as_they_are() -> None:
     flags = read_flags()
     assert flags["deterministic algorithms"] == "False"

@@ -47,6 +47,44 @@ with session.step():
     torch.accelerator.synchronize()
 """
 
+STREAMED = """
+import os, sys, torch, torch.distributed as dist, ttrace
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+def build():
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 16))
+
+world = int(os.environ.get("WORLD_SIZE", "1"))
+torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+if world == 1:
+    model = ttrace.streamed(build, by=sys.argv[1], num_microbatches=2, device="emu")
+else:
+    model = build().to("emu")
+    if "--bug" in sys.argv:
+        model[2].register_forward_hook(lambda module, args, output: 1.5 * output)
+    fully_shard(model, mesh=init_device_mesh("emu", (world,), mesh_dim_names=("dp",)))
+session = ttrace.attach(model)
+with session.step():
+    for _ in range(2 // world):
+        x = session.batch(torch.randn(4, 16, device="emu"))
+        (model(x).square().mean() * world / 2).backward()
+if world > 1:
+    dist.destroy_process_group()
+"""
+SWEEP = """
+reference = "python examples/hidden_allreduce.py --device emu"
+candidate = "torchrun --standalone --nproc-per-node {tp} examples/hidden_allreduce.py --device emu {bug}"
+
+[axes]
+tp = [1, 2]
+bug = "--bug"
+
+[derived]
+ranks = "tp"
+"""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_whole = metafunc.config.getoption("--all")
@@ -112,6 +150,26 @@ def test_a_finding_is_followed_up_and_a_clean_run_tested(tmp_path: Path) -> None
     assert "wrong by itself" in wrong.stdout
     assert run_example("dtensor_tp", tmp_path / "clean").returncode == 0
     assert ttrace("selftest", str(tmp_path / "clean")).returncode == 0
+
+
+@pytest.mark.skipif("not config.getoption('--all')", reason="takes a minute: --all")
+@pytest.mark.parametrize("by", ["operators", "blocks"])
+def test_a_streamed_reference_is_as_good_as_a_whole_one(by: str, tmp_path: Path) -> None:
+    path = script(tmp_path, STREAMED).split()[-1]
+    for flag, expected in ("", 0), ("--bug", 1):
+        candidate = f"torchrun --standalone --nproc-per-node 2 {path} {by} {flag}"
+        out = tmp_path / f"run{flag}"
+        ran = ttrace("run", "--reference", f"python {path} {by}", "--candidate", candidate, "--out", str(out), *QUICKLY)
+        assert ran.returncode == expected, ran.stdout + ran.stderr
+
+
+@pytest.mark.skipif("not config.getoption('--all')", reason="takes a minute: --all")
+def test_a_sweep_tells_right_layouts_from_wrong_ones(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(SWEEP)
+    swept = ttrace("sweep", str(path), "--out", str(tmp_path / "sweep"), *QUICKLY)
+    assert swept.returncode == 1, swept.stdout + swept.stderr
+    assert "fails iff tp > 1 and bug" in swept.stdout
 
 
 @pytest.mark.skipif("not config.getoption('--all')", reason="takes several minutes: --all")

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests.support.kernel_variants import EVERY
 from ttrace.errors import TTraceError
-from ttrace.values.kernels.library import TORCH, VARIANTS, choose_kernels, is_readable, list_variants, use_kernels
+from ttrace.values.kernels.library import (
+    TORCH,
+    VARIANTS,
+    choose_kernels,
+    is_readable,
+    list_variants,
+    read_environment,
+    use_kernels,
+)
 from ttrace.values.stats import measure_difference
+
+
+@pytest.fixture(autouse=True)
+def new_environment() -> Iterator[None]:
+    read_environment.cache_clear()
+    yield
+    read_environment.cache_clear()
 
 
 def test_the_best_variant_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.nn import functional
 
-from ttrace.patches import Patches
+from ttrace.patches import OutermostCall, Patches
 
 OnTarget = Callable[[torch.Tensor], torch.Tensor]
 """A function that gets the labels of a loss, and returns those to use instead."""
@@ -22,6 +22,7 @@ OnTarget = Callable[[torch.Tensor], torch.Tensor]
 _TARGET = "target"
 _REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 """Losses for which any real number is a label."""
+_script = OutermostCall()
 
 
 def watch_losses(on_target: OnTarget, patches: Patches) -> None:
@@ -35,7 +36,7 @@ def watch_losses(on_target: OnTarget, patches: Patches) -> None:
 
 def _wrap_loss(function: FunctionType, *, position: int, on_target: OnTarget) -> Callable[..., Any]:
     def replace_target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _script.is_running:
             return function(*args, **kwargs)
         target: Any = kwargs.get(_TARGET, args[position] if position < len(args) else None)
         outputs = args[0] if args else kwargs.get("input")
@@ -45,7 +46,7 @@ def _wrap_loss(function: FunctionType, *, position: int, on_target: OnTarget) ->
                 kwargs[_TARGET] = other
             else:
                 args = (*args[:position], other, *args[position + 1 :])
-        return function(*args, **kwargs)
+        return _script.run(function, *args, **kwargs)
 
     def loss(*args: Any, **kwargs: Any) -> Any:
         return replace_target(args, kwargs)

@@ -39,8 +39,9 @@ def read_environment() -> dict[str, str]:
 def read_versions() -> dict[str, str]:
     """Read the versions of Python, of TTrace, and of every installed and loaded package that has one."""
     versions = {"python": platform.python_version(), "ttrace": metadata.version("torch-ttrace")}
+    targets = _find_targets(tuple(sys.path))
     for name, module in sorted(sys.modules.items()):
-        if "." not in name and _is_installed(getattr(module, "__file__", None)):
+        if "." not in name and _is_installed(getattr(module, "__file__", None), targets):
             version = _read_version(name, getattr(module, "__dict__", {}))
             versions |= {name: version} if version else {}
     return versions
@@ -69,31 +70,31 @@ def _fingerprint_loaded(path: str) -> str:
 
 
 def _list_loaded_files() -> Iterator[str]:
+    targets = _find_targets(tuple(sys.path))
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name == GENERATED_MODULE:
-            continue
-        if isinstance(file, str) and not _is_standard(file) and _shows_version(name, file):
-            yield str(Path(file).absolute())
+        if isinstance(file, str) and (path := _find_source(name, file, targets)) is not None:
+            yield path
 
 
-def _shows_version(name: str, file: str) -> bool:
-    return not _is_installed(file) or "." not in name or name.endswith("version")
+@functools.cache  # thousands of modules are loaded
+def _find_source(name: str, file: str, targets: tuple[str, ...]) -> str | None:
+    """Return the file of a module that is fingerprinted; None if it is not."""
+    is_installed = _is_installed(file, targets)
+    is_standard = file.startswith(_STANDARD) and not is_installed
+    shows_version = not is_installed or "." not in name or name.endswith("version")
+    return str(Path(file).absolute()) if name != GENERATED_MODULE and shows_version and not is_standard else None
 
 
-def _is_installed(file: str | None) -> bool:
+def _is_installed(file: str | None, targets: tuple[str, ...]) -> bool:
     """Whether the file belongs to a package that nobody edits; torch may also lie where it was built."""
-    return file is not None and ("-packages" in file or file.startswith((_TORCH, *_find_targets(tuple(sys.path)))))
+    return file is not None and ("-packages" in file or file.startswith((_TORCH, *targets)))
 
 
 @functools.cache
 def _find_targets(folders: tuple[str, ...]) -> tuple[str, ...]:
     """Find the folders into which packages were installed with `pip install --target`."""
     return tuple(f"{folder}{os.sep}" for folder in folders if folder and any(Path(folder).glob("*.dist-info")))
-
-
-def _is_standard(file: str) -> bool:
-    return file.startswith(_STANDARD) and not _is_installed(file)
 
 
 _STANDARD = sysconfig.get_path("stdlib") + os.sep

@@ -47,7 +47,8 @@ def streamed(
         with parameters_on_meta():
             model = model()
     check_buffers(model)
-    sources = _make_sources(model, spreads or {}, max_bytes, num_microbatches, torch.device(device))
+    device = torch.empty((), dtype=torch.uint8, device=device).device  # with its index, which autograd needs
+    sources = _make_sources(model, spreads or {}, max_bytes, num_microbatches, device)
     if by == "blocks":
         blocks.stream(model, sources)
         return model

@@ -172,6 +172,10 @@ class SketchInfo:
     mean: float = 0.0
     """The mean of this shard; recorded by the reference only."""
 
+    def with_mean(self, mean: float) -> SketchInfo:
+        """Return the same with the mean of the values; 0 if they are not finite."""
+        return SketchInfo(self.num_buckets, mean if math.isfinite(mean) else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -212,9 +216,9 @@ class Record:
         return math.prod(shape) * dtype.itemsize
 
     def with_mean(self, mean: float) -> Record:
-        """Return this record of a sketch with the mean of the values; 0 if they are not finite."""
+        """Return this record of a sketch with the mean of the values."""
         assert self.sketch is not None
-        return replace(self, sketch=replace(self.sketch, mean=mean if math.isfinite(mean) else 0.0))
+        return replace(self, sketch=self.sketch.with_mean(mean))
 
     @property
     def is_generated(self) -> bool:

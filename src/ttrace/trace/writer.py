@@ -85,7 +85,7 @@ class Writer:
         self._records_bytes = 0
         self._records_crc = 0
         self._num_records = 0
-        self._lines = b""
+        self._lines: list[bytes] = []
         self._problems: list[str] = []
         self._chunk_bytes = chunk_bytes
         self._arena = Arena(min(BUFFER_BYTES, max_bytes_held // 4))
@@ -148,8 +148,9 @@ class Writer:
     def close(self, end: End) -> None:
         """Complete the trace; the number of records and what was lost are filled in here."""
         self._close_chunk()
-        write_at(self._records.fileno(), self._records_bytes, self._lines)
-        self._records.truncate(self._records_bytes + len(self._lines))
+        lines = b"".join(self._lines)
+        write_at(self._records.fileno(), self._records_bytes, lines)
+        self._records.truncate(self._records_bytes + len(lines))
         os.fsync(self._records.fileno())
         self._records.close()
         self._arena.close()
@@ -196,16 +197,17 @@ class Writer:
             else:
                 self._add_line(record, (chunk.number, begin, end), crc)
         if self._lines:
+            lines = b"".join(self._lines)
             try:
-                write_at(self._records.fileno(), self._records_bytes, self._lines)
+                write_at(self._records.fileno(), self._records_bytes, lines)
             except OSError:
                 return  # they are small, and written again with the next ones; `close` would raise
-            self._records_bytes += len(self._lines)
-            self._lines = b""
+            self._records_bytes += len(lines)
+            self._lines.clear()
 
     def _add_line(self, record: Record, at: tuple[int, int, int], crc: int) -> None:
         line = seal_line(encode_at(record, self._num_records, at, crc)).encode() + b"\n"
-        self._lines += line
+        self._lines.append(line)
         self._records_crc = zlib.crc32(line, self._records_crc)
         self._num_records += 1
 

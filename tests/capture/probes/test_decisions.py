@@ -180,6 +180,15 @@ def test_what_is_chosen_from_may_be_given_by_name(tmp_path: Path, choose: Callab
     assert record_decisions(tmp_path, choose) == ["0.scores", "0"]
 
 
+@pytest.mark.parametrize("choose", [lambda x: x.topk(2), lambda x: torch.topk(x, 2), lambda x: x.argmax(-1)])
+def test_under_a_default_device_a_choice_is_recorded_once(
+    tmp_path: Path, choose: Callable[[torch.Tensor], object]
+) -> None:
+    """It is a `__torch_function__` mode, and torch calls methods again inside it."""
+    with torch.device("cpu"):
+        assert record_decisions(tmp_path, choose) == ["0.scores", "0"]
+
+
 def in_another_thread(x: torch.Tensor) -> None:
     thread = threading.Thread(target=lambda: x.detach().topk(2))
     thread.start()

@@ -150,6 +150,7 @@ def test_a_candidate_divides_gradients_by_the_factor_that_is_still_to_come(ordin
     assert b.allclose(2 * a, rtol=1e-5)
 
 
+@pytest.mark.own_defaults
 def test_what_isolation_computes_is_no_call_of_the_module(ordinary: Trace) -> None:
     right = trace_isolated(ordinary, "right", inside=("inner",))
     calls = [tensor_id.site.slot for tensor_id in right.shards if tensor_id.kind is Kind.CALL]
@@ -182,6 +183,7 @@ class Conjugated(nn.Module):
         return (x * x).conj()
 
 
+@pytest.mark.own_defaults
 def test_complex_inputs_stay_complex_and_keep_their_gradients(tmp_path: Path) -> None:
     ordinary = trace_step(tmp_path / "ordinary", model=Spectral())
     right = trace_step(tmp_path / "right", model=Spectral(), isolated=True, reference=ordinary.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,16 @@ import torch
 
 import ttrace
 from ttrace.report.health import HealthProblem, TorchrunStage, TorchSupport
-from ttrace.values.kernels.library import list_variants
+from ttrace.values.kernels.library import list_variants, read_environment
 from ttrace.workflow.doctor.examination import examine
 from zoo.harness.limits import HANG
+
+
+@pytest.fixture(autouse=True)
+def new_environment() -> Iterator[None]:
+    read_environment.cache_clear()
+    yield
+    read_environment.cache_clear()
 
 
 @pytest.fixture(autouse=True)

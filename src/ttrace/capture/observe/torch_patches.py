@@ -21,10 +21,11 @@ from ttrace import torch_compat
 from ttrace.capture.observe.events import SessionEvents
 from ttrace.capture.observe.hooks import is_recompute
 from ttrace.errors import CaptureError
-from ttrace.patches import Patches, SharedPatches
+from ttrace.patches import OutermostCall, Patches, SharedPatches
 
 _sessions: dict[int, SessionEvents] = {}
 """The session of each thread, by the thread's id."""
+_script = OutermostCall()
 
 
 @contextmanager
@@ -128,7 +129,9 @@ _INPUT, _DIM = ("input", "x", "a", "x1"), ("dim", "axis")
 
 def _wrap_topk(original: Callable[..., Any]) -> Callable[..., Any]:
     def topk(*args: Any, **kwargs: Any) -> Any:
-        own = original(*args, **kwargs)
+        if _script.is_running:
+            return original(*args, **kwargs)
+        own = _script.run(original, *args, **kwargs)
         scores = _find_argument(args, kwargs, 0, _INPUT)
         other = _choose(scores, own.indices, _find_argument(args, kwargs, 2, _DIM, -1))
         return own if other is None else torch.return_types.topk((scores.gather(-1, other), other))
@@ -138,7 +141,9 @@ def _wrap_topk(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_argmax(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def argmax(*args: Any, **kwargs: Any) -> torch.Tensor:
-        own = original(*args, **kwargs)
+        if _script.is_running:
+            return original(*args, **kwargs)
+        own: torch.Tensor = _script.run(original, *args, **kwargs)
         dim = _find_argument(args, kwargs, 1, _DIM)
         other = None if dim is None else _choose(_find_argument(args, kwargs, 0, _INPUT), own, dim)
         return own if other is None else other

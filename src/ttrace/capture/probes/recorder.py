@@ -19,8 +19,8 @@ from ttrace.values.sketch import compute_sketch
 
 Local = Callable[[torch.Tensor, Site], torch.Tensor]
 
-_NUM_SAMPLES = 1 << 14
-"""Number of elements from which a tensor's mean is estimated."""
+_NUM_SAMPLES = 1 << 12
+"""Number of elements from which a tensor's mean is estimated, to 1/64 of its standard deviation."""
 _HELD_KINDS = (Kind.PARAM, Kind.PARAM_AFTER, Kind.OPTIM, Kind.BUFFER, Kind.BUFFER_AFTER)
 """Kinds that are changed between steps only."""
 
@@ -60,8 +60,11 @@ class Recorder:
         self._writer.close(end.model_copy(update={"problems": (*end.problems, *self._problems)}))
 
     def _record(self, visit: Visit) -> None:
-        with torch.no_grad():  # not a detached DTensor: since torch 2.14 that may communicate, and use up a mask
-            local = self._local(visit.tensor, visit.id.site).detach()
+        if type(visit.tensor) is torch.Tensor:
+            local = self._local(visit.tensor.detach(), visit.id.site)
+        else:
+            with torch.no_grad():  # not a detached DTensor: since torch 2.14 that may communicate, and use up a mask
+                local = self._local(visit.tensor, visit.id.site).detach()
         placement = visit.placement
         if placement is not None and tuple(local.shape) != placement.region.local_shape:
             # Only padding can differ here: placement.region was made for this shape.
@@ -110,7 +113,12 @@ class Recorder:
             return local, None, None  # isolation replays this input
         sketch = compute_sketch(visit.id.name, local, placement.region, plan.num_buckets)
         needs_mean = plan.role == "reference" and visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT)
-        return sketch, SketchInfo(plan.num_buckets), _estimate_mean(local) if needs_mean else None
+        if not needs_mean:
+            return sketch, SketchInfo(plan.num_buckets), None
+        mean = _estimate_mean(local)
+        if is_asynchronous(mean):
+            return sketch, SketchInfo(plan.num_buckets), mean
+        return sketch, SketchInfo(plan.num_buckets).with_mean(float(mean)), None
 
 
 def _estimate_mean(tensor: torch.Tensor) -> torch.Tensor:

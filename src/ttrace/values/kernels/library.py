@@ -38,9 +38,12 @@ _TRITON_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """What the kernels in Triton are used for."""
 
 _CHECKSUM = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32)
+_BOX = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 _SIGNATURES = {
     "crc": (_CHECKSUM, ctypes.c_uint32),
     "copy": ((*_CHECKSUM, ctypes.c_void_p), ctypes.c_uint32),
+    "sketch": ((*_BOX, ctypes.c_int64, ctypes.c_void_p), None),
+    "generate": ((*_BOX, ctypes.c_int64, ctypes.c_float, ctypes.c_float), None),
 }
 """Signatures of functions that are called so often that they take plain numbers; others wrap each argument."""
 _FILE = Path(__file__).parent / "kernels.so"
@@ -84,7 +87,13 @@ def choose_device_kernels(tensor: torch.Tensor) -> Any:
 
 
 def _find_requested() -> str | None:
-    return _requested.get() or os.environ.get("TTRACE_KERNELS") or None
+    return _requested.get() or read_environment()
+
+
+@functools.cache  # every record asks
+def read_environment() -> str | None:
+    """Read which variant the environment asks for, once per process."""
+    return os.environ.get("TTRACE_KERNELS") or None
 
 
 def list_variants() -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class _DimStruct(ctypes.Structure):
 def fill(kernels: Kernels, out: torch.Tensor, region: Region, stream: WordStream, recipe: Recipe) -> torch.Tensor:
     """Fill a contiguous tensor with the generated values of this region."""
     for box in _describe_boxes(out, region, stream):
-        kernels.generate(*box, ctypes.c_int64(recipe.kind), ctypes.c_float(recipe.factor), ctypes.c_float(recipe.mean))
+        kernels.generate(*box, recipe.kind, recipe.factor, recipe.mean)
     return out
 
 
@@ -58,7 +58,7 @@ def compute_sums(kernels: Kernels, local: torch.Tensor, region: Region, stream: 
     """Compute the sketch of a tensor whose last dim is contiguous; a flat shard is contiguous as a whole."""
     buckets = torch.zeros(k, dtype=torch.float64, device="cpu")
     for box in _describe_boxes(local, region, stream):
-        kernels.sketch(*box, ctypes.c_int64(k), ctypes.c_void_p(buckets.data_ptr()))
+        kernels.sketch(*box, k, buckets.data_ptr())
     return buckets
 
 
@@ -66,8 +66,7 @@ def _describe_boxes(local: torch.Tensor, region: Region, stream: WordStream) -> 
     """Yield the first arguments of both kernels for each box of a region: address, dtype, dims and stream."""
     begin, size = local.data_ptr(), local.element_size()
     for offset, dims in _plan_boxes(region, local.stride()):
-        numbers = (ctypes.c_int64(number) for number in (len(dims), stream.key, stream.step))
-        yield ctypes.c_void_p(begin + offset * size), ctypes.c_int64(DTYPES[local.dtype]), dims, *numbers
+        yield begin + offset * size, DTYPES[local.dtype], dims, len(dims), stream.key, stream.step
 
 
 @lru_cache(maxsize=256)  # a step has many tensors of a few shapes
