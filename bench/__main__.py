@@ -9,7 +9,7 @@ import importlib
 import sys
 from pathlib import Path
 
-WITH_OPTIONS = ("damage", "streamed")
+WITH_OPTIONS = ("calibration", "damage", "streamed")
 
 
 def names() -> list[str]:

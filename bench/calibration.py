@@ -4,6 +4,7 @@ The ratio is the observed error over the estimate, max(error of the twins, floor
 the estimate. Tensors that are bitwise equal prove nothing and are counted separately. References are GPT-, Llama- and
 MoE-shaped, in fp32, bf16 and torchao's float8, emulated. Candidates are arithmetic equivalents in this process, with
 every sum in parts that a parallelism would take in parts (`bench/_models.py`), and real ranks (`bench/_ranks.py`).
+`--trained` measures small models that were trained on text, with their own weights (`bench/_trained.py`).
 `--all` goes from 2 to 128 layers and draws the figures of docs/explanation/tolerance.md.
 """
 
@@ -29,6 +30,7 @@ from bench._models import (
     shift_vocabulary,
 )
 from bench._ranks import BF16, FP32, Case, cases, judged_on_ranks
+from bench._trained import judge_trained
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.tolerance.estimate import unit
@@ -37,6 +39,8 @@ from ttrace.tensors.ids import Kind, TensorId
 
 BAR = 20_000
 """How many tensors must have been compared, all within the margin."""
+TRAINED_BAR = 2.5
+"""The largest ratio that is allowed with trained weights."""
 WIDE = [Model("llama", precision, 2, is_wide=True) for precision in PRECISIONS]
 SMALL = [*(Model(family, precision, 6) for family in FAMILIES for precision in PRECISIONS), WIDE[0]]
 DEEPEST = [*(Model(family, "bf16", 128) for family in FAMILIES), Model("llama", "fp8", 128)]
@@ -160,8 +164,26 @@ def sampled(curves: Mapping[str, Mapping[str, Curve]]) -> Iterator[str]:
             yield f"| {title}, {name} | {' | '.join(f'{one.errors[at - 1]:.1f}' for at in places)} |"
 
 
+def calibrate_trained() -> int:
+    """Measure models that were trained on text; print the largest ratio."""
+    total = Tally()
+    print(f"observed / estimated error, trained on text\n\n{HEAD}")
+    for name, tally in judge_trained((torch.float32, torch.bfloat16), Tally.of):
+        total += print_row(name, tally)
+    print(total.row("all"), end="\n\n")
+    print(*total.accused, sep="\n", end="\n" if total.accused else "")
+    largest = max(total.ratios)
+    print(
+        f"calibration --trained: {largest:.2f} at most, median {statistics.median(total.ratios):.2f}, of "
+        f"{len(total.ratios)} tensors; {len(total.accused)} accused (bars: {TRAINED_BAR}, 0)"
+    )
+    return int(largest > TRAINED_BAR or bool(total.accused))
+
+
 def main(*options: str) -> int:
     torch.set_num_threads(1)
+    if "--trained" in options:
+        return calibrate_trained()
     everything = "--all" in options
     total = Tally()
     faults: dict[str, dict[str, Curve]] = {}

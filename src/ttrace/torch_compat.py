@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 from torch.autograd.graph import Node
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -121,6 +122,10 @@ def without_torch_function() -> AbstractContextManager[Any]:
     `torch._C.DisableTorchFunctionSubclass`, since 2.6. Without it a streamed parameter would call itself for ever.
     """
     return cast("AbstractContextManager[Any]", torch._C.DisableTorchFunctionSubclass())
+
+
+DispatchMode = TorchDispatchMode
+"""A mode that sees every operator, `torch.utils._python_dispatch`, since 2.6. Without it twins are only nudged."""
 
 
 def read_arguments(operator: Any) -> Sequence[Any]:

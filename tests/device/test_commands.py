@@ -73,6 +73,32 @@ with session.step():
 if world > 1:
     dist.destroy_process_group()
 """
+COHERENT = """
+import os, sys, torch, torch.distributed as dist, ttrace
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+world = int(os.environ.get("WORLD_SIZE", "1"))
+torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 2048, bias=False), nn.ReLU(), nn.Linear(2048, 64, bias=False))
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.copy_((torch.randn_like(parameter) + 1) / 8)  # trained weights have little cancellation
+model.to("emu")
+if world > 1:
+    mesh = init_device_mesh("emu", (world,), mesh_dim_names=("tp",))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if "--bug" in sys.argv:
+        model[1].register_forward_hook(lambda module, args, output: output * (1 + 1e-3 * dist.get_rank()))
+session = ttrace.attach(model)
+with session.step():
+    x = session.batch(torch.randn(4, 64, device="emu") + 1)
+    model(x).square().mean().backward()
+if world > 1:
+    dist.destroy_process_group()
+"""
 SWEEP = """
 reference = "python examples/hidden_allreduce.py --device emu"
 candidate = "torchrun --standalone --nproc-per-node {tp} examples/hidden_allreduce.py --device emu {bug}"
@@ -133,6 +159,20 @@ def test_sums_in_random_order_are_no_finding_and_hide_none(tmp_path: Path, monke
     wrong = run_example("dtensor_tp", tmp_path / "bug", "--bug", more=QUICKLY)
     assert wrong.returncode == 1, wrong.stdout + wrong.stderr
     assert "layers.1.gated/grad_input" in wrong.stdout
+
+
+def test_one_accumulator_for_a_long_sum_is_no_finding_and_hides_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half as many terms round quite differently, where all have one sign: twins must take sums in parts too."""
+    monkeypatch.setenv("EMU_ONE_ACCUMULATOR", "1")
+    monkeypatch.setenv("EMU_LAG_MS", "0")
+    path = script(tmp_path, COHERENT).split()[-1]
+    for flag, expected in ("", 0), ("--bug", 1):
+        candidate = f"torchrun --standalone --nproc-per-node 2 {path} {flag}"
+        options = ("--own-parameters", "--out", str(tmp_path / f"run{flag}"), *QUICKLY)
+        ran = ttrace("run", "--reference", f"python {path}", "--candidate", candidate, *options)
+        assert ran.returncode == expected, ran.stdout + ran.stderr
 
 
 def test_an_error_of_the_device_is_the_scripts_own(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ _PASSES_ON = draws.__file__
 """It makes what a script asks for."""
 _OF_FLOATS = {torch.empty, torch.empty_strided, torch.eye, torch.linspace, torch.logspace, torch.ones, torch.rand}
 _OF_FLOATS |= {torch.randn, torch.zeros}
-_LIKE_THEIR_ARGUMENT = {torch.full, torch.scalar_tensor, torch.tensor}
+_LIKE_THEIR_ARGUMENT = {torch.arange, torch.full, torch.scalar_tensor, torch.tensor}
+_OF_INTEGERS = {torch.randint, torch.randperm}
 
 
 @contextmanager
@@ -50,12 +51,14 @@ class _OwnDefaults(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         caller = sys._getframe(1).f_code.co_filename
         is_ours = caller.startswith(SOURCES) and caller != _PASSES_ON
-        if is_ours or func not in _OF_FLOATS | _LIKE_THEIR_ARGUMENT:
+        if is_ours or func not in _OF_FLOATS | _LIKE_THEIR_ARGUMENT | _OF_INTEGERS:
             return func(*args, **kwargs or {})
         stated = {name: value for name, value in (kwargs or {}).items() if value is not None}
         device, floats = {"device": "cpu"}, {"dtype": self._dtype}
         if func in _OF_FLOATS:
             return func(*args, **device | floats | stated)
         made = func(*args, **device | stated)
+        if func in _OF_INTEGERS:
+            return made
         is_default = "dtype" not in stated and made.dtype == torch.get_default_dtype()
         return func(*args, **device | floats | stated) if is_default else made

@@ -49,6 +49,7 @@ class Cell:
     """Whether both sides start as they initialised themselves."""
     seed: int = 0
     """Of all values that are generated."""
+    num_steps: int = 1
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -64,7 +65,12 @@ class Cell:
     def settings(self) -> dict[str, Any]:
         """What plans of both sides say."""
         parameters = "own" if self.own_parameters else "generated"
-        return {"microbatch_grads": self.microbatch_grads, "parameters": parameters, "seed": self.seed}
+        return {
+            "microbatch_grads": self.microbatch_grads,
+            "parameters": parameters,
+            "seed": self.seed,
+            "num_steps": self.num_steps,
+        }
 
     @property
     def name(self) -> str:

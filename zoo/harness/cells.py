@@ -92,7 +92,9 @@ def trace_cell(
     session = attached(candidate, plan.model_copy(update=cell.settings))
     if fault is not None:
         fault(candidate)
-    candidate.step(session)
+    for _ in range(cell.num_steps):
+        candidate.step(session)
+        candidate.optimizer.zero_grad()
     session.close()
     return Traced(reference, out)
 
@@ -161,5 +163,8 @@ def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cel
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})
     session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
-    accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm, loss=cell.trusted_loss or cell.loss)
+    loss = cell.trusted_loss or cell.loss
+    for _ in range(cell.num_steps):
+        accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm, loss=loss)
+        optimizer.zero_grad()
     session.close()

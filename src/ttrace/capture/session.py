@@ -35,6 +35,7 @@ from ttrace.capture.probes.module_tensors import ModuleTensors
 from ttrace.capture.probes.perturb import Perturb
 from ttrace.capture.probes.probe import Probe
 from ttrace.capture.probes.recorder import Recorder
+from ttrace.capture.probes.split_sums import SplitSums
 from ttrace.capture.resolve.inventory import list_modules, switch_dropout_off
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.names import Names
@@ -152,6 +153,7 @@ class TracingSession(SessionEvents):
         self._isolate = Isolate(plan, adapter, self._resolver, reference) if plan.isolated else None
         nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated) if plan.role == "twin" else None
         entry = GradientEntry() if nudge is not None else None
+        self._sums = SplitSums(plan.twin, plan.seed) if plan.role == "twin" else nullcontext()
         # A tensor is recorded before isolation replaces it; outside of isolation, a twin's nudge is recorded with it.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
@@ -200,7 +202,8 @@ class TracingSession(SessionEvents):
     @contextmanager
     def _traced_step(self) -> Iterator[None]:
         try:
-            with self._clock.running(), patch_torch(self), self._calls or nullcontext(), self._compiled.running():
+            calls, compiled = self._calls or nullcontext(), self._compiled.running()
+            with self._clock.running(), patch_torch(self), calls, compiled, self._sums:
                 self._state.on_start()
                 yield
                 if self._optimizer is None:

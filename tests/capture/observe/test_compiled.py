@@ -29,6 +29,7 @@ from zoo.harness.transformer import Shape, Transformer
 
 # What torch.compile itself does with autograd functions and with tensors that are no leaves.
 pytestmark = [
+    pytest.mark.own_defaults,
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, draw_tensor, nudge
+from ttrace.judge.causes import evidence
 from ttrace.judge.verdict import Cause, CauseName
 
 ID = "0/1/layers.1.fc/output"
@@ -319,3 +320,10 @@ def test_a_wrong_loss_is_told_by_its_gradient(tmp_path: Path) -> None:
     [finding] = case.judge().findings
     assert str(finding.comparison.id) == "0/0/./loss"
     assert finding.cause.sentence.startswith("its gradient shows: indices of dim 0 do not count alike")
+
+
+def test_a_tensor_that_is_too_large_to_search_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "MOST_ELEMENTS", FULL.numel() - 1)
+    found = changed(Case(tmp_path), draw_tensor(8, 12, seed=3))
+    assert found.name is CauseName.UNEXPLAINED
+    assert found.sentence == "too large to diagnose: patterns are not looked for in 96 elements"

@@ -20,7 +20,7 @@ MOST_TOLERANCES = 2.0
 """An explanation leaves an error of at most this many tolerances,"""
 MOST_OF_ERROR = 0.1
 """and at most this share of the error that it explains."""
-_MOST = 1 << 24
+MOST_ELEMENTS = 1 << 24
 """Larger tensors are not assembled to look for patterns in them."""
 
 
@@ -68,11 +68,16 @@ class Evidence:
         """Whether the explanation leaves little enough of the difference between replicas."""
         return rest <= min(MOST_TOLERANCES * self.tolerance, MOST_OF_ERROR * self.comparison.replica_error)
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether patterns in the values were not looked for."""
+        return self.stats.count > MOST_ELEMENTS
+
     @cached_property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Both logical tensors in float64, the factor applied; None if they are large, or not both finite."""
         is_fit = self.comparison.verdict is Verdict.FAIL and self.stats.finite_a and self.stats.finite_b
-        if not is_fit or not 4 <= self.stats.count <= _MOST or self.stats.aa == 0.0:
+        if not is_fit or not 4 <= self.stats.count <= MOST_ELEMENTS or self.stats.aa == 0.0:
             return None
         return self.reference.tensor().to(torch.float64), self.candidate.tensor().to(torch.float64) * self.factor
 

@@ -100,6 +100,9 @@ def find_cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Ca
                 found = detector(evidence)
                 if found is not None:
                     return found
+        if evidence.is_too_large:
+            size = f"{evidence.stats.count:.2g} elements"
+            return Cause(CauseName.UNEXPLAINED, f"too large to diagnose: patterns are not looked for in {size}")
     return Cause(CauseName.UNEXPLAINED, "no known pattern explains the difference")
 
 

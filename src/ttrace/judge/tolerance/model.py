@@ -15,7 +15,13 @@ from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.tolerance.estimate import TwinSample, estimate_tolerances, unit
 from ttrace.judge.tolerance.grad_norm import find_norm_share, measure_norm_error
 from ttrace.judge.tolerance.gradient_terms import measure_rounding_of_terms
-from ttrace.judge.tolerance.noise_dominated import Masks, find_lost_elements, is_of_update, measure_swayed_norm
+from ttrace.judge.tolerance.noise_dominated import (
+    Masks,
+    allow_updated_weights,
+    find_lost_elements,
+    is_of_update,
+    measure_swayed_norm,
+)
 from ttrace.judge.tolerance.scale import SCALE_MARGIN, add_scale
 from ttrace.judge.tolerance.zero_gradients import mark_followers, measure_by_siblings
 from ttrace.judge.verdict import Tolerance, ToleranceRule, ToleranceTerm
@@ -86,7 +92,8 @@ class ToleranceModel:
 
         proven = measure_by_siblings(found, self.stats, margin=self.margin, rounding_of_terms=rounding_of_terms)
         proven = mark_followers(proven, self.stats, margin=self.margin)
-        return add_scale(self._allow_squares(proven), self.stats, margin=self.scale_margin)
+        allowed = allow_updated_weights(self._allow_squares(proven))
+        return add_scale(allowed, self.stats, margin=self.scale_margin)
 
     @property
     def identity(self) -> str:
@@ -177,11 +184,18 @@ class ToleranceModel:
         norm = measure(logical, logical)[0].norm
         if logical.num_buckets:
             return self._measure_turned(tensor_id, norm)
-        if tensor_id.kind is Kind.PARAM:
-            return 0.0
-        noise = self._noise.get(tensor_id.at(Kind.PARAM_GRAD, slot=""), 0.0)
-        swayed = measure_swayed_norm(self.reference, tensor_id, noise / self.margin) / norm if norm and noise else 0.0
+        # A parameter has been moved by all steps so far, and at the begin of a step by those before it.
+        last = tensor_id.step - (tensor_id.kind is Kind.PARAM)
+        steps = (last,) if tensor_id.kind is Kind.UPDATE else range(last + 1)
+        swayed = (
+            math.hypot(*(self._measure_swayed(replace(tensor_id, step=step)) for step in steps)) / norm if norm else 0.0
+        )
         return max(swayed, self._measure_quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0)
+
+    def _measure_swayed(self, tensor_id: TensorId) -> float:
+        """What rounding of its gradient does to single elements of a parameter's update, at the id's step."""
+        noise = self._noise.get(tensor_id.at(Kind.PARAM_GRAD, slot=""), 0.0)
+        return measure_swayed_norm(self.reference, tensor_id, noise / self.margin) if noise else 0.0
 
     def _measure_turned(self, tensor_id: TensorId, norm: float) -> float:
         """What one element does whose update turns around, or is rounded the other way: sketches leave none out."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.judge.verdict import Tolerance, ToleranceRule
 from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Trace
@@ -68,6 +70,27 @@ def measure_swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> 
                 follows = (1 - moved / moved.median()).nan_to_num(0.0).clamp(min=0.0)
                 total += float((moved * share * follows).square().sum())
     return math.sqrt(total)
+
+
+def allow_updated_weights(tolerances: Mapping[TensorId, Tolerance]) -> dict[TensorId, Tolerance]:
+    """Allow what a module computes in later steps the error that its weights have by then, its own and the next inner.
+
+    It may come from a few elements of a weight, of which three twins may happen to have none.
+    """
+    of_weights: dict[tuple[int, str], float] = {}
+    for tensor_id, tolerance in tolerances.items():
+        if tensor_id.kind is Kind.PARAM and tensor_id.step:
+            terms = (term.value for term in tolerance.terms if term.rule is ToleranceRule.UPDATE)
+            largest = max(terms, default=0.0)
+            module = tensor_id.name.rpartition(".")[0]
+            for place in ((tensor_id.step, module), (tensor_id.step, module.rpartition(".")[0])):
+                of_weights[place] = max(of_weights.get(place, 0.0), largest)
+    result = dict(tolerances)
+    for tensor_id, tolerance in tolerances.items():
+        least = of_weights.get((tensor_id.step, tensor_id.name), 0.0)
+        if tensor_id.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) and least > tolerance.value:
+            result[tensor_id] = replace(tolerance, value=least).with_term(ToleranceRule.UPDATE, least)
+    return result
 
 
 def _find_small_gradients(

@@ -4,7 +4,8 @@ With this folder's parent on PYTHONPATH, torch loads it by itself, as it loads e
 extension is built at the first use and kept in the user's cache.
 
 EMU_LAG_MS: how late kernels start; EMU_SIDE_LAG_MS: those of streams that are not the default one; EMU_DEVICES: the
-number of devices; EMU_RANDOM_SUMS=1: sums in another order each time.
+number of devices; EMU_RANDOM_SUMS=1: sums in another order each time; EMU_ONE_ACCUMULATOR=1: products add up their
+terms one after the other.
 """
 
 from __future__ import annotations

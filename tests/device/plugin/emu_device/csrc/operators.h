@@ -117,6 +117,20 @@ inline void shuffle_sums(const std::string& name, torch::jit::Stack& given) {
   }
 }
 
+// A product in float32 whose terms are added one after the other, as kernels do that do not split a long sum.
+inline bool multiply_in_order(const std::string& name, torch::jit::Stack& given) {
+  size_t first = name == "aten::addmm" ? 1 : 0;
+  if (name != "aten::mm" && name != "aten::addmm") return false;
+  auto a = given[first].toTensor(), b = given[first + 1].toTensor();
+  if (a.scalar_type() != at::kFloat) return false;
+  auto sum = at::zeros({a.size(0), b.size(1)}, a.options());
+  for (int64_t k = 0; k < a.size(1); ++k) sum.addcmul_(a.select(1, k).unsqueeze(1), b.select(0, k).unsqueeze(0));
+  if (first) sum = given[0].toTensor() * given[3].toScalar() + sum * given[4].toScalar();
+  bool writes_out = given.size() > (first ? 5 : 2);
+  given = {writes_out ? given.back().toTensor().copy_(sum) : sum};
+  return true;
+}
+
 // CUDA computes normalisation in float32, and its statistics are float32; CPU kernels keep them in bfloat16.
 inline void widen_norms(const std::string& name, torch::jit::Stack& given) {
   if (name != "aten::native_layer_norm" && name != "aten::native_layer_norm_backward") return;
@@ -269,7 +283,8 @@ inline void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   queue->push([op, name, given = std::move(given), results = std::move(results)]() mutable {
     widen_norms(name, given);
     if (random_sums) shuffle_sums(name, given);
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &given);
+    if (!ONE_ACCUMULATOR || !multiply_in_order(name, given))
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &given);
     for (auto& [i, into] : results) {
       std::vector<at::Tensor> computed;
       map_tensors(given[i], [&](const at::Tensor& one) { computed.push_back(one); return one; });

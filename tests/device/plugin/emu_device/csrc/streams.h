@@ -31,6 +31,7 @@ inline long read_env(const char* name, long otherwise) {
 // How late kernels start, in milliseconds: those of default streams, and those of all others.
 inline std::atomic<long> default_lag = read_env("EMU_LAG_MS", 20), side_lag = read_env("EMU_SIDE_LAG_MS", default_lag);
 inline std::atomic<long> random_sums = read_env("EMU_RANDOM_SUMS", 0);
+inline const long ONE_ACCUMULATOR = read_env("EMU_ONE_ACCUMULATOR", 0);
 inline const long NUM_DEVICES = read_env("EMU_DEVICES", 2);
 
 // What the host did: every wait for the device with its thread, and, if wanted, every kernel with its stream.
