@@ -161,6 +161,7 @@ def test_sums_in_random_order_are_no_finding_and_hide_none(tmp_path: Path, monke
     assert "layers.1.gated/grad_input" in wrong.stdout
 
 
+@pytest.mark.skipif("not config.getoption('--all')", reason="takes a minute: --all")
 def test_one_accumulator_for_a_long_sum_is_no_finding_and_hides_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

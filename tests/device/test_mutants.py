@@ -174,7 +174,7 @@ MUTANTS: dict[Patch, tuple[tuple[int, int], dict[str, Any]]] = {
     reuse_chunk_at_once: (LATE, {"max_bytes_held": LITTLE}),
     release_part_before_it_is_written: ((0, 0), {"max_bytes_held": LITTLE}),
     flush_without_waiting: (LATE, {}),
-    keep_gradient_without_copy: ((0, 0), {}),
+    keep_gradient_without_copy: (LATE_SIDE, {}),
     read_numbers_early: (LATE, {}),
     read_batch_early: (LATE, {}),
     flatten_on_the_host: (LATE, {}),
