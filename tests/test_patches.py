@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ttrace.patches import Patches, SharedPatches
+from ttrace.patches import OutermostCall, Patches, SharedPatches
 
 
 class Owner:
@@ -93,3 +93,18 @@ def test_users_in_threads_share_patches_until_the_last_is_through() -> None:
     may_leave.set()
     thread.join()
     assert module.value == 0
+
+
+def test_only_the_outermost_call_is_the_scripts() -> None:
+    script, seen = OutermostCall(), []
+
+    def inner() -> None:
+        seen.append(script.is_running)
+        if not script.is_running:
+            script.run(inner)
+
+    inner()
+    assert seen == [False, True]
+    with pytest.raises(ZeroDivisionError):
+        script.run(lambda: 1 // 0)
+    assert not script.is_running

@@ -11,8 +11,8 @@ from bench._models import CUTS, Model, bed
 from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.reason import Reason
-from ttrace.judge.tolerance.noise_dominated import find_lost_elements
-from ttrace.judge.verdict import Comparison, Exit, Verdict
+from ttrace.judge.tolerance.noise_dominated import allow_updated_weights, find_lost_elements
+from ttrace.judge.verdict import Comparison, Exit, Tolerance, ToleranceRule, ToleranceTerm, Verdict
 from ttrace.tensors.ids import TensorId
 
 GRAD, AFTER = "0/-/fc.weight/param_grad", "0/-/fc.weight/param_after"
@@ -142,3 +142,50 @@ def test_an_element_whose_gradient_is_as_small_as_adams_epsilon_is_no_fault() ->
     with bed(Model("gpt", "fp32", 3)) as found:
         judgement = judge_candidate(found.twins, found.candidate(CUTS["tp=2"]))
     assert judgement.exit is Exit.PASSED
+
+
+def test_in_later_steps_a_module_is_allowed_the_error_of_its_weights() -> None:
+    own = (ToleranceTerm(ToleranceRule.TWINS, 1e-6),)
+    swayed = Tolerance(1e-4, 1e-6, 0.0, terms=(*own, ToleranceTerm(ToleranceRule.UPDATE, 1e-4)))
+    plain = Tolerance(1e-6, 2.5e-7, 0.0, terms=own)
+    ids = {
+        "1/-/mlp.fc.weight/param": swayed,
+        "0/-/mlp.fc.weight/param_after": swayed,
+        "1/0/mlp.fc/output": plain,
+        "1/0/mlp.fc/grad_input": plain,
+        "1/0/mlp/output": plain,
+        "1/0/mlp.fc/input": plain,
+        "1/0/other/output": plain,
+        "0/0/mlp.fc/output": plain,
+    }
+    found = allow_updated_weights({TensorId.parse(text): tolerance for text, tolerance in ids.items()})
+    widened = {str(tensor_id) for tensor_id, tolerance in found.items() if tolerance.value == 1e-4}
+    assert widened - {"1/-/mlp.fc.weight/param", "0/-/mlp.fc.weight/param_after"} == {
+        "1/0/mlp.fc/output",
+        "1/0/mlp.fc/grad_input",
+        "1/0/mlp/output",
+    }
+
+
+def test_a_parameter_has_the_tolerance_that_it_had_after_the_step_before(tmp_path: Path) -> None:
+    """An element that Adam moves by a share only, as its gradient is near Adam's epsilon, may be in no twin."""
+    case, before = Case(tmp_path), "0/-/fc.weight/param"
+    case.add_right("0/0/fc/output")
+    case.add_right("1/0/fc/output")
+    grad = gradient()
+    grad[SMALL] = 3e-3
+    update = grad.sign()
+    update[SMALL] = 0.5
+    values = draw_tensor(8, 12, seed=1)
+    case.add(GRAD, grad, "a b/tp", noise=NOISE)
+    case.add(before, values, "a b/tp", noise=0.0)
+    for tensor_id in (AFTER, "1/-/fc.weight/param"):
+        case.add(tensor_id, values - LR * update, "a b/tp", noise=0.0)
+    judgement = case.judge()
+    terms = []
+    for tensor_id in (AFTER, "1/-/fc.weight/param"):
+        tolerance = find_comparison(judgement, tensor_id).tolerance
+        assert tolerance is not None
+        terms.append(next(term.value for term in tolerance.terms if term.rule is ToleranceRule.UPDATE))
+    assert terms[0] == pytest.approx(terms[1])
+    assert terms[0] > 0
