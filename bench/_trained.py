@@ -22,13 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bench._ranks import NUM_RANKS
 from ttrace.judge.verdict import Judgement
 from zoo.harness.candidate import BATCH, Cell
 from zoo.harness.cells import judge_all, trace_cell
 from zoo.harness.ranks import on_ranks
 from zoo.harness.transformer import Shape, Transformer
 
-NUM_RANKS = 2
 NUM_STEPS = 2
 NUM_TRAINING_STEPS = 300
 _LEARNING_RATE = 3e-3
@@ -79,9 +79,7 @@ class Weights:
     file: Path
 
     def __call__(self, model: nn.Module) -> None:
-        own = model.state_dict()
-        trained = torch.load(self.file)
-        model.load_state_dict({name: trained[name] for name in own if name in trained}, strict=False)
+        model.load_state_dict(torch.load(self.file), strict=False)
 
 
 def train(model: TrainedModel, file: Path) -> float:
@@ -107,16 +105,14 @@ def train(model: TrainedModel, file: Path) -> float:
     return float(loss.detach())
 
 
-def judge_trained(
-    dtypes: Sequence[torch.dtype], keep: Callable[[Judgement], T], layouts: Sequence[str] = LAYOUTS
-) -> Iterator[tuple[str, T]]:
+def judge_trained(dtypes: Sequence[torch.dtype], keep: Callable[[Judgement], T]) -> Iterator[tuple[str, T]]:
     """Train every model, and judge it under every layout; yield each one's name and what is kept of its judgement."""
     with tempfile.TemporaryDirectory() as folder:
         for model in MODELS:
             weights = Path(folder) / f"{model.seed}.pt"
             loss = train(model, weights)
             for dtype in dtypes:
-                cells = [Cell(layout, NUM_RANKS, dtype, own_parameters=True, num_steps=NUM_STEPS) for layout in layouts]
+                cells = [Cell(layout, NUM_RANKS, dtype, own_parameters=True, num_steps=NUM_STEPS) for layout in LAYOUTS]
                 found = on_ranks(NUM_RANKS, _judge, Path(folder), model, weights, cells, keep, timeout=1800.0)[0]
                 precision = str(dtype).removeprefix("torch.")
                 for cell, kept in zip(cells, found, strict=True):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.torch_defaults import use_defaults
+from ttrace.values.kernels.library import read_environment
 
 # A shell that runs the tests in the background has them ignore SIGINT, and with them every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,6 +40,14 @@ def torch_defaults(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("what the test itself computes needs torch's own defaults")
     with use_defaults(getattr(torch, dtype) if dtype else None, device):
         yield
+
+
+@pytest.fixture
+def new_environment() -> Iterator[None]:
+    """Have the environment asked again which kernels to use, in this test and after it."""
+    read_environment.cache_clear()
+    yield
+    read_environment.cache_clear()
 
 
 LONGEST = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,17 +15,11 @@ from ttrace.values.kernels.library import (
     choose_kernels,
     is_readable,
     list_variants,
-    read_environment,
     use_kernels,
 )
 from ttrace.values.stats import measure_difference
 
-
-@pytest.fixture(autouse=True)
-def new_environment() -> Iterator[None]:
-    read_environment.cache_clear()
-    yield
-    read_environment.cache_clear()
+pytestmark = pytest.mark.usefixtures("new_environment")
 
 
 def test_the_best_variant_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

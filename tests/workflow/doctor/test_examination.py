@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,11 @@ import torch
 
 import ttrace
 from ttrace.report.health import HealthProblem, TorchrunStage, TorchSupport
-from ttrace.values.kernels.library import list_variants, read_environment
+from ttrace.values.kernels.library import list_variants
 from ttrace.workflow.doctor.examination import examine
 from zoo.harness.limits import HANG
 
-
-@pytest.fixture(autouse=True)
-def new_environment() -> Iterator[None]:
-    read_environment.cache_clear()
-    yield
-    read_environment.cache_clear()
+pytestmark = pytest.mark.usefixtures("new_environment")
 
 
 @pytest.fixture(autouse=True)

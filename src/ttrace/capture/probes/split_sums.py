@@ -7,6 +7,7 @@ the sum, each rounded by itself, is further from the reference than its twins (d
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -34,23 +35,24 @@ class SplitSums(torch_compat.DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ in _HOLDERS for kind in types):
             return NotImplemented  # the products of what they hold come here as well
+        kwargs = kwargs or {}
         product = _PRODUCTS.get(func) if all(kind in _PLAIN for kind in types) else None
         # A backward pass has no gradients of its own; a recomputation has, and repeats the forward pass.
         if product is None or (torch_compat.is_in_backward() and not torch.is_grad_enabled()):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         left, right = args[-2:]
         num_terms = left.shape[-1]
         if num_terms < _LEAST_TERMS or left.dtype.itemsize < _LEAST_BYTES or not left.is_floating_point():
-            return func(*args, **(kwargs or {}))
-        at = self._choose_place(num_terms)
-        first = func(*args[:-2], left[..., :at], right[..., :at, :], **(kwargs or {}))
-        rest = product(left[..., at:], right[..., at:, :])
-        return first.add_(rest, alpha=(kwargs or {}).get("alpha", 1))
+            return func(*args, **kwargs)
+        at = _choose_place(self._twin, self._seed, num_terms)
+        first = func(*args[:-2], left[..., :at], right[..., :at, :], **kwargs)
+        return first.add_(product(left[..., at:], right[..., at:, :]), alpha=kwargs.get("alpha", 1))
 
-    def _choose_place(self, num_terms: int) -> int:
-        """Choose where to part a sum; the same place for each length, so that a recomputation repeats itself."""
-        chance = random.Random(f"{self._seed} {self._twin} {num_terms}")
-        return chance.randint(num_terms // 4, num_terms - num_terms // 4)
+
+@functools.cache  # to seed a generator takes longer than a small product
+def _choose_place(twin: int, seed: int, num_terms: int) -> int:
+    """Choose where to part a sum; the same place for each length, so that a recomputation repeats itself."""
+    return random.Random(f"{seed} {twin} {num_terms}").randint(num_terms // 4, num_terms - num_terms // 4)
 
 
 _PRODUCTS = {

@@ -47,6 +47,8 @@ class ToleranceModel:
     stats: dict[TensorId, tuple[Stats, ...]] = field(default_factory=dict)
     """Each twin against the reference, by id."""
     _noise: dict[TensorId, float] = field(default_factory=dict)
+    _swayed: dict[TensorId, float] = field(default_factory=dict)
+    """By gradient, what was measured of its update: the parameter after it and in later steps ask again."""
 
     @classmethod
     def measure(
@@ -194,8 +196,11 @@ class ToleranceModel:
 
     def _measure_swayed(self, tensor_id: TensorId) -> float:
         """What rounding of its gradient does to single elements of a parameter's update, at the id's step."""
-        noise = self._noise.get(tensor_id.at(Kind.PARAM_GRAD, slot=""), 0.0)
-        return measure_swayed_norm(self.reference, tensor_id, noise / self.margin) if noise else 0.0
+        gradient_id = tensor_id.at(Kind.PARAM_GRAD, slot="")
+        noise = self._noise.get(gradient_id, 0.0)
+        if noise and gradient_id not in self._swayed:
+            self._swayed[gradient_id] = measure_swayed_norm(self.reference, tensor_id, noise / self.margin)
+        return self._swayed.get(gradient_id, 0.0)
 
     def _measure_turned(self, tensor_id: TensorId, norm: float) -> float:
         """What one element does whose update turns around, or is rounded the other way: sketches leave none out."""
