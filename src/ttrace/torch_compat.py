@@ -117,15 +117,24 @@ def outside_function_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_torch_function() -> AbstractContextManager[Any]:
-    """A block in which subclasses' `__torch_function__` is not called.
-
-    `torch._C.DisableTorchFunctionSubclass`, since 2.6. Without it a streamed parameter would call itself for ever.
-    """
+    """A block without subclasses' `__torch_function__`, since 2.6. Without it a streamed parameter calls itself."""
     return cast("AbstractContextManager[Any]", torch._C.DisableTorchFunctionSubclass())
 
 
-DispatchMode = TorchDispatchMode
-"""A mode that sees every operator, `torch.utils._python_dispatch`, since 2.6. Without it twins are only nudged."""
+class DispatchMode(TorchDispatchMode):
+    """A mode that operators go through, since 2.6. Without it twins are only nudged.
+
+    Operators of operators (flex attention) and what they compile pass it by: by flags since 2.10, by rules before.
+    """
+
+    supports_higher_order_operators = True
+    ignore_compile_internals = classmethod(lambda _cls: True)
+
+    def __enter__(self) -> Any:
+        if RELEASE < (2, 10):
+            for each in torch._ops._higher_order_ops.values():
+                each.python_key_table.setdefault(type(self), lambda _mode, *args, op=each, **kw: op(*args, **kw))
+        return super().__enter__()  # type: ignore[no-untyped-call]  # torch's own
 
 
 def read_arguments(operator: Any) -> Sequence[Any]:

@@ -419,6 +419,23 @@ def test_why_nothing_was_traced(tmp_path: Path) -> None:
     assert watch_loop(tmp_path, lambda: make_model()(torch.randn(4, 8))) == []
 
 
+def test_a_script_that_fails_within_a_step_leaves_no_complete_trace(tmp_path: Path) -> None:
+    def fail() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for number in range(NUM_STEPS):
+            loss = model(torch.randn(4, 8)).sum()
+            if number == 1:
+                return  # as after an exception: `close` is called when the process ends
+            loss.backward()
+            optimizer.step()
+
+    assert "ended within a traced step" in watch_loop(tmp_path, fail)[0]
+    rank = Trace(tmp_path / "trace").ranks[0]
+    assert rank.end is None
+    assert rank.records  # they can still be looked at
+
+
 def test_a_script_that_attaches_by_itself_finds_nothing_changed(tmp_path: Path) -> None:
     Plan(out=tmp_path / "trace", stop=False).save(tmp_path / "plan.json")
     problems: list[str] = []

@@ -19,6 +19,7 @@ from ttrace.capture.consecutive import ConsecutiveSessions
 from ttrace.capture.observe.structures import has_tensors
 from ttrace.capture.session import TracingSession
 from ttrace.capture.start import Declarations, start_session
+from ttrace.errors import CaptureError
 from ttrace.torch_compat import read_num_chunks
 from ttrace.trace.format import Attachment
 
@@ -76,6 +77,16 @@ class TracedSteps:
     def finish(self) -> None:
         """End the step that runs; the plan's last one ends the script."""
         self._block.close()
+
+    def close(self) -> str:
+        """End the step that runs, or say that the script ended within it: it is then no part of the trace."""
+        if not self._waiting:
+            self.finish()
+            return ""
+        problem = CaptureError("the script ended within a traced step, before every optimizer had stepped.")
+        with contextlib.suppress(CaptureError):
+            self._block.__exit__(CaptureError, problem, None)
+        return str(problem)
 
     def _begin_next_if_due(self) -> None:
         if not self._waiting:

@@ -193,9 +193,8 @@ class Watch:
             return
         self._is_withdrawn = True
         try:
-            if self._traced is not None:
-                self._traced.finish()
-            elif problem := self._first.describe_problem():
+            problem = self._first.describe_problem() if self._traced is None else self._traced.close()
+            if problem:
                 self._on_problem(problem)
         finally:
             self._patches.remove()

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.device_meshes import device_mesh
@@ -94,6 +95,18 @@ def test_a_recomputation_repeats_the_forward_pass(use_reentrant: bool) -> None:
 def test_shapes_are_inferred_as_ever() -> None:
     with SplitSums(1, 0), FakeTensorMode():
         assert (torch.empty(3, 8) @ torch.empty(8, 5)).shape == (3, 5)
+
+
+@pytest.mark.own_defaults
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_flex_attention_and_what_is_compiled_run_as_ever() -> None:
+    """Modes see no operators of operators unless they say so, and `fullgraph` compiles nothing below most modes."""
+    query = torch.randn(1, 2, 128, 16)
+    double = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
+    expected = flex_attention(query, query, query)
+    with SplitSums(1, 0):
+        assert torch.equal(flex_attention(query, query, query), expected)
+        assert torch.equal(double(query), query * 2)
 
 
 def test_products_of_shards_are_parted_too() -> None:
