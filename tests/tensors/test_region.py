@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ttrace.tensors import ranges as rg
@@ -101,6 +102,25 @@ def test_linear_indices_are_those_of_the_elements() -> None:
     ):
         rows, columns = region.linear()
         assert (rows[:, None] + columns).reshape(-1).tolist() == region.take(FULL).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        Region.whole((4, 6)),
+        Region((4, 6), (((3, 4), (0, 1)), ((4, 6), (0, 1)))),
+        Region((4, 6), (((0, 4),), ((3, 6),)), ((2, 7), (8, 9))),
+    ],
+)
+def test_elements_are_looked_up_and_found(region: Region) -> None:
+    held = region.take(FULL).flatten()
+    at = torch.arange(len(held))
+    assert torch.equal(region.look_up(at), held)
+    assert torch.equal(region.find_positions(held), at)
+    elsewhere = [index for index in range(24) if index not in held.tolist()]
+    assert region.find_positions(torch.tensor(elsewhere, dtype=torch.int64)).tolist() == [-1] * len(elsewhere)
+    last = tuple(size - 1 for size in region.local_shape)
+    assert FULL[region.find_index(last)] == held[-1]
 
 
 def test_linear_indices_of_long_rows_stay_factored() -> None:

@@ -101,6 +101,23 @@ def indices(ranges: Ranges, device: torch.device | str = "cpu") -> torch.Tensor:
     return torch.arange(int(lengths.sum()), device="cpu") + moved.repeat_interleave(lengths)
 
 
+def look_up(ranges: Ranges, at: torch.Tensor) -> torch.Tensor:
+    """Look up the indices at these positions."""
+    starts, _, offsets = _tabulate(positions(ranges))
+    number = torch.searchsorted(offsets, at, right=True) - 1
+    return starts[number] + at - offsets[number]
+
+
+def find_positions(ranges: Ranges, index: torch.Tensor) -> torch.Tensor:
+    """Find the positions of these indices; -1 for those that the ranges do not have."""
+    if not ranges:
+        return torch.full_like(index, -1)
+    starts, stops, offsets = _tabulate(_sort_positions(ranges))
+    number = (torch.searchsorted(starts, index, right=True) - 1).clamp_min(0)
+    is_held = (index >= starts[number]) & (index < stops[number])
+    return torch.where(is_held, offsets[number] + index - starts[number], -1)
+
+
 def from_indices(index: torch.Tensor) -> Ranges:
     """Return the ranges that list these indices in this order."""
     if index.numel() == 0:
@@ -113,6 +130,11 @@ def from_indices(index: torch.Tensor) -> Ranges:
 
 def _compute_offsets(ranges: Ranges) -> list[int]:
     return list(accumulate((stop - start for start, stop in ranges), initial=0))
+
+
+def _tabulate(rows: Iterable[tuple[int, int, int]]) -> list[torch.Tensor]:
+    """The three columns, each contiguous."""
+    return list(torch.tensor([*rows], dtype=torch.int64, device="cpu").view(-1, 3).T.contiguous())
 
 
 def _sort_positions(ranges: Ranges) -> list[tuple[int, int, int]]:

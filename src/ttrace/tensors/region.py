@@ -111,6 +111,32 @@ class Region:
                 at += math.prod(extent)
         return boxes
 
+    def look_up(self, at: torch.Tensor) -> torch.Tensor:
+        """Look up the row-major global indices of some local elements, given by their row-major positions."""
+        inside = at if self.flat is None else rg.look_up(self.flat, at)
+        result = torch.zeros_like(at)
+        for ranges, size, position in zip(self.dims, self.shape, _unravel(inside, self.box_shape), strict=True):
+            result = result * size + rg.look_up(ranges, position)
+        return result
+
+    def find_index(self, local: Sequence[int]) -> Shape:
+        """Return the index in the logical tensor of one local element."""
+        at = 0
+        for number, size in zip(local, self.local_shape, strict=True):
+            at = at * size + number
+        whole = self.look_up(torch.tensor([at], dtype=torch.int64, device="cpu"))
+        return tuple(int(number) for number in _unravel(whole, self.shape))
+
+    def find_positions(self, index: torch.Tensor) -> torch.Tensor:
+        """Find the row-major positions of elements, given by their row-major global indices; -1 if not held."""
+        at, is_held = torch.zeros_like(index), torch.ones_like(index, dtype=torch.bool)
+        for ranges, size, number in zip(self.dims, self.box_shape, _unravel(index, self.shape), strict=True):
+            position = rg.find_positions(ranges, number)
+            is_held &= position >= 0
+            at = at * size + position
+        at = at.masked_fill(~is_held, -1)
+        return at if self.flat is None else rg.find_positions(self.flat, at)
+
     def linear(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row-major global indices of the local elements, as `rows[:, None] + columns`."""
         zero = torch.zeros(1, dtype=torch.int64, device=device)
@@ -151,6 +177,16 @@ class BoxPart:
             return local
         start, shape = self.box.offset, self.box.shape
         return local.view(-1)[start : start + math.prod(shape)].view(shape)
+
+    def find_region(self, shape: Shape, bounds: Sequence[tuple[int, int]]) -> Region:
+        """Return some of this part, given by one range per dim, as a region of the logical tensor."""
+        dims = []
+        for ranges, cut, (start, stop) in zip(self.box.dims, self.cut, bounds, strict=True):
+            if isinstance(cut, slice):
+                dims.append(rg.select(ranges, ((cut.start + start, cut.start + stop),)))
+            else:
+                dims.append(rg.from_indices(rg.look_up(ranges, cut.flatten()[start:stop])))
+        return Region(shape, tuple(dims))
 
     def global_index(self, index: Shape) -> Shape:
         """Return the index in the logical tensor of the element at this index of the part."""
@@ -205,6 +241,14 @@ def _make_gathered(box: Box, positions: list[torch.Tensor]) -> BoxPart:
     num_dims = len(positions)
     grid = (index.view(*(-1 if d == dim else 1 for d in range(num_dims))) for dim, index in enumerate(positions))
     return BoxPart(box, tuple(grid))
+
+
+def _unravel(index: torch.Tensor, shape: Shape) -> list[torch.Tensor]:
+    result = []
+    for size in reversed(shape):
+        result.append(index % size)
+        index = torch.div(index, size, rounding_mode="floor")
+    return result[::-1]
 
 
 def _format_ranges(ranges: Ranges) -> str:

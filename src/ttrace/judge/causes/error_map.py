@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ttrace.errors import SketchError
 from ttrace.judge.causes.evidence import Evidence
-from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.judge.tensors.logical import LogicalTensor, Piece
+from ttrace.judge.tensors.values import Values
 from ttrace.judge.verdict import Comparison
 from ttrace.tensors.region import Region, Shape
 from ttrace.trace.reader import Trace
@@ -47,41 +48,34 @@ def map_error(comparison: Comparison, reference: Trace, candidate: Trace) -> Err
     if evidence is None or evidence.reference.shape != evidence.candidate.shape or not comparison.stats.count:
         return None
     try:
-        shown, full = list(_list_parts(evidence.candidate)), _read_whole(evidence.reference)
+        whole = Values(evidence.reference)
+        shown = [(where, part, Values(part, evidence.factor)) for where, part in _list_parts(evidence.candidate)]
     except SketchError:
         return None
     size = comparison.stats.norm / math.sqrt(comparison.stats.count) or 1.0
     ranks = tuple(
-        RankMap(where, str(region), _measure_blocks(full, region, tensor, evidence.factor, size))
-        for where, region, tensor in shown[:MOST_RANKS]
+        RankMap(where, str(region := part.pieces[0].region), _measure_blocks(whole, region, values, size))
+        for where, part, values in shown[:MOST_RANKS]
     )
     return ErrorMap(evidence.reference.shape, ranks, len(shown))
 
 
-def _list_parts(candidate: LogicalTensor) -> Iterator[tuple[str, Region, torch.Tensor]]:
-    """Every shard; of a pending sum, what its summands add up to."""
+def _list_parts(candidate: LogicalTensor) -> Iterator[tuple[str, LogicalTensor]]:
+    """Every shard alone; of a pending sum, what its summands add up to."""
     for piece in candidate.pieces:
         if candidate.pending:
-            yield f"summed over {', '.join(candidate.pending)}", piece.region, piece.tensor()
+            yield f"summed over {', '.join(candidate.pending)}", replace(candidate, pieces=(piece,))
         else:
-            yield from ((str(shard.coord), piece.region, shard.tensor()) for shard in piece.summands[0])
+            for shard in piece.summands[0]:
+                yield str(shard.coord), replace(candidate, pieces=(Piece(piece.region, ((shard,),)),))
 
 
-def _read_whole(reference: LogicalTensor) -> torch.Tensor:
-    """The whole reference: as it is mapped from its file, if one rank has all of it."""
-    first = reference.pieces[0]
-    return first.tensor() if first.region.is_whole else reference.tensor()
-
-
-def _measure_blocks(
-    full: torch.Tensor, region: Region, tensor: torch.Tensor, factor: float, size: float
-) -> tuple[tuple[float, ...], ...]:
+def _measure_blocks(reference: Values, region: Region, part: Values, size: float) -> tuple[tuple[float, ...], ...]:
     width = region.shape[-1] if region.shape else 1
     height = math.prod(region.shape) // width
     num_rows, num_columns = min(height, MOST_BLOCKS), min(width, MOST_BLOCKS)
-    at, index = _sample_elements(region)
-    x = region.take(full).reshape(-1)[at].to(torch.float64)
-    y = tensor.reshape(-1)[at].to(torch.float64) * factor
+    index = _sample_elements(region)
+    x, y = reference.read_elements(index), part.read_elements(index)
     row = torch.div(index, width, rounding_mode="floor") * num_rows // height
     block = row * num_columns + index % width * num_columns // width
     count = torch.bincount(block, minlength=num_rows * num_columns)
@@ -94,11 +88,10 @@ def _split_rows(values: Sequence[float], width: int) -> tuple[tuple[float, ...],
     return tuple(tuple(values[start : start + width]) for start in range(0, len(values), width))
 
 
-def _sample_elements(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions of a shard's elements, and the row-major indices they have in the logical tensor."""
-    rows, columns = region.linear()
+def _sample_elements(region: Region) -> torch.Tensor:
+    """The row-major indices that elements of a shard have in the logical tensor."""
+    width = region.box_shape[-1] if region.box_shape else 1
     stride = -(-region.numel // _MOST_ELEMENTS)
-    while stride > 1 and math.gcd(stride, columns.numel()) > 1:
+    while stride > 1 and math.gcd(stride, width) > 1:
         stride += 1  # else some columns are never looked at
-    at = torch.arange(0, region.numel, stride, device="cpu")
-    return at, rows[at // columns.numel()] + columns[at % columns.numel()]
+    return region.look_up(torch.arange(0, region.numel, stride, device="cpu"))

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, measure
+from ttrace.judge.tensors.values import MOST_ROWS, RowSums, Values, sum_rows
 from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.trace.reader import Trace
+from ttrace.values.chunks import Bounds
 from ttrace.values.stats import Stats
 
 MOST_TOLERANCES = 2.0
 """An explanation leaves an error of at most this many tolerances,"""
 MOST_OF_ERROR = 0.1
 """and at most this share of the error that it explains."""
-MOST_ELEMENTS = 1 << 24
-"""Larger tensors are not assembled to look for patterns in them."""
+
+
+class Block(NamedTuple):
+    """The same part of both tensors, in float64, the factor applied."""
+
+    bounds: Bounds
+    ours: torch.Tensor
+    theirs: torch.Tensor
+
+    def take(self, values: torch.Tensor, dim: int) -> torch.Tensor:
+        """Take what belongs to this block's indices of a dim, so that it is spread over the other dims."""
+        shape = (-1, *(1 for _ in self.bounds[dim + 1 :]))
+        return values[slice(*self.bounds[dim])].view(shape)
 
 
 @dataclass(frozen=True)
@@ -70,16 +86,42 @@ class Evidence:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether patterns in the values were not looked for."""
-        return self.stats.count > MOST_ELEMENTS
+        """Whether patterns along a dim were not looked for."""
+        return max(self.reference.shape, default=0) > MOST_ROWS
 
     @cached_property
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Both logical tensors in float64, the factor applied; None if they are large, or not both finite."""
+    def values(self) -> tuple[Values, Values] | None:
+        """Both logical tensors, the factor applied; None if they show nothing, or are not both finite."""
         is_fit = self.comparison.verdict is Verdict.FAIL and self.stats.finite_a and self.stats.finite_b
-        if not is_fit or not 4 <= self.stats.count <= MOST_ELEMENTS or self.stats.aa == 0.0:
+        if not is_fit or self.stats.count < 4 or self.stats.aa == 0.0:
             return None
-        return self.reference.tensor().to(torch.float64), self.candidate.tensor().to(torch.float64) * self.factor
+        return Values(self.reference), Values(self.candidate, self.factor)
+
+    def blocks(self) -> Iterator[Block]:
+        """Read both tensors block by block, if there is anything to see in them."""
+        if self.values is not None:
+            yield from self._only_block if self.values[0].is_one_block else self._read_blocks(*self.values)
+
+    @cached_property
+    def _only_block(self) -> tuple[Block, ...]:
+        return tuple(self._read_blocks(*self.values)) if self.values is not None else ()
+
+    @staticmethod
+    def _read_blocks(ours: Values, theirs: Values) -> Iterator[Block]:
+        return (Block(bounds, ours.read(bounds), theirs.read(bounds)) for bounds in ours.cut())
+
+    @cached_property
+    def row_sums(self) -> dict[int, RowSums]:
+        """Sums over the indices of each dim, if there is anything to see in them."""
+        return sum_rows(*self.values) if self.values is not None else {}
+
+    def measure_rest(self, leave: Callable[[Block], torch.Tensor], *, most_blocks: int | None = None) -> float:
+        """Measure what an explanation leaves of the blocks, relative to the reference."""
+        rest = norm = 0.0
+        for block in itertools.islice(self.blocks(), most_blocks):
+            rest += float(leave(block).square().sum())
+            norm += float(block.ours.square().sum())
+        return math.sqrt(rest / max(norm, 1e-300))
 
     def is_explained_error(self, rest: float) -> bool:
         """Whether the explanation leaves little enough of the error."""

@@ -1,20 +1,25 @@
-"""Causes in what a module computes: a function that only one side applies, or a part that does not count once."""
+"""Causes in what a module computes: a function on one side only, a part that does not count once, own statistics."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from ttrace.judge.causes.evidence import Evidence
+from ttrace.judge.causes.evidence import MOST_OF_ERROR, Block, Evidence
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.judge.tensors.values import Values
 from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.ids import ROOT, Kind
+from ttrace.tensors.region import Region
 
-_FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+Function = Callable[[torch.Tensor], torch.Tensor]
+_FUNCTIONS: Mapping[str, Function] = {
     "softmax": lambda x: x.softmax(-1),
     "logarithm of the softmax": lambda x: x.log_softmax(-1),
     "sigmoid": torch.sigmoid,
@@ -25,6 +30,8 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "GELU": F.gelu,
 }
 """Functions that are easily applied twice, or forgotten. The softmax is over the last dim."""
+_LIKELY = 0.5
+"""If a function leaves more of the error than this in the first block, the others are not looked at."""
 
 
 @cause(
@@ -36,19 +43,27 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def find_function(e: Evidence) -> Cause | None:
     """Find a function that only one side applied."""
     is_forward = not e.comparison.id.kind.is_backward and not e.comparison.id.kind.is_of_param
-    pair = e.tensors if is_forward and e.reference.dtype.is_floating_point else None
-    if pair is None or not pair[0].ndim:
+    if not is_forward or not e.reference.dtype.is_floating_point or not e.reference.shape:
         return None
-    ours, theirs = pair
-    for name, function in _FUNCTIONS.items():
-        for x, y, words in (
-            (ours, theirs, f"the candidate is the {name} of the reference: only the candidate applies it"),
-            (theirs, ours, f"the reference is the {name} of the candidate: only the reference applies it"),
+    for name, function in _FUNCTIONS.items() if e.values is not None else ():
+        for leave, words in (
+            (_leave_of_candidate, f"the candidate is the {name} of the reference: only the candidate applies it"),
+            (_leave_of_reference, f"the reference is the {name} of the candidate: only the reference applies it"),
         ):
-            rest = float((function(x) - y).norm() / ours.norm())
+            rest = e.measure_rest(partial(leave, function), most_blocks=1)
+            if rest <= _LIKELY * e.stats.error:
+                rest = e.measure_rest(partial(leave, function))
             if e.is_explained_error(rest):
                 return Cause(CauseName.FUNCTION, words, evidence=(f"with it the error is {rest:.1e}",))
     return None
+
+
+def _leave_of_candidate(function: Function, block: Block) -> torch.Tensor:
+    return function(block.ours) - block.theirs
+
+
+def _leave_of_reference(function: Function, block: Block) -> torch.Tensor:
+    return function(block.theirs) - block.ours
 
 
 @cause(
@@ -59,14 +74,19 @@ def find_function(e: Evidence) -> Cause | None:
 )
 def find_miscounted_part(e: Evidence) -> Cause | None:
     """Find a module inside whose output, or whose gradient, is added too often or left out."""
-    pair = e.tensors if e.comparison.id.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) else None
-    if pair is None:
+    if e.comparison.id.kind not in (Kind.OUTPUT, Kind.GRAD_INPUT):
         return None
-    surplus = pair[1] - pair[0]
-    for name, part in _read_parts(e):
-        count = round(float((surplus * part).sum() / part.square().sum().clamp_min(1e-300)))
-        rest = float((surplus - count * part).norm() / pair[0].norm())
-        if count and e.is_explained_error(rest):
+    for name, part in _list_parts(e) if e.values is not None else ():
+        surplus = squares = 0.0
+        for block in e.blocks():
+            values = part.read(block.bounds)
+            surplus += float(((block.theirs - block.ours) * values).sum())
+            squares += float(values.square().sum())
+        count = round(surplus / max(squares, 1e-300)) if math.isfinite(squares) else 0
+        if not count:
+            continue
+        rest = e.measure_rest(partial(_subtract, part, count))
+        if e.is_explained_error(rest):
             what = "output" if e.comparison.id.kind is Kind.OUTPUT else "gradient"
             often = "once" if count == 1 else f"{count} times"
             words = "left out" if count == -1 else f"added {often} too often" if count > 0 else f"added {count} times"
@@ -78,8 +98,12 @@ def find_miscounted_part(e: Evidence) -> Cause | None:
     return None
 
 
-def _read_parts(e: Evidence) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the reference's tensors of the same kind and shape of the modules right inside this one."""
+def _subtract(part: Values, count: int, block: Block) -> torch.Tensor:
+    return block.theirs - block.ours - count * part.read(block.bounds)
+
+
+def _list_parts(e: Evidence) -> Iterator[tuple[str, Values]]:
+    """List the reference's tensors of the same kind and shape of the modules right inside this one."""
     own, shape = e.comparison.id, tuple(e.reference.shape)
     prefix = "" if own.name == ROOT else f"{own.name}."
     for other in e.reference_trace.shards:
@@ -88,4 +112,68 @@ def _read_parts(e: Evidence) -> Iterator[tuple[str, torch.Tensor]]:
         if is_inside and other == replace(own, site=replace(own.site, name=name)):
             part = LogicalTensor.of(e.reference_trace, other)
             if part is not None and tuple(part.shape) == shape:
-                yield name, part.tensor().to(torch.float64)
+                yield name, Values(part)
+
+
+@cause(
+    CauseName.OWN_STATISTICS,
+    after="find_gradient_norm",
+    shown_by="a normalisation that sees only this rank's rows of a batch that is split over ranks",
+    unproven="no entry has a BatchNorm; tests/judge/causes/test_batch_statistics.py",
+)
+def find_own_statistics(e: Evidence) -> Cause | None:
+    """Find rows of each rank that have, per channel, the mean and spread of the reference's whole batch."""
+    axes = e.candidate_trace.batch_axes
+    if e.comparison.id.kind is not Kind.OUTPUT or not axes or len(e.reference.shape) < 2:
+        return None
+    parts = list(_find_row_parts(e))
+    if len(parts) < 2 or e.values is None:
+        return None
+    reference, candidate = ([_measure_channels(side, rows) for rows in parts] for side in e.values)
+    whole = _describe_channels(torch.stack(reference).sum(0))
+    off = max(_measure_distance(_describe_channels(found), whole) for found in candidate)
+    by_right = min(_measure_distance(_describe_channels(found), whole) for found in reference)
+    if off > MOST_OF_ERROR * by_right:
+        return None
+    named = ", ".join(axes)
+    return Cause(
+        CauseName.OWN_STATISTICS,
+        f"statistics of this rank's rows only: they are not combined over {named}",
+        axes[0] if len(axes) == 1 else None,
+        (
+            f"the rows of each rank have the mean and spread of all rows of the reference, to {off:.1e}; the same rows "
+            f"of the reference are {by_right:.1e} off",
+            f"where the module is a BatchNorm, use torch.nn.SyncBatchNorm over {named}",
+        ),
+    )
+
+
+def _find_row_parts(e: Evidence) -> Iterator[tuple[int, int]]:
+    """The rows of each rank, where all hold one run of them and everything else is whole."""
+    found: dict[tuple[int, int], None] = {}
+    for piece in e.candidate.pieces:
+        region, whole = piece.region, Region.whole(e.candidate.shape)
+        if region.flat is None and len(region.dims[0]) == 1 and region.dims[1:] == whole.dims[1:]:
+            found[region.dims[0][0]] = None
+    yield from found
+
+
+def _measure_channels(values: Values, rows: tuple[int, int]) -> torch.Tensor:
+    """Count, sum and sum of squares of each channel, which are dim 1, in some rows."""
+    sums = torch.zeros(3, values.shape[1], dtype=torch.float64, device="cpu")
+    for bounds in values.cut(rows):
+        block = values.read(bounds).transpose(0, 1).flatten(1)
+        sums[0, slice(*bounds[1])] += block.shape[1]
+        sums[1, slice(*bounds[1])] += block.sum(1)
+        sums[2, slice(*bounds[1])] += block.square().sum(1)
+    return sums
+
+
+def _describe_channels(sums: torch.Tensor) -> torch.Tensor:
+    """Mean and standard deviation of each channel."""
+    mean = sums[1] / sums[0]
+    return torch.stack([mean, (sums[2] / sums[0] - mean.square()).clamp_min(0.0).sqrt()])
+
+
+def _measure_distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())

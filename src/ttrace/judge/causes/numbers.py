@@ -6,8 +6,10 @@ import torch
 
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.registry import FIRST, cause
+from ttrace.judge.tensors.logical import sum_terms
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.region import Region
+from ttrace.values.chunks import cut_chunks
 
 
 @cause(
@@ -33,11 +35,11 @@ def _count_not_finite(e: Evidence) -> str:
 
 def _locate_not_finite(e: Evidence) -> str:
     for piece in e.candidate.pieces:
-        tensor = piece.tensor()
-        for here, there in piece.region.overlaps(Region.whole(e.candidate.shape)):
-            bad = (~here.of(tensor).isfinite()).nonzero()
+        for cut in cut_chunks(piece.region.local_shape):
+            bad = (~sum_terms(piece.terms(), tuple(slice(*run) for run in cut)).isfinite()).nonzero()
             if len(bad):
-                index = there.global_index(tuple(bad[0].tolist()))
+                first = [start + int(i) for (start, _), i in zip(cut, bad[0], strict=True)]
+                index = piece.region.find_index(first)
                 return f", the first at {index} on rank {', '.join(map(str, piece.ranks))}"
     return ""
 
@@ -64,19 +66,22 @@ def find_zeros(e: Evidence) -> Cause | None:
 )
 def find_offset(e: Evidence) -> Cause | None:
     """Find integers that are the reference's plus one number for each rank: positions with another start."""
-    pair = e.tensors if not e.reference.dtype.is_floating_point and e.reference.dtype != torch.bool else None
-    if pair is None:
+    if e.reference.dtype.is_floating_point or e.reference.dtype == torch.bool or e.values is None:
         return None
-    surplus = (pair[1] - pair[0]).round()
+    surplus: dict[int, set[int]] = {}
+    counts = dict.fromkeys(range(len(e.candidate.pieces)), 0)
+    for block in e.blocks():
+        here = Region(e.reference.shape, tuple((run,) for run in block.bounds))
+        gaps = (block.theirs - block.ours).round()
+        for number, piece in enumerate(e.candidate.pieces):
+            for part, _ in here.overlaps(piece.region):
+                counts[number] += part.of(gaps).numel()
+                surplus.setdefault(number, set()).update(map(int, part.of(gaps).unique().tolist()))
+    if any(len(found) > 1 or counts[number] < 2 for number, found in surplus.items()):
+        return None
     shifts: dict[int, set[int]] = {}
-    for piece in e.candidate.pieces:
-        values = piece.region.take(surplus)
-        if not values.numel():
-            continue
-        by = int(values.flatten()[0])
-        if values.numel() < 2 or bool((values != by).any()):
-            return None
-        shifts.setdefault(by, set()).update(piece.ranks)
+    for number, [by] in surplus.items():
+        shifts.setdefault(by, set()).update(e.candidate.pieces[number].ranks)
     right = shifts.pop(0, set())
     named = [
         f"{_name_ranks(ranks, alone=not right and len(shifts) == 1)}: reference {by:+d}" for by, ranks in shifts.items()

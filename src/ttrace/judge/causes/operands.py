@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
 import torch
 
-from ttrace.judge.causes.evidence import Evidence
+from ttrace.judge.causes.evidence import Block, Evidence
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis
+from ttrace.judge.tensors.row_matching import find_nearest
+from ttrace.judge.tensors.values import Values, count_directions, project_last, project_product
 from ttrace.judge.verdict import Cause, CauseName
 from ttrace.tensors.ids import Kind, TensorId, drop_numbers
 
-_MOST = 1 << 22
-"""Rows are held against all rows of a table: so many pairs at most."""
 _MOST_MICROBATCHES = 16
 _NEARLY = 0.01
 """How near a count must be to a whole number."""
 
-Tensors = Mapping[int | None, torch.Tensor]
+Recorded = Mapping[int | None, Values]
 """By microbatch."""
 
 
@@ -33,14 +35,14 @@ def find_wrong_lookup(e: Evidence) -> Cause | None:
     """Find rows of the module's own table, but other ones than the reference's: ids were shifted or masked wrongly."""
     name = f"{e.comparison.id.name}.weight"
     table = LogicalTensor.of(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
-    pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and table is not None else None
-    if table is None or pair is None or table.shape[1:] != tuple(pair[0].shape[-1:]):
+    if table is None or e.values is None or e.comparison.id.kind is not Kind.OUTPUT:
         return None
-    rows = table.tensor().to(torch.float64)
-    ours, theirs = (t.flatten(0, -2) for t in pair)
-    if len(ours) * len(rows) > _MOST:
+    if table.shape[1:] != e.reference.shape[-1:]:
         return None
-    own, (found, source) = torch.cdist(ours, rows).min(1).values, torch.cdist(theirs, rows).min(1)
+    num_directions = count_directions(math.prod(table.shape))
+    rows = project_last(Values(table), num_directions)
+    ours, theirs = (project_last(side, num_directions) for side in e.values)
+    own, (source, found) = find_nearest(ours, rows)[1], find_nearest(theirs, rows)
     rest = max(float(d.norm() / ours.norm()) for d in (own, found))
     if not e.is_explained_error(rest):
         return None
@@ -63,17 +65,21 @@ def find_wrong_lookup(e: Evidence) -> Cause | None:
 def find_stale_input(e: Evidence) -> Cause | None:
     """Find the gradient that the weight would have with another input: the saved input was overwritten."""
     own = e.comparison.id
-    pair = e.tensors if own.kind in (Kind.PARAM_GRAD, Kind.MAIN_GRAD) and own.microbatch is None else None
-    if pair is None or pair[0].ndim != 2:
+    is_final = own.kind in (Kind.PARAM_GRAD, Kind.MAIN_GRAD) and own.microbatch is None
+    if not is_final or e.values is None or len(e.reference.shape) != 2:
         return None
     module = own.name.rpartition(".")[0]
     incoming, inputs = _read_recorded(e, module, Kind.GRAD_OUTPUT), _read_recorded(e, module, Kind.INPUT)
-    right = _multiply(incoming, inputs)
-    if right is None or not e.is_explained_error(_measure_error(pair[0], right)):
+    num_directions = count_directions(e.stats.count)
+    right = _multiply(incoming, inputs, num_directions)
+    if right is None:
+        return None
+    ours, theirs = (project_last(side, num_directions) for side in e.values)
+    if not e.is_explained_error(_measure_error(ours, right)):
         return None  # no product of these two
     for words, other in _list_other_inputs(e, module, inputs):
-        made = _multiply(incoming, other)
-        rest = 1.0 if made is None else _measure_error(pair[1], made)
+        made = _multiply(incoming, other, num_directions)
+        rest = 1.0 if made is None else _measure_error(theirs, made)
         if e.is_explained_error(rest):
             return Cause(
                 CauseName.STALE_INPUT,
@@ -92,13 +98,15 @@ def find_stale_input(e: Evidence) -> Cause | None:
 def find_miscounted_microbatches(e: Evidence) -> Cause | None:
     """Find a sum over microbatches that counts some of them too often or never."""
     own = e.comparison.id
-    pair = e.tensors if own.kind is Kind.PARAM_GRAD and own.microbatch is None else None
-    shares = _list_shares(e, pair[0]) if pair is not None else {}
-    if pair is None or not 2 <= len(shares) <= _MOST_MICROBATCHES:
+    if own.kind is not Kind.PARAM_GRAD or own.microbatch is not None or e.values is None:
+        return None
+    ours, theirs = (_project_gradient(side) for side in e.values)
+    shares = _list_shares(e, ours)
+    if not 2 <= len(shares) <= _MOST_MICROBATCHES:
         return None
     parts = torch.stack([share.flatten() for share in shares.values()], 1)
-    found = torch.linalg.lstsq(parts, pair[1].flatten()[:, None]).solution
-    rest = _measure_error(pair[1], (parts @ found).view_as(pair[1]))
+    found = torch.linalg.lstsq(parts, theirs.flatten()[:, None]).solution
+    rest = _measure_error(theirs, (parts @ found).view_as(theirs))
     solved = found.flatten().tolist()
     whole = [round(count) for count in solved]
     if not e.is_explained_error(rest) or any(abs(a - b) > _NEARLY for a, b in zip(solved, whole, strict=True)):
@@ -117,23 +125,42 @@ def find_miscounted_microbatches(e: Evidence) -> Cause | None:
     )
 
 
-def _list_shares(e: Evidence, whole: torch.Tensor) -> Tensors:
-    """What each microbatch adds to the reference's gradient: as recorded, or else made again for a linear layer."""
-    own = e.comparison.id
+def _project_gradient(values: Values) -> torch.Tensor:
+    """The rows of a weight's gradient, projected; a bias's as it is."""
+    if len(values.shape) > 1:
+        return project_last(values, count_directions(values.count))
+    return values.read(((0, values.count),))
+
+
+def _list_shares(e: Evidence, whole: torch.Tensor) -> dict[int | None, torch.Tensor]:
+    """What each microbatch adds to the reference's gradient: as recorded, or else made again for a linear layer.
+
+    All are projected as the gradient itself is, `whole`.
+    """
+    own, shape = e.comparison.id, e.reference.shape
     recorded = _read_recorded(e, own.name, Kind.PARAM_GRAD, finals=False)
     if recorded:
-        return recorded
+        return {microbatch: _project_gradient(values) for microbatch, values in recorded.items()}
     module = own.name.rpartition(".")[0]
     incoming, inputs = _read_recorded(e, module, Kind.GRAD_OUTPUT), _read_recorded(e, module, Kind.INPUT)
     made: dict[int | None, torch.Tensor] = {}
     for microbatch in incoming.keys() & inputs.keys():
-        share = _multiply({microbatch: incoming[microbatch]}, {microbatch: inputs[microbatch]})
-        if whole.ndim == 1 and incoming[microbatch].ndim > 1:
-            share = incoming[microbatch].flatten(0, -2).sum(0)  # of the bias
-        if share is not None and share.shape == whole.shape:
-            made[microbatch] = share
+        g, x = incoming[microbatch], inputs[microbatch]
+        if len(shape) == 1 and g.shape[-1:] == shape and len(g.shape) > 1:
+            made[microbatch] = _sum_vectors(g)  # of the bias
+        elif len(shape) == 2 and shape == (*g.shape[-1:], *x.shape[-1:]):
+            share = _multiply({microbatch: g}, {microbatch: x}, count_directions(e.stats.count))
+            if share is not None:
+                made[microbatch] = share
     is_whole = bool(made) and e.is_explained_error(_measure_error(whole, torch.stack(list(made.values())).sum(0)))
     return dict(sorted(made.items(), key=lambda item: item[0] or 0)) if is_whole else {}
+
+
+def _sum_vectors(values: Values) -> torch.Tensor:
+    total = torch.zeros(values.shape[-1], dtype=torch.float64, device="cpu")
+    for bounds in values.cut():
+        total[slice(*bounds[-1])] += values.read(bounds).flatten(0, -2).sum(0)
+    return total
 
 
 def _name_count(e: Evidence, count: int, microbatches: list[int], everything: set[int | None]) -> str:
@@ -162,17 +189,11 @@ def find_backward_left_out(e: Evidence) -> Cause | None:
     """Find the gradient before the backward of a softmax of the module's output."""
     own = e.comparison.id
     output = LogicalTensor.of(e.reference_trace, own.at(Kind.OUTPUT)) if own.kind is Kind.GRAD_OUTPUT else None
-    pair = e.tensors if output is not None and output.shape == e.reference.shape else None
-    if output is None or pair is None:
+    if output is None or e.values is None or output.shape != e.reference.shape:
         return None
-    ours, theirs = pair
-    p = output.tensor().to(torch.float64).softmax(-1)
-    passed_on = {
-        "log-softmax": theirs - p * theirs.sum(-1, keepdim=True),
-        "softmax": p * (theirs - (p * theirs).sum(-1, keepdim=True)),
-    }
-    for name, gradient in passed_on.items():
-        rest = _measure_error(ours, gradient)
+    scores = Values(output)
+    for name in ("log-softmax", "softmax"):
+        rest = e.measure_rest(partial(_go_back, scores, name))
         if e.is_explained_error(rest):
             return Cause(
                 CauseName.BACKWARD_LEFT_OUT,
@@ -182,7 +203,16 @@ def find_backward_left_out(e: Evidence) -> Cause | None:
     return None
 
 
-def _list_other_inputs(e: Evidence, module: str, inputs: Tensors) -> Iterator[tuple[str, Tensors]]:
+def _go_back(scores: Values, name: str, block: Block) -> torch.Tensor:
+    """What is left of a block after this backward."""
+    p = scores.read(block.bounds).softmax(-1)
+    theirs = block.theirs
+    if name == "softmax":
+        return p * (theirs - (p * theirs).sum(-1, keepdim=True)) - block.ours
+    return theirs - p * theirs.sum(-1, keepdim=True) - block.ours
+
+
+def _list_other_inputs(e: Evidence, module: str, inputs: Recorded) -> Iterator[tuple[str, Recorded]]:
     """Inputs that may have been taken for these: of one microbatch for all, or of the same module in another layer."""
     for microbatch, x in inputs.items() if len(inputs) > 1 else ():
         yield f"the input of microbatch {microbatch}", dict.fromkeys(inputs, x)
@@ -192,7 +222,7 @@ def _list_other_inputs(e: Evidence, module: str, inputs: Tensors) -> Iterator[tu
             yield f"the input of {name}", _read_recorded(e, name, Kind.INPUT)
 
 
-def _read_recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> Tensors:
+def _read_recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True) -> Recorded:
     """The reference's tensors at a module that is called once a microbatch and takes and gives one; else nothing."""
     step = e.comparison.id.step
     ids = [t for t in e.reference_trace.shards if t.name == module and t.kind is kind and t.step == step]
@@ -200,19 +230,19 @@ def _read_recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True)
     if len({t.microbatch for t in ids}) != len(ids):
         return {}
     found = {t.microbatch: LogicalTensor.of(e.reference_trace, t) for t in ids}
-    return {mb: logical.tensor().to(torch.float64) for mb, logical in found.items() if logical is not None}
+    return {microbatch: Values(logical) for microbatch, logical in found.items() if logical is not None}
 
 
-def _multiply(incoming: Tensors, inputs: Tensors) -> torch.Tensor | None:
-    """The gradient of a linear layer's weight."""
+def _multiply(incoming: Recorded, inputs: Recorded, num_directions: int) -> torch.Tensor | None:
+    """The rows of the gradient of a linear layer's weight, projected."""
     if not incoming or incoming.keys() != inputs.keys():
         return None
     total: torch.Tensor | None = None
     for microbatch, g in incoming.items():
         x = inputs[microbatch]
-        if g.ndim < 2 or g.shape[:-1] != x.shape[:-1]:
+        if len(g.shape) < 2 or g.shape[:-1] != x.shape[:-1]:
             return None
-        part = g.flatten(0, -2).T @ x.flatten(0, -2)
+        part = project_product(g, x, num_directions)
         total = part if total is None else total + part
     return total
 

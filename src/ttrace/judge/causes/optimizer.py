@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence
 from ttrace.judge.causes.registry import cause
-from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, measure_shards
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Settings, Shard, Trace
@@ -27,7 +27,7 @@ def find_not_updated(e: Evidence) -> Cause | None:
     if e.comparison.verdict is Verdict.FAIL and e.stats.bb == 0.0:
         return Cause(CauseName.NOT_UPDATED, "the optimizer left this parameter as it was")
     shards = [(piece, shard) for piece in e.candidate.pieces for shard in piece.summands[0]]
-    stale = [shard for _, shard in shards if not bool(shard.read_stored().any())]
+    stale = [shard for _, shard in shards if measure_shards(shard, shard).aa == 0.0]
     rest = [pair for pair in shards if pair[1] not in stale]
     if not stale or not rest or e.candidate.pending:
         return None

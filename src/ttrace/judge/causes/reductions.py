@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence
 from ttrace.judge.causes.registry import cause
-from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure_pair
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure_shards
 from ttrace.judge.tensors.rank_names import name_ranks
+from ttrace.judge.tensors.values import Values, measure_common_row
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import Kind
 from ttrace.tensors.mesh import MICROBATCH_AXIS
@@ -105,15 +104,11 @@ def find_wrong_group(e: Evidence) -> Cause | None:
 )
 def find_missing_all_reduce_before_bias(e: Evidence) -> Cause | None:
     """Find replicas that sum to the reference plus one row for each: a bias that was added before the sum."""
-    if e.comparison.verdict is not Verdict.CONFLICT or len(e.reference.shape) < 2 or len(e.reference.pieces) != 1:
+    if e.comparison.verdict is not Verdict.CONFLICT or len(e.reference.shape) < 2:
         return None
-    reference = e.reference.pieces[0].tensor().to(torch.float64)
+    reference = Values(e.reference)
     for axis in find_conflict_axes(e):
-        summed = _sum_over(e, axis)
-        if len(summed.pieces) != 1 or summed.pieces[0].region != e.reference.pieces[0].region:
-            continue
-        surplus = (summed.pieces[0].tensor() - reference).flatten(0, -2)
-        rest = float((surplus - surplus.mean(0)).norm() / reference.norm())
+        _, rest = measure_common_row(reference, Values(_sum_over(e, axis), e.factor))
         if e.is_explained(rest):
             return Cause(
                 CauseName.MISSING_ALL_REDUCE,
@@ -301,8 +296,7 @@ def find_conflict_axes(e: Evidence) -> list[str]:
 def _differs_along(e: Evidence, axis: str) -> bool:
     for piece in e.candidate.pieces:
         for group in _group_replicas(e, piece, axis):
-            first = group[0].tensor()
-            if any(measure_pair(first, other.tensor()).error > e.replica_tolerance for other in group[1:]):
+            if any(measure_shards(group[0], other).error > e.replica_tolerance for other in group[1:]):
                 return True
     return False
 

@@ -101,8 +101,8 @@ def find_cause(comparison: Comparison, reference: Trace, candidate: Trace) -> Ca
                 if found is not None:
                     return found
         if evidence.is_too_large:
-            size = f"{evidence.stats.count:.2g} elements"
-            return Cause(CauseName.UNEXPLAINED, f"too large to diagnose: patterns are not looked for in {size}")
+            words = f"patterns are not looked for along a dim of {max(evidence.reference.shape)} indices"
+            return Cause(CauseName.UNEXPLAINED, f"too large to diagnose: {words}")
     return Cause(CauseName.UNEXPLAINED, "no known pattern explains the difference")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import torch
 
-from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence
+from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Block, Evidence
 from ttrace.judge.causes.index_names import name_holders, name_indices
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.verdict import Cause, CauseName
@@ -30,23 +31,18 @@ def find_uneven_weights(e: Evidence) -> Cause | None:
 
     Rows that are zero on both sides, such as masked tokens, have no weight.
     """
-    pair = e.tensors
-    if pair is None:
-        return None
-    for dim, size in enumerate(pair[0].shape):
-        a, b = (t.movedim(dim, 0).reshape(size, -1) for t in pair)
-        live = (a.any(1) | b.any(1)).nonzero().flatten()
-        num_live = len(live)
-        if num_live < 3 or a.shape[1] < 4:
+    for dim, sums in e.row_sums.items():
+        live = ((sums.aa > 0) | (sums.bb > 0)).nonzero().flatten()
+        if len(live) < 3 or e.stats.count // len(sums.aa) < 4:
             continue  # a factor for a few numbers proves nothing
-        weights = (a * b).sum(1) / a.square().sum(1).clamp_min(1e-300)
-        rest = float((weights[:, None] * a - b).norm() / (weights[:, None] * a).norm().clamp_min(1e-300))
+        weights = sums.ab / sums.aa.clamp_min(1e-300)
         runs = _find_runs(live, weights[live], MOST_TOLERANCES * e.tolerance)
-        is_uneven = 2 <= len(runs) <= num_live // 2 and all(
+        is_uneven = 2 <= len(runs) <= len(live) // 2 and all(
             abs(weight - 1) > MOST_TOLERANCES * e.tolerance for _, weight in runs
         )
-        if is_uneven and e.is_explained_error(rest):
-            ending = _MEAN if _is_mean_of_means(pair[0].movedim(dim, 0), runs, e.tolerance) else ""
+        rest = e.measure_rest(partial(_weight, dim, weights)) if is_uneven else math.inf
+        if e.is_explained_error(rest):
+            ending = _MEAN if _is_mean_of_means(_count_tokens(e, dim), runs, e.tolerance) else ""
             return Cause(
                 CauseName.UNEVEN_WEIGHTS,
                 f"indices of dim {dim} do not count alike: {_name_runs(e, dim, runs)}{ending}",
@@ -55,15 +51,28 @@ def find_uneven_weights(e: Evidence) -> Cause | None:
     return None
 
 
+def _weight(dim: int, weights: torch.Tensor, block: Block) -> torch.Tensor:
+    return block.theirs - block.take(weights, dim) * block.ours
+
+
 def _find_runs(indices: torch.Tensor, weights: torch.Tensor, tolerance: float) -> list[Run]:
     borders = ((weights.diff().abs() > tolerance).nonzero().flatten() + 1).tolist()
     spans = itertools.pairwise([0, *borders, len(weights)])
     return [(indices[start:stop], float(weights[start:stop].mean())) for start, stop in spans]
 
 
-def _is_mean_of_means(rows: torch.Tensor, runs: list[Run], tolerance: float) -> bool:
+def _count_tokens(e: Evidence, dim: int) -> torch.Tensor:
+    """How many vectors of each index are not zero."""
+    tokens = torch.zeros(e.reference.shape[dim], dtype=torch.int64, device="cpu")
+    for block in e.blocks():
+        rows = block.ours.movedim(dim, 0)
+        live = rows.flatten(1, -2).any(-1).sum(1) if rows.ndim > 2 else rows.any(1).to(torch.int64)
+        tokens[slice(*block.bounds[dim])] += live
+    return tokens
+
+
+def _is_mean_of_means(tokens: torch.Tensor, runs: list[Run], tolerance: float) -> bool:
     """Whether all runs have the same share in the whole, and these are the whole: tokens that are zero do not count."""
-    tokens = rows.flatten(1, -2).any(-1).sum(1) if rows.ndim > 2 else rows.any(1).to(torch.int64)
     total = int(tokens.sum())
     shares = [int(tokens[run].sum()) * weight for run, weight in runs]
     is_same = max(shares) - min(shares) <= MOST_TOLERANCES * tolerance * total

@@ -1,8 +1,7 @@
-"""Causes that the values show: another tensor's, the right ones in the wrong place, some rows only, or too few bits."""
+"""Causes that the values show: another tensor's, some rows only, a row too much, or too few bits."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,13 +13,11 @@ from ttrace.judge.causes.index_names import name_indices
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
+from ttrace.judge.tensors.values import measure_common_row
 from ttrace.judge.tolerance.estimate import unit
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, drop_numbers, is_inside
 from ttrace.tensors.ranges import Ranges
-
-_MOST_ROWS = 4096
-"""Every row is held against every other to see whether it moved: for more, that takes gigabytes."""
 
 
 @cause(
@@ -34,13 +31,14 @@ def find_others_values(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
         return None
     wrong = e.wrong_pieces()
-    if not any(bool(piece.tensor().any()) for piece in wrong.pieces):
-        return None  # zeros would match any tensor of zeros
     for other_id, words in _list_relatives(e):
         other = LogicalTensor.of(e.reference_trace, other_id)
         if other is None or other.shape != e.reference.shape:
             continue
-        error = measure(other, wrong, factor=e.factor)[0].error
+        found = measure(other, wrong, factor=e.factor)[0]
+        error = found.error
+        if not found.bb:
+            return None  # zeros would match any tensor of zeros
         if error <= min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * e.stats.error):
             return Cause(
                 CauseName.OTHERS_VALUES,
@@ -108,101 +106,6 @@ def _is_neighbour(a: Site, b: Site) -> bool:
 
 
 @cause(
-    CauseName.MOVED,
-    after="find_others_values",
-    shown_by="the right values in another order along a dim",
-    fault="keys for values",
-)
-def find_moved_values(e: Evidence) -> Cause | None:
-    """Find the right values in the wrong order along one dim: shifted, swapped or repeated; some may be zeros."""
-    pair = e.tensors
-    if pair is None:
-        return None
-    ours, theirs = pair
-    for dim, size in enumerate(ours.shape):
-        if not 2 <= size <= _MOST_ROWS:
-            continue
-        source = _match_rows(ours.movedim(dim, 0), theirs.movedim(dim, 0))
-        empty = (~theirs.movedim(dim, 0).reshape(size, -1).any(1)).nonzero().flatten()
-        found = ours.index_select(dim, source).index_fill(dim, empty, 0.0)
-        rest = _measure_relative(found, theirs)
-        away = (source != torch.arange(size, device="cpu")).nonzero().flatten()
-        if len(away) and e.is_explained_error(rest) and not _is_chance(e, source, away):
-            lost = f"; zeros at {name_indices(e, dim, empty)}" if len(empty) else ""
-            movement = _describe_movement(e, dim, source, away)
-            return Cause(
-                CauseName.MOVED,
-                f"the right values in the wrong place along dim {dim}: {movement}{lost}",
-                evidence=(f"put back, the error is {rest:.1e}",),
-            )
-    return None
-
-
-def _match_rows(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """For every row of the candidate, the row of the reference that is most like it."""
-    a, b = ours.reshape(len(ours), -1), theirs.reshape(len(theirs), -1)
-    if a.shape[1] > 64:
-        generator = torch.Generator("cpu").manual_seed(0)
-        directions = torch.randn(a.shape[1], 64, dtype=a.dtype, device="cpu", generator=generator)
-        a, b = a @ directions, b @ directions
-    nearest = torch.cdist(b, a)
-    own = nearest.diagonal()[:, None]
-    # Where another row is no better than the own one, it stays: equal rows are no movement.
-    better = torch.where(nearest < own * MOST_OF_ERROR, nearest, math.inf)
-    best = better.min(1)
-    return torch.where(best.values.isinf(), torch.arange(len(a), device="cpu"), best.indices)
-
-
-def _is_chance(e: Evidence, source: torch.Tensor, away: torch.Tensor) -> bool:
-    """Whether any tensor would be matched as well: with short rows and a loose tolerance, something is always near.
-
-    Each run of neighbours that moved together is one choice among all rows, and makes all their numbers match.
-    """
-    size, width = len(source), e.stats.count // len(source)
-    shifts = (source - torch.arange(size, device="cpu"))[away]
-    num_choices = 1 + int((shifts.diff() != 0).sum())
-    radius = min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * e.stats.error)
-    return num_choices * math.log(size) + len(away) * width * math.log(max(radius, 1e-300)) > math.log(1e-3)
-
-
-def _describe_movement(e: Evidence, dim: int, source: torch.Tensor, away: torch.Tensor) -> str:
-    size = len(source)
-    shifts = set(((torch.arange(size, device="cpu") - source) % size).tolist())
-    if len(shifts) == 1:
-        by = shifts.pop()
-        return f"shifted by {by - size if by > size // 2 else by}"
-    held, taken = name_indices(e, dim, away), name_indices(e, dim, source[away])
-    return f"indices {held} hold those of {taken}"
-
-
-@cause(
-    CauseName.TRANSPOSED,
-    after="find_moved_values",
-    shown_by="the right values with two dims read in the wrong order",
-    fault="read transposed",
-)
-def find_transposed_values(e: Evidence) -> Cause | None:
-    """Find the right bytes read in the wrong order: a transposed tensor read as a contiguous one, or vice versa."""
-    pair = e.tensors
-    if pair is None:
-        return None
-    ours, theirs = pair
-    for i, j in itertools.combinations(range(ours.ndim), 2):
-        swapped = ours.transpose(i, j)
-        reread = swapped.reshape(ours.shape)
-        back = ours.reshape(swapped.shape).transpose(i, j)
-        for other in (reread, back):
-            rest = _measure_relative(other, theirs)
-            if other.shape == theirs.shape and e.is_explained_error(rest):
-                return Cause(
-                    CauseName.TRANSPOSED,
-                    f"the right values with dims {i} and {j} read in the wrong order: transposed or not contiguous",
-                    evidence=(f"read the other way, the error is {rest:.1e}",),
-                )
-    return None
-
-
-@cause(
     CauseName.SOME_ROWS,
     after="find_bias",
     shown_by="only some indices of a dim are wrong",
@@ -210,14 +113,11 @@ def find_transposed_values(e: Evidence) -> Cause | None:
 )
 def find_wrong_rows(e: Evidence) -> Cause | None:
     """Find a few wrong indices of one dim, if all others are right."""
-    pair = e.tensors
-    if pair is None:
-        return None
-    ours, theirs = pair
-    for dim, size in enumerate(ours.shape):
+    for dim, sums in e.row_sums.items():
+        a, d = sums.aa, sums.dd
+        size = len(a)
         if size < 3:
             continue
-        a, d = (t.movedim(dim, 0).reshape(size, -1).square().sum(1) for t in (ours, theirs - ours))
         # A row that is small beside the others has the others' rounding errors.
         is_wrong = d > (MOST_TOLERANCES * e.tolerance) ** 2 * a.clamp_min(float(a.mean()))
         wrong = is_wrong.nonzero().flatten()
@@ -269,13 +169,11 @@ def _describe_edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
 )
 def find_bias(e: Evidence) -> Cause | None:
     """Find one row too much or too little, the same everywhere: a bias."""
-    pair = e.tensors if e.comparison.id.kind is Kind.OUTPUT and len(e.reference.shape) > 1 else None
-    if pair is None:
+    shape = e.reference.shape
+    if e.values is None or e.comparison.id.kind is not Kind.OUTPUT or not 1 < len(shape) <= e.stats.count // shape[-1]:
         return None
-    surplus = (pair[1] - pair[0]).flatten(0, -2)
-    row = surplus.mean(0)
-    rest = float((surplus - row).norm() / pair[0].norm())
-    if len(surplus) < 2 or not e.is_explained_error(rest):
+    row, rest = measure_common_row(*e.values)
+    if not e.is_explained_error(rest):
         return None
     return Cause(
         CauseName.BIAS,
@@ -292,7 +190,7 @@ def _describe_multiple(e: Evidence, row: torch.Tensor) -> str:
         return ""
     values = own.tensor().to(torch.float64)
     count = round(float(values @ row / (values @ values).clamp_min(1e-300)))
-    if count == 0 or _measure_relative(count * values, row) > MOST_OF_ERROR:
+    if count == 0 or float((count * values - row).norm()) > MOST_OF_ERROR * float((count * values).norm()):
         return ""
     often = "once" if count == 1 else f"{count} times"
     return f": {name}, added {often} too often" if count > 0 else f": {name}, left out"
@@ -307,13 +205,14 @@ def _describe_multiple(e: Evidence, row: torch.Tensor) -> str:
 def find_weaker_dtype(e: Evidence) -> Cause | None:
     """Find values that fit a weaker dtype than the reference's, with the error that this dtype makes."""
     ours = e.reference.dtype
-    pair = e.tensors if e.comparison.id.kind is not Kind.UPDATE and ours.is_floating_point else None
-    if pair is None:
+    if e.values is None or e.comparison.id.kind is Kind.UPDATE or not ours.is_floating_point:
         return None
     for weak in (torch.bfloat16, torch.float16):
-        is_weak = e.candidate.dtype == weak or _is_exact_in(pair[1] / e.factor, weak)
+        if unit(weak) <= unit(ours) or e.stats.error > 16 * unit(weak):
+            continue
+        is_weak = e.candidate.dtype == weak or all(_is_exact_in(b.theirs / e.factor, weak) for b in e.blocks())
         # What fits in the reference too was not rounded.
-        if unit(weak) <= unit(ours) or not is_weak or _is_exact_in(pair[0], weak) or e.stats.error > 16 * unit(weak):
+        if not is_weak or all(_is_exact_in(block.ours, weak) for block in e.blocks()):
             continue
         name = str(weak).removeprefix("torch.")
         return Cause(
@@ -376,7 +275,3 @@ def _measure_least(inner: LogicalTensor, part: LogicalTensor) -> float:
         for i in range(count)
     )
     return min(measure(summand, part)[0].error for summand in alone)
-
-
-def _measure_relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / a.norm().clamp_min(1e-300)) if a.shape == b.shape else math.inf

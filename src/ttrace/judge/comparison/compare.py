@@ -11,10 +11,10 @@ from ttrace.judge.comparison.decisions import judge_decision
 from ttrace.judge.comparison.own_rows import judge_own_rows
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import LogicalTensor, measure, measure_pair
+from ttrace.judge.tensors.logical import LogicalTensor, measure, measure_shards
+from ttrace.judge.tensors.values import Values
 from ttrace.judge.tolerance.estimate import is_zero, replica_tolerance
 from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.judge.tolerance.noise_dominated import NONE_LOST
 from ttrace.judge.tolerance.scale import judge_scale
 from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
 from ttrace.layouts.source import LayoutSource, Provenance
@@ -102,7 +102,7 @@ class Comparer:
             before = first.get((again.coord.rank, again.record.microbatch))
             if before is None or tolerance is None or before.record.shape != again.record.shape:
                 return Comparison(tensor_id, Verdict.MISSING, Why(Reason.NO_FIRST_FORWARD))
-            found = measure_pair(before.read_stored(), again.read_stored())
+            found = measure_shards(before, again)
             parts.append(RegionError((again.coord.rank,), found.error))
             total = total + found
         verdict = Verdict.PASS if total.error <= tolerance.value else Verdict.FAIL  # type: ignore[union-attr]
@@ -173,11 +173,11 @@ class Comparer:
         return any(not ranks <= self._ran.get((step, microbatch), frozenset()) for step, microbatch in ran)
 
     def _judge(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> Comparison:
-        tolerance, lost = self.twins.tolerances[tensor_id], NONE_LOST
+        tolerance, lost = self.twins.tolerances[tensor_id], None
         factor = factor_to_come(tensor_id, self.reference, self.candidate)
         total, parts = measure(a, b, factor=factor)
         if tolerance.error(total) > tolerance.value / self.twins.margin:  # finding them reads all gradients
-            lost = self.twins.lost(tensor_id)
+            lost = self.twins.find_lost(tensor_id)
             total, parts = measure(a, b, factor=factor, lost=lost) if lost else (total, parts)
         replica_error, allowed = self._find_worst_replicas(tensor_id, b, tolerance)
         verdict, why = _decide_verdict(tensor_id, total, (replica_error, allowed), tolerance)
@@ -185,7 +185,7 @@ class Comparer:
             verdict, why = self._judge_decision(tensor_id, a, b)
         if verdict.is_wrong and self._is_of_some_microbatches(tensor_id, b):
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.OWN_MICROBATCHES), layout=b.layout, by=b.by)
-        if verdict is Verdict.PASS and lost and all(bool(mask.all()) for mask in lost.values()):
+        if verdict is Verdict.PASS and lost is not None and lost.is_everything():
             verdict = Verdict.UNJUDGED
             why = Why(Reason.LOST_UPDATE if tolerance.is_proven_zero else Reason.UNPROVEN_UPDATE)
         comparison = Comparison(
@@ -208,7 +208,7 @@ class Comparer:
         found = []
         for x, y, is_reduced in self._replica_pairs(b):
             allowed = replica_tolerance(tensor_id, tolerance, x.record.dtype, is_reduced=is_reduced)
-            found.append((tolerance.error(measure_pair(x.read_stored(), y.read_stored())), allowed))
+            found.append((tolerance.error(measure_shards(x, y)), allowed))
         return max(found, key=lambda pair: (pair[0] > pair[1], pair[0]), default=(0.0, tolerance.value))
 
     def _replica_pairs(self, b: LogicalTensor) -> Iterator[tuple[Shard, Shard, bool]]:
@@ -217,8 +217,9 @@ class Comparer:
 
     def _count_different(self, a: LogicalTensor, b: LogicalTensor) -> int:
         """How many elements differ from the reference or, where none does, between replicas."""
-        pairs = ((x.tensor(), y.tensor()) for x, y, _ in self._replica_pairs(b))
-        return int((a.tensor() != b.tensor()).sum()) or sum(int((x != y).sum()) for x, y in pairs)
+        ours, theirs = Values(a), Values(b)
+        count = sum(int((ours.read(bounds) != theirs.read(bounds)).sum()) for bounds in ours.cut())
+        return count or sum(int((x.tensor() != y.tensor()).sum()) for x, y, _ in self._replica_pairs(b))
 
 
 def _count_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, measure_pair
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, measure_shards
 from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import Kind
@@ -55,10 +55,7 @@ def _group_by_rows(piece: Piece, axes: Sequence[str], tolerance: Tolerance) -> P
     for shard in piece.summands[0]:
         groups.setdefault(tuple(shard.coord[axis] for axis in axes), []).append(shard)
     for first, *others in groups.values():
-        if any(
-            tolerance.error(measure_pair(first.read_stored(), other.read_stored())) > tolerance.value
-            for other in others
-        ):
+        if any(tolerance.error(measure_shards(first, other)) > tolerance.value for other in others):
             return None
     return replace(piece, summands=tuple(tuple(group) for _, group in sorted(groups.items())))
 

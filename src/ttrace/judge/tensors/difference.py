@@ -11,13 +11,14 @@ import torch
 
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, sum_terms
 from ttrace.judge.tensors.rank_names import name_ranks
 from ttrace.layouts.source import Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
-from ttrace.tensors.region import Region, Shape
+from ttrace.tensors.region import Shape
 from ttrace.trace.reader import Trace
+from ttrace.values.chunks import cut_chunks
 from ttrace.values.stats import Stats
 
 NUM_ELEMENTS = 5
@@ -120,25 +121,27 @@ def _measure_ranks(a: LogicalTensor, b: LogicalTensor, factor: float) -> Iterato
 def _find_worst(a: LogicalTensor, b: LogicalTensor, piece: Piece, factor: float) -> Iterator[Element]:
     """The elements of one region that differ most: of every replica, but of summands only their sum."""
     if b.pending:
-        yield from _find_elements(
-            a, piece.region, piece.tensor().to(torch.float64) * factor, f"summed over {', '.join(b.pending)}"
-        )
+        yield from _find_elements(a, piece, factor, f"summed over {', '.join(b.pending)}")
         return
     for shard in piece.summands[0]:
-        yield from _find_elements(a, piece.region, shard.tensor().to(torch.float64) * factor, str(shard.coord))
+        yield from _find_elements(a, Piece(piece.region, ((shard,),)), factor, str(shard.coord))
 
 
-def _find_elements(a: LogicalTensor, region: Region, tensor: torch.Tensor, where: str) -> Iterator[Element]:
+def _find_elements(a: LogicalTensor, piece: Piece, factor: float, where: str) -> Iterator[Element]:
+    theirs = piece.terms()
     for other in a.pieces:
-        theirs = other.tensor()
-        for part_a, part_b in other.region.overlaps(region):
-            x, y = part_a.of(theirs).to(torch.float64), part_b.of(tensor)
-            gaps = torch.nan_to_num((x - y).abs().reshape(-1), nan=torch.inf)
-            for at in gaps.topk(min(NUM_ELEMENTS, gaps.numel())).indices.tolist():
-                index = tuple(
-                    int(i) for i in torch.unravel_index(torch.tensor(at, dtype=torch.int64, device="cpu"), x.shape)
-                )
-                yield Element(part_a.global_index(index), float(x[index]), float(y[index]), where)
+        ours = other.terms()
+        for part_a, part_b in other.region.overlaps(piece.region):
+            xs = [(sign, part_a.of(term)) for sign, term in ours]
+            ys = [(factor * sign, part_b.of(term)) for sign, term in theirs]
+            for cut in cut_chunks(tuple(xs[0][1].shape)):
+                here = tuple(slice(*run) for run in cut)
+                x, y = (sum_terms(terms, here).to(torch.float64) for terms in (xs, ys))
+                gaps = torch.nan_to_num((x - y).abs().reshape(-1), nan=torch.inf)
+                for at in gaps.topk(min(NUM_ELEMENTS, gaps.numel())).indices:
+                    index = tuple(int(i) for i in torch.unravel_index(at, x.shape))
+                    inside = tuple(start + i for (start, _), i in zip(cut, index, strict=True))
+                    yield Element(part_a.global_index(inside), float(x[index]), float(y[index]), where)
 
 
 def _measure_gap(element: Element) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +16,15 @@ from ttrace.layouts.source import INFERRED, Provenance
 from ttrace.tensors.coverage import Coverage, measure_coverage
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
-from ttrace.tensors.region import Region, Shape
+from ttrace.tensors.region import BoxPart, Region, Shape
 from ttrace.trace.reader import Shard, Trace
-from ttrace.values.chunks import cut_chunks
+from ttrace.values.chunks import Bounds, cut_chunks
 from ttrace.values.kernels.pair import Term
 from ttrace.values.stats import Stats, measure_difference, measure_sums
 
 Sizes = Mapping[str, int]
+FindLost = Callable[[Region], torch.Tensor]
+"""Marks those elements of a region of the logical tensor that are left out of a comparison."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Piece:
         """This region's values: one shard, or the sum of the summands."""
         if len(self.summands) == 1:
             return self.summands[0][0].tensor()
-        return _sum_terms([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
+        return sum_terms([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
 
     def terms(self) -> tuple[Term, ...]:
         """What must be added up to give this region's values."""
@@ -136,11 +138,11 @@ class LogicalTensor:
 
 
 def measure(
-    a: LogicalTensor, b: LogicalTensor, *, factor: float = 1.0, lost: Mapping[Region, torch.Tensor] | None = None
+    a: LogicalTensor, b: LogicalTensor, *, factor: float = 1.0, lost: FindLost | None = None
 ) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
     """Compare b x factor with a, as a whole and for each of b's pieces; both may be sharded, each in its own way.
 
-    `lost` marks elements of a's regions that are left out. A sketch has no single elements and no pieces.
+    `lost` marks the elements of a region that are left out. A sketch has no single elements and no pieces.
     """
     num_buckets = max(a.num_buckets, b.num_buckets)
     if num_buckets:
@@ -148,12 +150,19 @@ def measure(
         return replace(found, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
     parts = []
     total = Stats()
-    loaded = [(piece.region, piece.terms(), (lost or {}).get(piece.region)) for piece in a.pieces]
+    loaded = [(piece.region, piece.terms()) for piece in a.pieces]
     for piece in b.pieces:
-        part = _measure_piece(loaded, piece, factor)
+        part = _measure_piece(loaded, piece, factor, lost)
         parts.append((piece, part))
         total = total + part
     return total, tuple(parts)
+
+
+def measure_shards(x: Shard, y: Shard) -> Stats:
+    """Compare two shards of one region: their values, or their sketches."""
+    if x.record.sketch is not None or y.record.sketch is not None:
+        return measure_pair(x.read_stored(), y.read_stored())
+    return _measure_sums(x.terms(), y.terms())
 
 
 def measure_pair(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
@@ -166,33 +175,41 @@ def measure_pair(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> St
 
 
 def _measure_piece(
-    reference: Sequence[tuple[Region, Sequence[Term], torch.Tensor | None]], piece: Piece, factor: float
+    reference: Sequence[tuple[Region, Sequence[Term]]], piece: Piece, factor: float, lost: FindLost | None
 ) -> Stats:
     total = Stats()
     terms = piece.terms()
-    for region, theirs, lost in reference:
+    for region, theirs in reference:
         for part_a, part_b in region.overlaps(piece.region):
             xs = [(sign, part_a.of(term)) for sign, term in theirs]
             ys = [(factor * sign, part_b.of(term)) for sign, term in terms]
-            found = _measure_sums(xs, ys, None if lost is None else part_a.of(lost))
+            find_lost = _find_lost_in(lost, part_a, region.shape) if lost is not None else None
+            found = _measure_sums(xs, ys, find_lost)
             if found.max_at is not None:
                 found = replace(found, max_at=part_a.global_index(found.max_at))
             total = total + found
     return total
 
 
-def _measure_sums(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor | None) -> Stats:
+def _find_lost_in(lost: FindLost, part: BoxPart, shape: Shape) -> Callable[[Bounds], torch.Tensor]:
+    return lambda bounds: lost(part.find_region(shape, bounds))
+
+
+def _measure_sums(
+    xs: Sequence[Term], ys: Sequence[Term], find_lost: Callable[[Bounds], torch.Tensor] | None = None
+) -> Stats:
     """Compare two sums of tensors of one shape: in place, or chunk by chunk if some elements are left out."""
-    if left_out is None:
+    if find_lost is None:
         found = measure_sums(xs, ys)
         if not (found.inf_a and found.inf_b):
             return found
     total = Stats()
     for cut in cut_chunks(tuple(xs[0][1].shape)):
         where = tuple(slice(*run) for run in cut)
-        x, y = _sum_terms(xs, where), _sum_terms(ys, where)
-        if left_out is not None:
-            x, y = x.masked_fill(left_out[where], 0), y.masked_fill(left_out[where], 0)
+        x, y = sum_terms(xs, where), sum_terms(ys, where)
+        if find_lost is not None:
+            left_out = find_lost(cut)
+            x, y = x.masked_fill(left_out, 0), y.masked_fill(left_out, 0)
         found = measure_pair(x, y)
         if found.max_at is not None:
             at = tuple(start + i for (start, _), i in zip(cut, found.max_at, strict=True))
@@ -201,7 +218,7 @@ def _measure_sums(xs: Sequence[Term], ys: Sequence[Term], left_out: torch.Tensor
     return total
 
 
-def _sum_terms(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
+def sum_terms(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
     """A part of a sum: in float64, if it is more than one tensor."""
     (factor, first), *others = terms
     if factor == 1.0 and not others:

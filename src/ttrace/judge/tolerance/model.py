@@ -12,11 +12,12 @@ from ttrace.judge.compatibility import check_twin
 from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.tensors.logical import LogicalTensor, measure
+from ttrace.judge.tensors.values import Values
 from ttrace.judge.tolerance.estimate import TwinSample, estimate_tolerances, unit
 from ttrace.judge.tolerance.grad_norm import find_norm_share, measure_norm_error
 from ttrace.judge.tolerance.gradient_terms import measure_rounding_of_terms
 from ttrace.judge.tolerance.noise_dominated import (
-    Masks,
+    LostElements,
     allow_updated_weights,
     find_lost_elements,
     is_of_update,
@@ -83,7 +84,8 @@ class ToleranceModel:
                     progress(done, total)
                 self.stats[sample.id] = stats
                 if sample.id.kind is Kind.PARAM_GRAD:
-                    self._noise[sample.id] = self.margin * max([*sample.twin_errors, unit(sample.dtype)])
+                    relative = self.margin * max([*sample.twin_errors, unit(sample.dtype)])
+                    self._noise[sample.id] = relative * self._measure_rms(sample.id)
         return known
 
     def _estimate(self, samples: Sequence[TwinSample]) -> dict[TensorId, Tolerance]:
@@ -108,12 +110,12 @@ class ToleranceModel:
         """The margin of scales: whoever widens one margin widens both."""
         return SCALE_MARGIN * self.margin / MARGIN
 
-    def lost(self, tensor_id: TensorId) -> Masks:
-        """The elements to leave out of a comparison of this id; none where only sketches are known."""
+    def find_lost(self, tensor_id: TensorId) -> LostElements | None:
+        """Find the elements to leave out of a comparison of this id; none where only sketches are known."""
         try:
             return find_lost_elements(self.reference, self.twins, tensor_id, self._noise)
         except SketchError:
-            return {}
+            return None
 
     def _allow_squares(self, tolerances: dict[TensorId, Tolerance]) -> dict[TensorId, Tolerance]:
         """Allow an optimizer's state at least what squares of gradients have that would pass.
@@ -150,7 +152,7 @@ class ToleranceModel:
         logical = LogicalTensor.of(self.reference, tensor_id)
         if logical is None:
             return None
-        lost, found = self.lost(tensor_id), []
+        lost, found = self.find_lost(tensor_id), []
         for twin in self.twins:
             other = LogicalTensor.of(twin, tensor_id, logical.shape)
             if other is not None and other.shape == logical.shape:
@@ -194,6 +196,15 @@ class ToleranceModel:
         )
         return max(swayed, self._measure_quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0)
 
+    def _measure_rms(self, tensor_id: TensorId) -> float:
+        """The size of a gradient's elements: of all that it has, its twins' stats tell it."""
+        found = self.stats[tensor_id]
+        if not found:
+            logical = LogicalTensor.of(self.reference, tensor_id)
+            assert logical is not None, "it was measured"
+            found = (measure(logical, logical)[0],)
+        return found[0].norm / math.sqrt(max(found[0].count, 1))
+
     def _measure_swayed(self, tensor_id: TensorId) -> float:
         """What rounding of its gradient does to single elements of a parameter's update, at the id's step."""
         gradient_id = tensor_id.at(Kind.PARAM_GRAD, slot="")
@@ -218,7 +229,8 @@ class ToleranceModel:
         after = LogicalTensor.of(self.reference, tensor_id.at(Kind.PARAM_AFTER))
         if after is None:
             return 0.0
-        biggest = max((float(piece.tensor().abs().max()) for piece in after.pieces if piece.region.numel), default=0.0)
+        values = Values(after)
+        biggest = max((float(values.read(bounds).abs_().max()) for bounds in values.cut()), default=0.0)
         norm = measure(update, update)[0].norm
         dtype = self.reference.shards[tensor_id][0].record.dtype
         return 2 * unit(dtype) * biggest / norm if norm else 0.0

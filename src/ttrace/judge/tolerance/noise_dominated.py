@@ -9,12 +9,13 @@ and its update is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.judge.tensors.values import Values
 from ttrace.judge.verdict import Tolerance, ToleranceRule
 from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.tensors.region import Region
@@ -23,26 +24,56 @@ from ttrace.trace.reader import Trace
 _TAIL = 3.0
 """How much more a single element may err than all do on average."""
 
-Masks = Mapping[Region, torch.Tensor]
-"""By the reference's regions: which elements to leave out."""
-NONE_LOST: Masks = {}
+
+class LostElements:
+    """The elements of a parameter whose gradient, at any step so far, rounding alone decides."""
+
+    def __init__(self, gradients: Sequence[_Gradient]) -> None:
+        self._gradients = gradients
+
+    def __call__(self, region: Region) -> torch.Tensor:
+        """Mark those of a region of the parameter."""
+        mask = torch.zeros(region.local_shape, dtype=torch.bool, device="cpu")
+        for gradient in self._gradients:
+            mask |= gradient.find_small(region)
+        return mask
+
+    def is_everything(self) -> bool:
+        values = self._gradients[0].values
+        return all(bool(self(values.make_region(bounds)).all()) for bounds in values.cut())
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    values: Values
+    twins: Sequence[Values]
+    noise: float
+
+    def find_small(self, region: Region) -> torch.Tensor:
+        """Which elements of a region rounding could turn around: those that the reference or any twin has at all."""
+        values = self.values.read_region(region)
+        small = values.abs() <= self.noise
+        if not small.any():
+            return small
+        used = values != 0
+        for twin in self.twins:
+            used |= twin.read_region(region) != 0
+        return small & used
 
 
 def find_lost_elements(
     reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
-) -> Masks:
-    """Find the elements whose gradient, at any step so far, was within its noise (relative to its rms)."""
-    small = list(_find_small_gradients(reference, twins, tensor_id, noise))
-    parameter = LogicalTensor.of(reference, tensor_id) if small else None
-    masks: dict[Region, torch.Tensor] = {}
-    for piece in parameter.pieces if parameter else ():
-        mask = torch.zeros(piece.region.local_shape, dtype=torch.bool, device="cpu")
-        # Gradients may be sharded in another way than the parameter is.
-        for region, elements in small:
-            for here, there in piece.region.overlaps(region):
-                here.assign(mask, here.of(mask) | there.of(elements))
-        masks[piece.region] = mask
-    return masks
+) -> LostElements | None:
+    """Find the elements whose gradient, at any step so far, was within its noise; None if there is no gradient."""
+    gradients = []
+    for step in range(_find_last_update(tensor_id) + 1):
+        gradient_id = TensorId.of(step, None, tensor_id.name, Kind.PARAM_GRAD)
+        gradient = LogicalTensor.of(reference, gradient_id)
+        if gradient is not None and gradient_id in noise:
+            others = [twin for trace in twins if (twin := LogicalTensor.of(trace, gradient_id)) is not None]
+            same = [Values(twin) for twin in others if twin.shape == gradient.shape]
+            gradients.append(_Gradient(Values(gradient), same, noise[gradient_id]))
+    return LostElements(gradients) if gradients else None
 
 
 def is_of_update(tensor_id: TensorId) -> bool:
@@ -51,7 +82,7 @@ def is_of_update(tensor_id: TensorId) -> bool:
     return is_main or tensor_id.kind in (Kind.UPDATE, Kind.PARAM_AFTER)
 
 
-def measure_swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> float:
+def measure_swayed_norm(reference: Trace, tensor_id: TensorId, noise: float) -> float:
     """Measure how far rounding of a gradient may move the elements of its update that depend on its size.
 
     Adam's updates are of one size, except where a gradient comes near Adam's own epsilon: there it goes with the
@@ -59,16 +90,15 @@ def measure_swayed_norm(reference: Trace, tensor_id: TensorId, error: float) -> 
     """
     gradient = LogicalTensor.of(reference, tensor_id.at(Kind.PARAM_GRAD, slot=""))
     update = LogicalTensor.of(reference, tensor_id.at(Kind.UPDATE, slot=""))
-    if gradient is None or update is None:
+    if gradient is None or update is None or gradient.shape != update.shape or not math.prod(update.shape):
         return 0.0
-    total = 0.0
-    for piece in update.pieces:
-        for other in gradient.pieces:
-            if other.region == piece.region and piece.region.numel:
-                sizes, moved = other.tensor().double().abs(), piece.tensor().double().abs()
-                share = (_TAIL * error * sizes.square().mean().sqrt() / sizes).nan_to_num(0.0, 0.0).clamp(max=1.0)
-                follows = (1 - moved / moved.median()).nan_to_num(0.0).clamp(min=0.0)
-                total += float((moved * share * follows).square().sum())
+    sizes, moves, total = Values(gradient), Values(update), 0.0
+    usual = moves.read_sample().abs().median()
+    for bounds in moves.cut():
+        moved = moves.read(bounds).abs_()
+        share = (_TAIL * noise / sizes.read(bounds).abs_()).nan_to_num(0.0, 0.0).clamp(max=1.0)
+        follows = (1 - moved / usual).nan_to_num(0.0).clamp(min=0.0)
+        total += float((moved * share * follows).square().sum())
     return math.sqrt(total)
 
 
@@ -91,32 +121,6 @@ def allow_updated_weights(tolerances: Mapping[TensorId, Tolerance]) -> dict[Tens
         if tensor_id.kind in (Kind.OUTPUT, Kind.GRAD_INPUT) and least > tolerance.value:
             result[tensor_id] = replace(tolerance, value=least).with_term(ToleranceRule.UPDATE, least)
     return result
-
-
-def _find_small_gradients(
-    reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
-) -> Iterator[tuple[Region, torch.Tensor]]:
-    """For every region of every gradient so far: which of its elements rounding could turn around."""
-    for step in range(_find_last_update(tensor_id) + 1):
-        gradient_id = TensorId.of(step, None, tensor_id.name, Kind.PARAM_GRAD)
-        gradient = LogicalTensor.of(reference, gradient_id)
-        if gradient is None or gradient_id not in noise:
-            continue
-        others = [twin for trace in twins if (twin := LogicalTensor.of(trace, gradient_id)) is not None]
-        for piece in gradient.pieces:
-            values = piece.tensor().to(torch.float64).abs()
-            small = values <= noise[gradient_id] * values.square().mean().sqrt()
-            yield piece.region, small & _is_used(piece.region, values, others)
-
-
-def _is_used(region: Region, values: torch.Tensor, twins: Sequence[LogicalTensor]) -> torch.Tensor:
-    """Which elements the reference or any twin has a gradient for."""
-    used = values != 0
-    for twin in twins:
-        for piece in twin.pieces:
-            if piece.region == region:
-                used = used | (piece.tensor() != 0)
-    return used
 
 
 def _find_last_update(tensor_id: TensorId) -> int:

@@ -17,19 +17,17 @@ import torch
 
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.judge.tolerance.noise_dominated import Masks
 from ttrace.judge.verdict import Tolerance, ToleranceRule
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.stats import Stats
 
 
 def is_repeated(one: Trace, again: Trace) -> bool:
-    """Whether both runs recorded the same, bit for bit."""
+    """Whether both runs recorded the same, bit for bit. Updates are not recorded, but what they are made from is."""
     if one.shards.keys() != again.shards.keys():
         return False
-    pairs = ((one.shards[tensor_id], again.shards[tensor_id]) for tensor_id in one.shards)
+    pairs = ((one.shards[t], again.shards[t]) for t in one.shards if t.kind is not Kind.UPDATE)
     return all(
         len(first) == len(second)
         and all(torch.equal(a.read_stored(), b.read_stored()) for a, b in zip(first, second, strict=True))
@@ -116,19 +114,4 @@ def _measure_differences(one: Trace, again: Trace, rounding: ToleranceModel) -> 
         shape = reference.shape if reference is not None else None
         first, second = (LogicalTensor.of(trace, tensor_id, shape) for trace in (one, again))
         if first is not None and second is not None and first.shape == second.shape:
-            lost = _lay_out(rounding.lost(tensor_id), first)
-            yield tensor_id, measure(first, second, lost=lost)[0]
-
-
-def _lay_out(lost: Masks, logical: LogicalTensor) -> Masks:
-    """The reference's lost elements in the candidate's regions."""
-    if not lost:
-        return {}
-    masks: dict[Region, torch.Tensor] = {}
-    for piece in logical.pieces:
-        mask = torch.zeros(piece.region.local_shape, dtype=torch.bool, device="cpu")
-        for region, elements in lost.items():
-            for here, there in piece.region.overlaps(region):
-                here.assign(mask, there.of(elements))
-        masks[piece.region] = mask
-    return masks
+            yield tensor_id, measure(first, second, lost=rounding.find_lost(tensor_id))[0]
