@@ -33,6 +33,28 @@ def draw(name: str, panels: Mapping[str, Mapping[str, Curve]]) -> None:
     figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
 
 
+def draw_growth(name: str, by_size: Sequence[Mapping[str, float]], by_ranks: Sequence[Mapping[str, float]]) -> None:
+    """Draw time and memory against the size of a model, and against the number of ranks."""
+    figure = Figure(figsize=(12.6, 3.4), layout="constrained")
+    times, memory, ranks = figure.subplots(1, 3)
+    sizes = [row["parameters"] for row in by_size]
+    for key, label in (("bare step s", "bare step"), ("traced step s", "traced step"), ("check s", "check")):
+        times.plot(sizes, [row[key] for row in by_size], "o-", label=label, linewidth=1.2, markersize=3)
+    times.set(title="seconds, recorded in full", xlabel="parameters", xscale="log", yscale="log")
+    memory.plot(sizes, [row["disk bytes"] / 2**20 for row in by_size], "o-", label="trace on disk", markersize=3)
+    for key, label in (("capture memory", "memory of capture"), ("check memory", "memory of the check")):
+        memory.plot(sizes, [max(row[key] / 2**20, 1) for row in by_size], "o-", label=label, markersize=3)
+    memory.set(title="MiB", xlabel="parameters", xscale="log", yscale="log")
+    numbers = [row["ranks"] for row in by_ranks]
+    ranks.plot(numbers, [row["seconds"] for row in by_ranks], "o-", label="seconds to plan a check", markersize=3)
+    ranks.plot(numbers, [row["bytes"] / 2**20 for row in by_ranks], "o-", label="its memory in MiB", markersize=3)
+    ranks.set(title="traces of many ranks", xlabel="ranks", xscale="log", yscale="log")
+    for axes in (times, memory, ranks):
+        axes.legend(fontsize=8)
+    FOLDER.mkdir(exist_ok=True)
+    figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
+
+
 def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     for name, curve in curves.items():
         axes.plot(range(1, len(curve.errors) + 1), curve.errors, curve.style, label=name, linewidth=1.2)

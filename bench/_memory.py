@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,25 @@ def measured() -> Iterator[Peak]:
     yield found
     found.total = _field("VmHWM")
     found.beyond = found.total - before
+
+
+@contextmanager
+def anonymous() -> Iterator[Peak]:
+    """The same without the files that the process maps, looked at every few milliseconds."""
+    before, found, is_over = _field("RssAnon"), Peak(), threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.005):
+            found.total = max(found.total, _field("RssAnon"))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
+        found.beyond = max(found.total - before, 0)
 
 
 def _field(name: str) -> int:

@@ -20,7 +20,7 @@ COST, SPREAD = 0.8, 1.2
 NUM_ELEMENTS, NUM_SLICES, NUM_ROUNDS = 1 << 24, 6, 11
 SHAPE = (512, 4096)
 ERRORS = {"all": (), "column": (slice(None), 7), "row": (300,), "chunk": (slice(128, 192), slice(1024, 1280))}
-KS, NUM_NAMES = (256, 1024), 200
+KS, NUM_SEEDS = (256, 1024), 200
 
 
 def costs(dtype: torch.dtype) -> dict[str, float]:
@@ -30,7 +30,7 @@ def costs(dtype: torch.dtype) -> dict[str, float]:
 
     def sketched(turn: int, variant: str) -> None:
         with use_kernels(variant):
-            compute_sketch("w", tensors[turn % NUM_SLICES], whole)
+            compute_sketch(tensors[turn % NUM_SLICES], whole)
 
     runs = {variant: (lambda turn, variant=variant: sketched(turn, variant)) for variant in list_variants()}
     found = ratios({"clone": lambda turn: tensors[turn % NUM_SLICES].clone(), **runs}, "clone", NUM_ROUNDS)
@@ -38,12 +38,12 @@ def costs(dtype: torch.dtype) -> dict[str, float]:
 
 
 def spread(kind: str, k: int) -> tuple[float, float]:
-    """Return mean and standard deviation, over names, of the estimated error relative to the true one."""
+    """Return mean and standard deviation, over seeds, of the estimated error relative to the true one."""
     error = torch.zeros(SHAPE)
     error[ERRORS[kind]] = torch.randn(SHAPE)[ERRORS[kind]]
     true = float(error.double().norm())
     whole = Region.whole(SHAPE)
-    estimates = [float(compute_sketch(f"layers.{i}", error, whole, k).norm()) / true for i in range(NUM_NAMES)]
+    estimates = [float(compute_sketch(error, whole, k, seed=i).norm()) / true for i in range(NUM_SEEDS)]
     return statistics.mean(estimates), statistics.stdev(estimates)
 
 

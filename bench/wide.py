@@ -46,13 +46,15 @@ _KINDS = {
 
 
 def write(folder: Path, num_ranks: int) -> None:
-    mesh = Mesh.of(pp=STAGES, dp=num_ranks // STAGES // TP, tp=TP)
+    tp = min(TP, num_ranks)
+    stages = min(STAGES, num_ranks // tp)
+    mesh = Mesh.of(pp=stages, dp=num_ranks // stages // tp, tp=tp)
     end = End(num_steps=1, num_records=NUM_RECORDS)
-    manifests = [_manifest(mesh, stage) for stage in range(STAGES)]
-    for first in range(num_ranks // STAGES):  # the stages' ranks in this place differ in the names of their layers only
+    manifests = [_manifest(mesh, stage) for stage in range(stages)]
+    for first in range(num_ranks // stages):  # the stages' ranks in this place differ in the names of their layers only
         lines = _lines(mesh, first)
-        for stage in range(STAGES):
-            rank = stage * (num_ranks // STAGES) + first
+        for stage in range(stages):
+            rank = stage * (num_ranks // stages) + first
             path = folder / rank_folder(rank)
             path.mkdir(parents=True)
             (path / MANIFEST).write_text(seal_model(manifests[stage].model_copy(update={"rank": rank})))

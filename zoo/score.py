@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ttrace.judge.verdict import CauseName, Exit
+from ttrace.workflow.investigation import list_sites
 from zoo.bug import Bug, Judge, Run, bugs
+from zoo.harness.plans import FULL, SKETCH
 from zoo.launch import by_ttrace, seen
 from zoo.seen import Seen
 
-LOCALISED, CAUSE = 0.95, 0.9
+LOCALISED, CAUSE, CAUSE_OF_SKETCHES = 0.95, 0.9, 0.85
 """The bars: the fraction of bugs located in their exact module, and rightly explained by the first finding."""
+NUM_BUCKETS = 256
+"""Of the sketches."""
 SECONDS = 15.0
 """The longest time that the median bug may take."""
 
@@ -141,6 +147,32 @@ def score(names: Iterable[str], tell: Callable[[str], None] = lambda _: None, *,
         )
     lines = [Line(name, bugs()[name], found[Run(name, False)], found[Run(name, True)]) for name in chosen]
     return Score(lines, time.monotonic() - begin)
+
+
+def score_sketches(names: Iterable[str], tell: Callable[[str], None] = lambda _: None) -> tuple[Score, Score]:
+    """Run these entries with sketches; what they leave unexplained runs again, its module recorded in full.
+
+    Return the score of sketches alone, and that of both runs, which is what `ttrace run` does.
+    """
+    with _environment(SKETCH, str(NUM_BUCKETS)):
+        first = score(names, tell)
+        lines, seconds = list(first.lines), first.seconds
+        for number, line in enumerate(lines):
+            if line.is_detected and line.broken.cause == CauseName.UNEXPLAINED.value:
+                with _environment(FULL, ",".join(list_sites(line.broken.module))):
+                    again = score([line.name], tell)
+                lines[number], seconds = again.lines[0], seconds + again.seconds
+    return first, Score(lines, seconds)
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable that ranks inherit."""
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _row(line: Line) -> str:

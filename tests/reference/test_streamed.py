@@ -6,6 +6,7 @@ import ctypes
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ from ttrace.judge.sentences import describe
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Exit, Verdict
 from ttrace.layouts.rules import Rules
-from ttrace.reference.parameter_source import find_source
+from ttrace.reference.parameter_source import ParameterSource, find_source
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Normal
@@ -57,6 +58,25 @@ def test_streamed_is_the_ordinary_reference_bit_for_bit(
     streamed, ordinary = trace_both(tmp_path, ttrace.streamed(build), build())
     assert_same_bits(streamed, ordinary)
     assert {Kind.LOSS, Kind.PARAM_GRAD, Kind.GRAD_INPUT} <= {t.kind for t in streamed.shards}
+
+
+@pytest.mark.parametrize(("keep_bytes", "share"), [(1 << 12, 1.0), (1 << 30, 0.8)], ids=["some", "all"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_values_that_are_kept_for_backward_change_nothing(
+    keep_bytes: int, share: float, tied: bool, tmp_path: Path
+) -> None:
+    build = partial(hugging, "llama", FP32, tied=tied)
+    model = ttrace.streamed(build, keep_bytes=keep_bytes)
+    with mock.patch.object(
+        ParameterSource, "generate_run", autospec=True, side_effect=ParameterSource.generate_run
+    ) as kept:
+        assert_same_bits(*trace_both(tmp_path, model, build()))
+    streamed = ttrace.streamed(build)
+    with mock.patch.object(
+        ParameterSource, "generate_run", autospec=True, side_effect=ParameterSource.generate_run
+    ) as anew:
+        traced(Plan(out=tmp_path / "anew", stop=False), streamed)
+    assert kept.call_count < share * anew.call_count
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.tensors.region import Region, Shape
-from ttrace.trace.format import End, Manifest, ModuleInfo, Record
+from ttrace.trace.format import End, Manifest, ModuleInfo, Record, SketchInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
+from ttrace.values.sketch import compute_sketch
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 RULE = Provenance(LayoutSource.RULE, "test rule")
@@ -56,9 +58,11 @@ class TraceBuilder:
         splits: Mapping[str, str] | None = None,
         batch_axes: tuple[str, ...] = (),
         forward_buffers: Sequence[str] = (),
+        num_buckets: int = 0,
         **manifest: Any,
     ) -> None:
         self.folder = folder
+        self.num_buckets = num_buckets
         self.grad_factor = grad_factor
         self.splits = dict.fromkeys(batch_axes, "block") | dict(splits or {})
         self.batch_axes = batch_axes
@@ -96,6 +100,9 @@ class TraceBuilder:
             by=RULE if region is not None else None,
             microbatch=microbatch,
         )
+        if self.num_buckets and region is not None and tensor.numel() > self.num_buckets:
+            tensor = compute_sketch(tensor, region, self.num_buckets)
+            record = replace(record, sketch=SketchInfo(self.num_buckets))
         self._records[rank].append((record, tensor))
 
     def record_parts(
@@ -145,11 +152,14 @@ def summand_share(index: int, size: int) -> float:
 class Case:
     """A reference of one rank, its twin, and a candidate on a mesh."""
 
-    def __init__(self, folder: Path, mesh: str = "tp=2", *, noise: float = 1e-6, **candidate: Any) -> None:
+    def __init__(
+        self, folder: Path, mesh: str = "tp=2", *, noise: float = 1e-6, num_buckets: int = 0, **candidate: Any
+    ) -> None:
+        """With `num_buckets`, all traces hold sketches of larger tensors."""
         self.noise = noise
-        self.reference = TraceBuilder(folder / "reference", role="reference")
-        self.twin = TraceBuilder(folder / "twin-1", role="twin")
-        self.candidate = TraceBuilder(folder / "candidate", mesh, **candidate)
+        self.reference = TraceBuilder(folder / "reference", role="reference", num_buckets=num_buckets)
+        self.twin = TraceBuilder(folder / "twin-1", role="twin", num_buckets=num_buckets)
+        self.candidate = TraceBuilder(folder / "candidate", mesh, num_buckets=num_buckets, **candidate)
 
     def add_trusted(self, name: str, full: torch.Tensor, *, noise: float | None = None, layout: str = "...") -> None:
         """Add a tensor to the reference and, with noise, to the twin."""

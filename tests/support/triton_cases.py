@@ -55,10 +55,10 @@ def check_values(region: Region, dtype: torch.dtype) -> None:
 
 def check_sketch(region: Region, dtype: torch.dtype, *, is_left: bool = False) -> None:
     local = generate_values("x", region, dtype=dtype, distribution=Normal(0.0, 2.0))
-    expected = compute_sketch("w", local, region, K)
-    found, num_calls = on_triton(compute_sketch, "w", local, region, K)
+    expected = compute_sketch(local, region, K)
+    found, num_calls = on_triton(compute_sketch, local, region, K)
     assert (found - expected).norm() <= 1e-12 * expected.norm()
-    assert torch.equal(found, on_triton(compute_sketch, "w", local, region, K)[0])
+    assert torch.equal(found, on_triton(compute_sketch, local, region, K)[0])
     assert num_calls == 1
     assert (triton_kernels.compute_sums(local, region, WordStream.of("w"), K) is None) == is_left
 
@@ -75,8 +75,8 @@ def main() -> None:
             check_sketch(region, dtype, is_left=name in LEFT_TO_TORCH)
     gaps = torch.randn(700, 3).t()
     expected, (found, _) = (
-        compute_sketch("w", gaps, REGIONS["whole"], K),
-        on_triton(compute_sketch, "w", gaps, REGIONS["whole"], K),
+        compute_sketch(gaps, REGIONS["whole"], K),
+        on_triton(compute_sketch, gaps, REGIONS["whole"], K),
     )
     assert (found - expected).norm() <= 1e-12 * expected.norm()
 

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import torch
 
+from ttrace.reference.kept_values import KeptValues
 from ttrace.reference.progress import StreamProgress
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ids import TensorId
@@ -25,7 +26,9 @@ _LEAST_ELEMENTS = 1 << 18
 class Scratch(threading.local):
     """Memory that is reused: to touch fresh pages costs as much as to generate the values that are written to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptValues | None = None) -> None:
+        """With `kept`, which all threads share, some values outlive their operator."""
+        self.kept = kept
         self._slots: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     @cached_property
@@ -45,6 +48,8 @@ class Scratch(threading.local):
         """Whether a tensor lies in this memory."""
         if tensor.layout is not torch.strided:
             return False
+        if self.kept is not None and self.kept.holds(tensor):
+            return True
         address = tensor.untyped_storage().data_ptr()
         return any(address == memory.untyped_storage().data_ptr() for memory in self._slots.values())
 
@@ -89,6 +94,14 @@ class ParameterSource:
         else:
             list(self.scratch.threads.map(self._generate_slice, *zip(*parts, strict=True)))
         return out
+
+    def read_kept(self) -> torch.Tensor | None:
+        """Read all elements, flattened, from where they are kept; None if they are not."""
+        kept = self.scratch.kept
+        if kept is None:
+            return None
+        name = (self.name, self.seed, self.distribution)  # a session sets what a parameter is generated from
+        return kept.read(name, self.numel, self.dtype, self.device, lambda out: self.generate_run(0, self.numel, out))
 
     def generate_rows(self, index: torch.Tensor) -> torch.Tensor:
         """Generate these rows, each one once."""

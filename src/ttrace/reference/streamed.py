@@ -15,6 +15,7 @@ from torch import nn
 from ttrace.errors import CaptureError
 from ttrace.reference import blocks
 from ttrace.reference.init_values import Spreads, check_patterns, choose_distribution
+from ttrace.reference.kept_values import KeptValues
 from ttrace.reference.meta_init import check_buffers, parameters_on_meta
 from ttrace.reference.parameter_source import ParameterSource, Scratch
 from ttrace.reference.progress import StreamProgress
@@ -30,6 +31,7 @@ def streamed(
     by: By = "operators",
     max_bytes: int | None = None,
     num_microbatches: int = 1,
+    keep_bytes: int = 0,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
     """Return the model with every parameter on the meta device replaced by one that is generated whenever it is read.
@@ -41,14 +43,16 @@ def streamed(
     parameters of a block have values while it runs, and the block is recomputed in backward. `max_bytes` cuts the
     weights of larger linear layers into slices, whose input gradients are then summed in another order.
     `num_microbatches` is the number of backward passes in a step: with more than one, gradients wait for the last pass
-    in temporary files.
+    in temporary files. With `keep_bytes`, so many bytes of the latest values are kept from an operator's forward to its
+    backward, and not generated twice.
     """
     if not isinstance(model, nn.Module):
         with parameters_on_meta():
             model = model()
     check_buffers(model)
     device = torch.empty((), dtype=torch.uint8, device=device).device  # with its index, which autograd needs
-    sources = _make_sources(model, spreads or {}, max_bytes, num_microbatches, device)
+    scratch = Scratch(KeptValues(keep_bytes) if keep_bytes else None)
+    sources = _make_sources(model, spreads or {}, max_bytes, num_microbatches, scratch, device)
     if by == "blocks":
         blocks.stream(model, sources)
         return model
@@ -70,7 +74,12 @@ def _make_streamed(parameter: nn.Parameter, source: ParameterSource) -> nn.Param
 
 
 def _make_sources(
-    model: nn.Module, spreads: Spreads, max_bytes: int | None, num_microbatches: int, device: torch.device
+    model: nn.Module,
+    spreads: Spreads,
+    max_bytes: int | None,
+    num_microbatches: int,
+    scratch: Scratch,
+    device: torch.device,
 ) -> dict[nn.Parameter, ParameterSource]:
     """Make the source of each parameter that has no values."""
     owners: dict[nn.Parameter, list[nn.Module]] = {}
@@ -82,7 +91,6 @@ def _make_sources(
         raise CaptureError("no parameter of this model is on the meta device: there is nothing to stream.")
     names = {parameter: name for name, parameter in model.named_parameters() if parameter in owners}
     check_patterns(spreads, list(names.values()))
-    scratch = Scratch()
     progress = StreamProgress(sum(parameter.numel() for parameter in owners), num_microbatches)
     return {
         parameter: ParameterSource(

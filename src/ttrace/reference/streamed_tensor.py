@@ -62,6 +62,8 @@ class Streamed(torch.Tensor):
         if self.geometry.numel() == 0:
             return torch.empty(size, dtype=self.geometry.dtype, device=self.source.device)
         num = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        if num == self.source.numel and (kept := self.source.read_kept()) is not None:
+            return kept.as_strided(size, stride, 0)
         memory = self.source.scratch.memory(slot, num, self.source.dtype, self.source.device)
         return self.source.generate_run(offset, offset + num, memory).as_strided(size, stride, 0)
 

@@ -20,6 +20,8 @@ LABELS = "labels"
 """The name under which labels are recorded that a script keeps, and that do not pass through the model."""
 MAIN_PARAM = "main_param"
 """The slot of a parameter that the optimizer keeps and updates in higher precision than the model does."""
+STEP = "step"
+"""The slot of the optimizer's number of steps."""
 
 
 class Kind(StrEnum):

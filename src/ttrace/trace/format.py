@@ -22,7 +22,7 @@ from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
 
 DTYPES = {

@@ -69,11 +69,11 @@ class Shard:
         self.rank.release(self.record)
 
     def read_sketch(self, num_buckets: int) -> torch.Tensor:
-        """Read the sketch, or make it from the data. Sketches of tensors of one name can be added."""
+        """Read the sketch, or make it from the data. Sketches of tensors of one shape can be added."""
         if self.record.sketch is not None:
             return self.read_stored()
         assert self.record.region is not None
-        return compute_sketch(self.id.name, self.tensor(), self.record.region, num_buckets)
+        return compute_sketch(self.tensor(), self.record.region, num_buckets)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class UpdateShard(Shard):
         if self.before.sketch is not None and self.record.shape == self.before.shape:
             return after - self.rank.read_stored(self.before)
         assert self.record.region is not None
-        return after - compute_sketch(self.id.name, self._before(), self.record.region, kept.num_buckets)
+        return after - compute_sketch(self._before(), self.record.region, kept.num_buckets)
 
     def terms(self) -> tuple[Term, ...]:
         if self.record.sketch is not None:

@@ -1,9 +1,9 @@
 """Sketches: k sums of a tensor's elements, from which norms and differences are estimated to 1 / sqrt(2 k).
 
 Element i of the logical tensor is added, with a random sign, to bucket (i + turn) mod k, where each block of k elements
-has a random turn. Signs and turns depend on the tensor's name and on i alone, so the sketches of shards, and of
-summands, add up to the sketch of the whole, and sketches of two runs can be subtracted. Without the turns, an error in
-one column of a matrix would be in one bucket only, and its estimate would be wrong by half.
+has a random turn. Signs and turns depend on i alone, so the sketches of shards, and of summands, add up to the sketch
+of the whole, and the sketches of two runs, or of two tensors of one shape, can be subtracted. Without the turns, an
+error in one column of a matrix would be in one bucket only, and its estimate would be wrong by half.
 
 Sums are float64: the rounding of float32 sums would be larger than the difference of two float32 tensors. Sums of
 16-bit and 8-bit numbers are exact unless their sizes are very far apart, so equal tensors have equal sketches however
@@ -16,7 +16,6 @@ import math
 
 import torch
 
-from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import cut_region
 from ttrace.values.kernels.library import choose_device_kernels, choose_kernels, is_readable
@@ -25,6 +24,8 @@ from ttrace.values.words import WordStream
 
 NUM_BUCKETS = 1024
 """The default k, which estimates differences to 2.2%."""
+_NAME = "sketch"
+"""Of the stream of signs and turns."""
 _WORD_BITS = 6
 _WORD = 1 << _WORD_BITS
 """The number of signs in one random word."""
@@ -32,16 +33,16 @@ _TURNS = 1 << 62
 """Words from this index on are turns; those before it are signs."""
 
 
-def compute_sketch(name: str | TensorId, local: torch.Tensor, region: Region, k: int = NUM_BUCKETS) -> torch.Tensor:
-    """Compute the k sums of a region of the logical tensor called `name`, in float64 and on the tensor's device.
+def compute_sketch(local: torch.Tensor, region: Region, k: int = NUM_BUCKETS, *, seed: int = 0) -> torch.Tensor:
+    """Compute the k sums of a region of a logical tensor, in float64 and on the tensor's device.
 
-    An element that is not finite makes its bucket not finite.
+    An element that is not finite makes its bucket not finite. Another seed gives other signs and turns: traces have 0.
     """
     if k < 1 or k % _WORD:
         raise ValueError(f"a sketch has a multiple of {_WORD} buckets, not {k}")
     if tuple(local.shape) != region.local_shape:
         raise ValueError(f"a tensor of shape {tuple(local.shape)} does not hold a region of {region.local_shape}")
-    stream = WordStream.of(name)
+    stream = WordStream.of(_NAME, seed)
     library = choose_kernels() if is_readable(local) else None
     if library is not None:
         return compute_sums(library, _close_gaps(local, region), region, stream, k)

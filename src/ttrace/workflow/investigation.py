@@ -68,9 +68,8 @@ class Investigation:
         """Record in full what was wrong first in sketches, and judge with the values."""
         worst = judgement.findings[:_MOST_FULL]
         names = dict.fromkeys(name for finding in worst for name in (finding.module, finding.comparison.id.name))
-        sites = [site for name in names for site in ((name,) if name == ROOT else (name, f"{name}.*"))]
         try:
-            self.flow.trace_in_full(sites)
+            self.flow.trace_in_full([site for name in names for site in list_sites(name)])
             self.flow.on_stage("check in full")
             return self._judge_ordinary()
         except TTraceError as error:
@@ -91,6 +90,11 @@ class Investigation:
     def _judge_ordinary(self) -> Judgement:
         """Judge without an isolated run, which may be an earlier candidate's."""
         return self.flow.run.judge(self.strictness, isolated=False)
+
+
+def list_sites(module: str) -> list[str]:
+    """What of a module is recorded in full: itself and all that is inside."""
+    return [module] if module == ROOT else [module, f"{module}.*"]
 
 
 def _add_note(judgement: Judgement, note: str) -> Judgement:

@@ -111,7 +111,7 @@ class Recorder:
             return local, None, None
         if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
             return local, None, None  # isolation replays this input
-        sketch = compute_sketch(visit.id.name, local, placement.region, plan.num_buckets)
+        sketch = compute_sketch(local, placement.region, plan.num_buckets)
         needs_mean = plan.role == "reference" and visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT)
         if not needs_mean:
             return sketch, SketchInfo(plan.num_buckets), None

@@ -53,6 +53,8 @@ class Evidence:
     """What the candidate's reduction still applies."""
     reference_trace: Trace
     candidate_trace: Trace
+    is_linear: bool = False
+    """Whether sketches stand for values."""
 
     @classmethod
     def of(cls, comparison: Comparison, reference: Trace, candidate: Trace) -> Evidence | None:
@@ -95,7 +97,23 @@ class Evidence:
         is_fit = self.comparison.verdict is Verdict.FAIL and self.stats.finite_a and self.stats.finite_b
         if not is_fit or self.stats.count < 4 or self.stats.aa == 0.0:
             return None
-        return Values(self.reference), Values(self.candidate, self.factor)
+        return self.make_values(self.reference), self.make_values(self.candidate, self.factor)
+
+    def make_values(self, tensor: LogicalTensor, factor: float = 1.0) -> Values:
+        """Make the values of a tensor that is compared with these."""
+        if self.is_linear and self.num_buckets:
+            return Values.of_sketch(tensor, self.num_buckets, factor)
+        return Values(tensor, factor)
+
+    @cached_property
+    def linear(self) -> Evidence:
+        """The same for those that only add and subtract tensors of one shape: they may take sketches for values."""
+        return replace(self, is_linear=True)
+
+    @property
+    def num_buckets(self) -> int:
+        """Of the sketches; 0 if both sides were recorded in full."""
+        return max(self.reference.num_buckets, self.candidate.num_buckets)
 
     def blocks(self) -> Iterator[Block]:
         """Read both tensors block by block, if there is anything to see in them."""

@@ -74,19 +74,11 @@ def _leave_of_reference(function: Function, block: Block) -> torch.Tensor:
 )
 def find_miscounted_part(e: Evidence) -> Cause | None:
     """Find a module inside whose output, or whose gradient, is added too often or left out."""
-    if e.comparison.id.kind not in (Kind.OUTPUT, Kind.GRAD_INPUT):
+    if e.comparison.id.kind not in (Kind.OUTPUT, Kind.GRAD_INPUT) or e.linear.values is None:
         return None
-    for name, part in _list_parts(e) if e.values is not None else ():
-        surplus = squares = 0.0
-        for block in e.blocks():
-            values = part.read(block.bounds)
-            surplus += float(((block.theirs - block.ours) * values).sum())
-            squares += float(values.square().sum())
-        count = round(surplus / max(squares, 1e-300)) if math.isfinite(squares) else 0
-        if not count:
-            continue
-        rest = e.measure_rest(partial(_subtract, part, count))
-        if e.is_explained_error(rest):
+    for name, part in _list_parts(e.linear):
+        count, rest = count_part(e.linear, part)
+        if count:
             what = "output" if e.comparison.id.kind is Kind.OUTPUT else "gradient"
             often = "once" if count == 1 else f"{count} times"
             words = "left out" if count == -1 else f"added {often} too often" if count > 0 else f"added {count} times"
@@ -96,6 +88,18 @@ def find_miscounted_part(e: Evidence) -> Cause | None:
                 evidence=(f"apart from that the error is {rest:.1e}",),
             )
     return None
+
+
+def count_part(e: Evidence, part: Values) -> tuple[int, float]:
+    """Count how often a part is added too often, if that explains the error, and measure what is left then."""
+    surplus = squares = 0.0
+    for block in e.blocks():
+        values = part.read(block.bounds)
+        surplus += float(((block.theirs - block.ours) * values).sum())
+        squares += float(values.square().sum())
+    count = round(surplus / max(squares, 1e-300)) if math.isfinite(squares) else 0
+    rest = e.measure_rest(partial(_subtract, part, count)) if count else math.inf
+    return (count, rest) if e.is_explained_error(rest) else (0, rest)
 
 
 def _subtract(part: Values, count: int, block: Block) -> torch.Tensor:
@@ -112,7 +116,7 @@ def _list_parts(e: Evidence) -> Iterator[tuple[str, Values]]:
         if is_inside and other == replace(own, site=replace(own.site, name=name)):
             part = LogicalTensor.of(e.reference_trace, other)
             if part is not None and tuple(part.shape) == shape:
-                yield name, Values(part)
+                yield name, e.make_values(part)
 
 
 @cause(

@@ -98,9 +98,9 @@ def find_stale_input(e: Evidence) -> Cause | None:
 def find_miscounted_microbatches(e: Evidence) -> Cause | None:
     """Find a sum over microbatches that counts some of them too often or never."""
     own = e.comparison.id
-    if own.kind is not Kind.PARAM_GRAD or own.microbatch is not None or e.values is None:
+    if own.kind is not Kind.PARAM_GRAD or own.microbatch is not None or e.linear.values is None:
         return None
-    ours, theirs = (_project_gradient(side) for side in e.values)
+    ours, theirs = (_project_gradient(side) for side in e.linear.values)
     shares = _list_shares(e, ours)
     if not 2 <= len(shares) <= _MOST_MICROBATCHES:
         return None
@@ -138,7 +138,7 @@ def _list_shares(e: Evidence, whole: torch.Tensor) -> dict[int | None, torch.Ten
     All are projected as the gradient itself is, `whole`.
     """
     own, shape = e.comparison.id, e.reference.shape
-    recorded = _read_recorded(e, own.name, Kind.PARAM_GRAD, finals=False)
+    recorded = _read_recorded(e.linear, own.name, Kind.PARAM_GRAD, finals=False)
     if recorded:
         return {microbatch: _project_gradient(values) for microbatch, values in recorded.items()}
     module = own.name.rpartition(".")[0]
@@ -230,7 +230,7 @@ def _read_recorded(e: Evidence, module: str, kind: Kind, *, finals: bool = True)
     if len({t.microbatch for t in ids}) != len(ids):
         return {}
     found = {t.microbatch: LogicalTensor.of(e.reference_trace, t) for t in ids}
-    return {microbatch: Values(logical) for microbatch, logical in found.items() if logical is not None}
+    return {microbatch: e.make_values(logical) for microbatch, logical in found.items() if logical is not None}
 
 
 def _multiply(incoming: Recorded, inputs: Recorded, num_directions: int) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidenc
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, measure_shards
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.tensors.ids import ROOT, STEP, Kind, TensorId
 from ttrace.trace.reader import Settings, Shard, Trace
 
 
@@ -117,9 +117,9 @@ def _measure_two_steps(e: Evidence) -> float:
 )
 def find_other_step_count(e: Evidence) -> Cause | None:
     """Find another step count than the reference's: the bias correction is that of another step."""
-    if e.comparison.id.kind is not Kind.UPDATE:
+    if e.comparison.id.kind not in (Kind.UPDATE, Kind.OPTIM):
         return None
-    count = e.comparison.id.at(Kind.OPTIM, slot="step")
+    count = e.comparison.id.at(Kind.OPTIM, slot=STEP)
     ours, theirs = (LogicalTensor.of(trace, count) for trace in (e.reference_trace, e.candidate_trace))
     if ours is None or theirs is None or bool((ours.tensor() == theirs.tensor()).all()):
         return None

@@ -12,7 +12,7 @@ from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure_shards
 from ttrace.judge.tensors.rank_names import name_ranks
 from ttrace.judge.tensors.values import Values, measure_common_row
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import Kind
+from ttrace.tensors.ids import STEP, Kind
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.trace.reader import Shard
 
@@ -222,6 +222,8 @@ def _measure_factor(e: Evidence) -> _Factor | None:
     s = e.stats
     if s.aa == 0.0 or not math.isfinite(s.scale) or e.comparison.verdict is not Verdict.FAIL:
         return None
+    if e.comparison.id.site.slot == STEP:
+        return None  # nobody scales the number of a step
     rest = math.sqrt(max(s.bb - s.ab * s.ab / s.aa, 0.0) / s.aa)
     if rest > min(
         MOST_TOLERANCES * e.tolerance * max(abs(s.scale), 1.0), MOST_OF_ERROR * abs(s.scale), MOST_OF_ERROR * s.error

@@ -9,11 +9,12 @@ from dataclasses import replace
 import torch
 
 from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence
+from ttrace.judge.causes.formulas import count_part
 from ttrace.judge.causes.index_names import name_indices
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
-from ttrace.judge.tensors.values import measure_common_row
+from ttrace.judge.tensors.values import Values, measure_common_row, sketch_rows
 from ttrace.judge.tolerance.estimate import unit
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, drop_numbers, is_inside
@@ -170,7 +171,11 @@ def _describe_edge(e: Evidence, dim: int, wrong: torch.Tensor) -> str:
 def find_bias(e: Evidence) -> Cause | None:
     """Find one row too much or too little, the same everywhere: a bias."""
     shape = e.reference.shape
-    if e.values is None or e.comparison.id.kind is not Kind.OUTPUT or not 1 < len(shape) <= e.stats.count // shape[-1]:
+    if e.comparison.id.kind is not Kind.OUTPUT or len(shape) < 2 or e.stats.count // shape[-1] < 2:
+        return None
+    if e.num_buckets:
+        return _find_own_bias(e.linear)
+    if e.values is None:
         return None
     row, rest = measure_common_row(*e.values)
     if not e.is_explained_error(rest):
@@ -182,16 +187,42 @@ def find_bias(e: Evidence) -> Cause | None:
     )
 
 
+def _find_own_bias(e: Evidence) -> Cause | None:
+    """Find the module's own bias, added too often or left out, in sketches: those of all its rows are known."""
+    name, own = _find_bias(e)
+    if own is None or e.values is None:
+        return None
+    sketch = sketch_rows(own.tensor(), e.reference.shape, e.num_buckets)
+    count, rest = count_part(e, Values.of_numbers(sketch))
+    if not count:
+        return None
+    return Cause(
+        CauseName.BIAS,
+        f"the candidate is the reference plus one row, the same everywhere{_describe_count_of(name, count)}",
+        evidence=(f"without that row the error is {rest:.1e}",),
+    )
+
+
 def _describe_multiple(e: Evidence, row: torch.Tensor) -> str:
     """How many times the module's own bias the row is, if it is."""
-    name = f"{e.comparison.id.name}.bias"
-    own = LogicalTensor.of(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
-    if own is None or own.shape != tuple(row.shape):
+    name, own = _find_bias(e)
+    if own is None:
         return ""
     values = own.tensor().to(torch.float64)
     count = round(float(values @ row / (values @ values).clamp_min(1e-300)))
     if count == 0 or float((count * values - row).norm()) > MOST_OF_ERROR * float((count * values).norm()):
         return ""
+    return _describe_count_of(name, count)
+
+
+def _find_bias(e: Evidence) -> tuple[str, LogicalTensor | None]:
+    """The module's own bias, and its name."""
+    name = f"{e.comparison.id.name}.bias"
+    own = LogicalTensor.of(e.reference_trace, TensorId.of(e.comparison.id.step, None, name, Kind.PARAM))
+    return name, own if own is not None and own.shape == e.reference.shape[-1:] else None
+
+
+def _describe_count_of(name: str, count: int) -> str:
     often = "once" if count == 1 else f"{count} times"
     return f": {name}, added {often} too often" if count > 0 else f": {name}, left out"
 

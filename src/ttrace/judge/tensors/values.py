@@ -13,6 +13,7 @@ from ttrace.judge.tensors.logical import LogicalTensor, sum_terms
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region, Shape
 from ttrace.values.chunks import Bounds, cut_chunks
+from ttrace.values.sketch import compute_sketch
 
 BLOCK = 1 << 20
 """Elements in a block, each a float64."""
@@ -31,6 +32,19 @@ class Values:
         self._parts = [
             (piece.region, [(factor * sign, term) for sign, term in piece.terms()]) for piece in tensor.pieces
         ]
+
+    @classmethod
+    def of_sketch(cls, tensor: LogicalTensor, num_buckets: int, factor: float = 1.0) -> Values:
+        """Take the numbers of a sketch for values: sums and differences of tensors are those of their sketches."""
+        return cls.of_numbers(tensor.sketched(num_buckets), factor)
+
+    @classmethod
+    def of_numbers(cls, numbers: torch.Tensor, factor: float = 1.0) -> Values:
+        """Take a few numbers that are in memory for values."""
+        found = cls.__new__(cls)
+        found.shape, found.count = tuple(numbers.shape), numbers.numel()
+        found._parts = [(Region.whole(found.shape), [(factor, numbers)])]
+        return found
 
     def read(self, bounds: Bounds) -> torch.Tensor:
         """Read a block."""
@@ -124,6 +138,15 @@ def measure_common_row(a: Values, b: Values) -> tuple[torch.Tensor, float]:
         rest += float((b.read(bounds) - ours - row[slice(*bounds[-1])]).square().sum())
         norm += float(ours.square().sum())
     return row, math.sqrt(rest / max(norm, 1e-300))
+
+
+def sketch_rows(row: torch.Tensor, shape: Shape, num_buckets: int) -> torch.Tensor:
+    """Sketch a tensor of this shape whose vectors along the last dim all are this row."""
+    total = torch.zeros(num_buckets, dtype=torch.float64, device="cpu")
+    for bounds in cut_chunks(shape, BLOCK):
+        region = Region(shape, tuple((run,) for run in bounds))
+        total += compute_sketch(row[slice(*bounds[-1])].expand(region.local_shape).contiguous(), region, num_buckets)
+    return total
 
 
 def count_directions(count: int) -> int:
