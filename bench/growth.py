@@ -39,7 +39,7 @@ SLOPE, MEMORY = 1.0, 512 << 20
 SIZES, LARGEST = (10**6, 10**7, 10**8), 10**9
 RANKS = (2, 16, 128, 1024, 16384)
 DEPTH, TOKENS = 4, 64
-_SLOPES = ("bare step s", "traced step s", "check s", "disk bytes")
+_SLOPES = ("traced step s", "check s", "disk bytes")
 
 Row = Mapping[str, float]
 

@@ -165,6 +165,11 @@ class BoxPart:
     box: Box
     cut: tuple[slice | torch.Tensor, ...]
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether its elements are in the order of the local tensor."""
+        return self.box.offset is None and all(isinstance(cut, slice) for cut in self.cut)
+
     def of(self, local: torch.Tensor) -> torch.Tensor:
         box = self._box(local)
         return box[self.cut] if self.cut else box

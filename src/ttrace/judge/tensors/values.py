@@ -88,12 +88,17 @@ class Values:
 
     def read_region(self, region: Region) -> torch.Tensor:
         """Read a region of the logical tensor."""
-        result = torch.zeros(region.local_shape, dtype=torch.float64, device="cpu")
+        result: torch.Tensor | None = None
         for held, terms in self._parts:
             for ours, theirs in region.overlaps(held):
-                found = sum_terms([(sign, theirs.of(term)) for sign, term in terms], (...,))
-                ours.assign(result, found.to(torch.float64))
-        return result
+                part = sum_terms([(sign, theirs.of(term)) for sign, term in terms], (...,))
+                part = part.to(torch.float64, copy=len(terms) == 1)  # never the file's own memory
+                if ours.is_in_order and part.shape == region.local_shape:
+                    return part
+                if result is None:
+                    result = torch.zeros(region.local_shape, dtype=torch.float64, device="cpu")
+                ours.assign(result, part)
+        return torch.zeros(region.local_shape, dtype=torch.float64, device="cpu") if result is None else result
 
 
 @dataclass(frozen=True)
