@@ -22,7 +22,6 @@ from ttrace.report.page.depth import Depth
 from ttrace.report.page.document import render_document
 from ttrace.report.page.sides import Side, read_sides
 from ttrace.report.page.timing import measure_stages
-from ttrace.trace.format import SketchInfo
 from ttrace.trace.storage.seal import seal_document
 
 
@@ -95,20 +94,15 @@ def test_replicas_that_differ_are_told_by_axis(tmp_path: Path) -> None:
     assert (conflict["axis"], conflict["count"], conflict["first"]) == ("tp", 1, "0/0/fc/output")
 
 
-def test_sketches_have_no_maps_and_no_axes(tmp_path: Path) -> None:
-    case = Case(tmp_path, "tp=2")
-    full = draw_tensor(4, 8)
+def test_sketches_have_no_maps_but_show_along_which_axis_replicas_differ(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tp=2", num_buckets=64)
+    full = draw_tensor(16, 8)
     case.add_trusted("0/0/fc/output", full)
     for rank in range(2):
         case.candidate.record(rank, "0/0/fc/output", full * (1 + rank), "...")
-    judgement, about = case.judge(), About.of(tmp_path, "")
-    assert about.traces is not None
-    for trace in about.traces:
-        for shards in trace.shards.values():
-            shards[:] = [replace(s, record=replace(s.record, sketch=SketchInfo(16, 0.0))) for s in shards]
-    made = build_page(judgement, about)
+    made = build_page(case.judge(), About.of(tmp_path, ""))
     assert made["maps"] == []
-    assert made["conflicts"][0]["axis"] == "not known: only sketches were recorded"
+    assert made["conflicts"][0]["axis"] == "tp"
 
 
 def test_an_empty_judgement_has_a_page_too(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ttrace.trace.reader import Trace
 MOST_BLOCKS = 32
 """Along each of the two sides of a map."""
 MOST_RANKS = 8
-_MOST_ELEMENTS = 1 << 22
+_MOST_ELEMENTS = 1 << 20
 """Of a larger shard, evenly spread elements stand for all."""
 
 

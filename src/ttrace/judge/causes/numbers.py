@@ -77,7 +77,9 @@ def find_offset(e: Evidence) -> Cause | None:
             for part, _ in here.overlaps(piece.region):
                 counts[number] += part.of(gaps).numel()
                 surplus.setdefault(number, set()).update(map(int, part.of(gaps).unique().tolist()))
-    if any(len(found) > 1 or counts[number] < 2 for number, found in surplus.items()):
+                if len(surplus[number]) > 1:
+                    return None
+    if any(counts[number] < 2 for number in surplus):
         return None
     shifts: dict[int, set[int]] = {}
     for number, [by] in surplus.items():

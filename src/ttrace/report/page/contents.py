@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ttrace.errors import SketchError
 from ttrace.judge.causes.error_map import RankMap, map_error
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.reductions import find_conflict_axes
@@ -197,10 +196,7 @@ def _count_conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Tra
 
 def _find_axes(comparison: Comparison, traces: tuple[Trace, Trace]) -> list[str]:
     evidence = Evidence.of(comparison, *traces)
-    try:
-        return (find_conflict_axes(evidence) if evidence else []) or ["no single axis"]
-    except SketchError:
-        return ["not known: only sketches were recorded"]
+    return (find_conflict_axes(evidence) if evidence else []) or ["no single axis"]
 
 
 def _count_coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
