@@ -436,6 +436,19 @@ def test_a_script_that_fails_within_a_step_leaves_no_complete_trace(tmp_path: Pa
     assert rank.records  # they can still be looked at
 
 
+def test_what_a_script_begins_after_the_traced_steps_does_not_matter(tmp_path: Path) -> None:
+    def draw_ahead() -> None:
+        model, batches = make_model(), iter(make_loader())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        x, y = next(batches)
+        for _ in range(2):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            x, y = next(batches)  # as loaders do that stay one batch ahead
+
+    assert trace_loop(tmp_path, draw_ahead).ranks[0].end is not None
+
+
 def test_a_script_that_attaches_by_itself_finds_nothing_changed(tmp_path: Path) -> None:
     Plan(out=tmp_path / "trace", stop=False).save(tmp_path / "plan.json")
     problems: list[str] = []

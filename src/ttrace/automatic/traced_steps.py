@@ -80,7 +80,7 @@ class TracedSteps:
 
     def close(self) -> str:
         """End the step that runs, or say that the script ended within it: it is then no part of the trace."""
-        if not self._waiting:
+        if not self._waiting or self._session.is_closed:
             self.finish()
             return ""
         problem = CaptureError("the script ended within a traced step, before every optimizer had stepped.")

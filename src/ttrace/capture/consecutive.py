@@ -45,6 +45,11 @@ class ConsecutiveSessions:
         with self._session.step():
             yield
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the trace of the session that runs is complete; the next one begins with a step."""
+        return self._session.is_closed
+
     def batch(self, batch: Any) -> Any:
         return self._session.batch(batch)
 
