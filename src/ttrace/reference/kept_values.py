@@ -13,6 +13,9 @@ import torch
 
 from ttrace import torch_compat
 
+_MOST_ARGUMENTS = 8
+"""The latest values may be arguments of the operator that reads the next ones: their memory is not used again yet."""
+
 
 class KeptValues:
     """Whole parameters, the latest ones. Their memory is used again: fresh pages take as long to touch as to fill."""
@@ -73,7 +76,7 @@ class KeptValues:
                 return self._free.pop(number)
         while self._kept and self._count() + num_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
-            if oldest.numel() == num_bytes and oldest.device == device:
+            if oldest.numel() == num_bytes and oldest.device == device and len(self._kept) >= _MOST_ARGUMENTS:
                 return oldest
         while self._free and self._count() + num_bytes > self._max_bytes:
             self._free.pop()
