@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 
@@ -114,27 +115,22 @@ class Region:
     def look_up(self, at: torch.Tensor) -> torch.Tensor:
         """Look up the row-major global indices of some local elements, given by their row-major positions."""
         inside = at if self.flat is None else rg.look_up(self.flat, at)
-        result = torch.zeros_like(at)
-        for ranges, size, position in zip(self.dims, self.shape, _unravel(inside, self.box_shape), strict=True):
-            result = result * size + rg.look_up(ranges, position)
-        return result
+        places = zip(self.dims, _unravel(inside, self.box_shape), strict=True)
+        return torch.zeros_like(at).add_(ravel_index([rg.look_up(*place) for place in places], self.shape))
 
     def find_index(self, local: Sequence[int]) -> Shape:
         """Return the index in the logical tensor of one local element."""
-        at = 0
-        for number, size in zip(local, self.local_shape, strict=True):
-            at = at * size + number
+        at = ravel_index(local, self.local_shape)
         whole = self.look_up(torch.tensor([at], dtype=torch.int64, device="cpu"))
         return tuple(int(number) for number in _unravel(whole, self.shape))
 
     def find_positions(self, index: torch.Tensor) -> torch.Tensor:
         """Find the row-major positions of elements, given by their row-major global indices; -1 if not held."""
-        at, is_held = torch.zeros_like(index), torch.ones_like(index, dtype=torch.bool)
-        for ranges, size, number in zip(self.dims, self.box_shape, _unravel(index, self.shape), strict=True):
-            position = rg.find_positions(ranges, number)
-            is_held &= position >= 0
-            at = at * size + position
-        at = at.masked_fill(~is_held, -1)
+        places = zip(self.dims, _unravel(index, self.shape), strict=True)
+        positions = [rg.find_positions(*place) for place in places]
+        at = torch.zeros_like(index) + ravel_index(positions, self.box_shape)
+        for position in positions:
+            at = at.masked_fill(position < 0, -1)
         return at if self.flat is None else rg.find_positions(self.flat, at)
 
     def linear(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,6 +242,14 @@ def _make_gathered(box: Box, positions: list[torch.Tensor]) -> BoxPart:
     num_dims = len(positions)
     grid = (index.view(*(-1 if d == dim else 1 for d in range(num_dims))) for dim, index in enumerate(positions))
     return BoxPart(box, tuple(grid))
+
+
+def ravel_index(index: Sequence[Any], shape: Shape) -> Any:
+    """Return the row-major position of an index, whose numbers are integers or tensors of them."""
+    at: Any = 0
+    for number, size in zip(index, shape, strict=True):
+        at = at * size + number
+    return at
 
 
 def _unravel(index: torch.Tensor, shape: Shape) -> list[torch.Tensor]:

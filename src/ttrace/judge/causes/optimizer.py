@@ -27,7 +27,7 @@ def find_not_updated(e: Evidence) -> Cause | None:
     if e.comparison.verdict is Verdict.FAIL and e.stats.bb == 0.0:
         return Cause(CauseName.NOT_UPDATED, "the optimizer left this parameter as it was")
     shards = [(piece, shard) for piece in e.candidate.pieces for shard in piece.summands[0]]
-    stale = [shard for _, shard in shards if measure_shards(shard, shard).aa == 0.0]
+    stale = [shard for _, shard in shards if _is_zero(shard)]
     rest = [pair for pair in shards if pair[1] not in stale]
     if not stale or not rest or e.candidate.pending:
         return None
@@ -189,6 +189,11 @@ def _find_name_there(shard: Shard, names: list[str], candidate: Trace) -> str:
 
 def _list_ranks(shards: list[Shard]) -> str:
     return ", ".join(str(rank) for rank in sorted({shard.coord.rank for shard in shards}))
+
+
+def _is_zero(shard: Shard) -> bool:
+    found = measure_shards(shard, shard)
+    return found.aa == 0.0 and found.finite_a
 
 
 def _take_alone(candidate: LogicalTensor, piece: Piece, shard: Shard) -> LogicalTensor:

@@ -15,6 +15,7 @@ from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.row_matching import match_rows
 from ttrace.judge.tensors.values import count_directions, project
 from ttrace.judge.verdict import Cause, CauseName
+from ttrace.tensors.region import ravel_index
 
 _SAMPLE = 1 << 20
 """Of more elements, evenly spread ones show whether they were read in another order."""
@@ -99,8 +100,7 @@ def find_transposed_values(e: Evidence) -> Cause | None:
     if e.values is None or len(e.reference.shape) < 2:
         return None
     ours, theirs = e.values
-    stride = max(ours.count // _SAMPLE, 1) | 1  # odd, so that it is not a multiple of a power of two
-    at = torch.arange(0, ours.count, stride, device="cpu")
+    at = ours.spread_index(_SAMPLE)
     found = theirs.read_elements(at)
     size = float(found.norm())
     for i, j in itertools.combinations(range(len(ours.shape)), 2):
@@ -121,13 +121,6 @@ def _list_readings(at: torch.Tensor, shape: tuple[int, ...], i: int, j: int) -> 
     swapped[i], swapped[j] = j, i
     other = tuple(shape[dim] for dim in swapped)
     index = torch.unravel_index(at, other)
-    yield _ravel([index[dim] for dim in swapped], shape)
+    yield ravel_index([index[dim] for dim in swapped], shape)
     index = torch.unravel_index(at, shape)
-    yield _ravel([index[dim] for dim in swapped], other)
-
-
-def _ravel(index: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-    result = torch.zeros_like(index[0])
-    for number, size in zip(index, shape, strict=True):
-        result = result * size + number
-    return result
+    yield ravel_index([index[dim] for dim in swapped], other)

@@ -11,7 +11,7 @@ import torch
 
 from ttrace.judge.tensors.logical import LogicalTensor, sum_terms
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.region import Region, Shape
+from ttrace.tensors.region import Region, Shape, ravel_index
 from ttrace.values.chunks import Bounds, cut_chunks
 from ttrace.values.sketch import compute_sketch
 
@@ -59,9 +59,10 @@ class Values:
         runs = (rg.from_indices(needed) if number == dim else (run,) for number, run in enumerate(bounds))
         return self.read_region(Region(self.shape, tuple(runs))).index_select(dim, order)
 
-    def read_sample(self, most: int = BLOCK) -> torch.Tensor:
-        """Read evenly spread elements, or all of them if there are not more."""
-        return self.read_elements(torch.arange(0, self.count, max(self.count // most, 1) | 1, device="cpu"))
+    def spread_index(self, most: int = BLOCK) -> torch.Tensor:
+        """Return the row-major indices of about so many evenly spread elements, or of all if there are not more."""
+        # At an odd distance, which is no multiple of a power of two, as widths are.
+        return torch.arange(0, self.count, max(self.count // most, 1) | 1, device="cpu")
 
     def read_elements(self, index: torch.Tensor) -> torch.Tensor:
         """Read single elements by their row-major index."""
@@ -210,9 +211,7 @@ def project_last(values: Values, num_directions: int) -> torch.Tensor:
 
 def _locate_vectors(bounds: Bounds, shape: Shape) -> tuple[slice, slice]:
     """The part of the last dim that a block has, and the vectors along it, which follow each other."""
-    first = 0
-    for (start, _), size in zip(bounds[:-1], shape[:-1], strict=True):
-        first = first * size + start
+    first = ravel_index([start for start, _ in bounds[:-1]], shape[:-1])
     num_vectors = math.prod(stop - start for start, stop in bounds[:-1])
     return slice(*bounds[-1]), slice(first, first + num_vectors)
 

@@ -93,7 +93,7 @@ def measure_swayed_norm(reference: Trace, tensor_id: TensorId, noise: float) -> 
     if gradient is None or update is None or gradient.shape != update.shape or not math.prod(update.shape):
         return 0.0
     sizes, moves, total = Values(gradient), Values(update), 0.0
-    usual = moves.read_sample().abs().median()
+    usual = moves.read_elements(moves.spread_index()).abs().median()
     for bounds in moves.cut():
         moved = moves.read(bounds).abs_()
         share = (_TAIL * noise / sizes.read(bounds).abs_()).nan_to_num(0.0, 0.0).clamp(max=1.0)
