@@ -66,6 +66,11 @@ def test_what_prevents_automatic_attachment_is_said(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "the script ended after its first training step" in " ".join(done.stderr.split())
 
+    within = script(tmp_path, LOOP.replace("    optimizer.step()", "    if _ == 1: break\n    optimizer.step()"))
+    done = ttrace("trace", "--out", str(tmp_path / "trace"), "--", *within.split())
+    assert done.returncode == 2
+    assert "never finished the traced steps: the script ended within a traced step" in " ".join(done.stderr.split())
+
 
 @pytest.mark.slow
 def test_a_mesh_and_rules_can_be_stated_outside_of_the_script(tmp_path: Path) -> None:

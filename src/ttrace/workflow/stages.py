@@ -101,10 +101,10 @@ class Stage:
             raise TTraceError(f"{self.plan.written} was written by another launch while {words} ran. Run it again.")
         unfinished = [rank for rank in trace.ranks if rank.end is None]
         if unfinished:
+            asked = "does every rank run its step inside `with session.step():`, and often enough?"
             raise TTraceError(
-                f"{words} succeeded, but its rank {unfinished[0].manifest.rank} never finished the traced steps. Does "
-                "every rank run its step inside `with session.step():`, and often enough? Its output is in "
-                f"{launched.log}."
+                f"{words} succeeded, but its rank {unfinished[0].manifest.rank} never finished the traced steps: "
+                f"{launched.unattached or asked} Its output is in {launched.log}."
             )
         self.mark()
         return trace
