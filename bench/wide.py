@@ -26,7 +26,8 @@ from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.documents import seal_model
-from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, encode, rank_folder
+from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, rank_folder
+from ttrace.trace.lines.record_line import encode
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import seal_line, sum_of
 

@@ -76,9 +76,11 @@ FLOORS = {
     ),
     "trace": (
         {"storage", "format"},
-        {"agreement", "documents", "fast_decode", "upload"},
+        {"agreement", "documents", "lines", "upload"},
         {"delta"},
-        {"rank", "writer"},
+        {"rank"},
+        {"counterpart"},
+        {"writer"},
         {"reader", "background_writer"},
         {"archive", "relayout"},
     ),

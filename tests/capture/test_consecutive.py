@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ttrace.attach import PLAN_VARIABLE, Session, attach
-from ttrace.capture import consecutive
 from ttrace.capture.plan import Plan
 from ttrace.judge.tolerance.run_to_run import is_repeated
 from ttrace.trace.reader import Trace
@@ -83,15 +82,6 @@ def test_what_cannot_be_brought_back_shows_in_the_echo(tmp_path: Path, monkeypat
         with pytest.raises(SystemExit):
             iteration()
     assert not is_repeated(Trace(tmp_path / "reference"), Trace(tmp_path / "echo"))
-
-
-def test_a_long_iteration_is_not_repeated_in_the_same_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consecutive, "MAX_SECONDS", 0.0)
-    with training(tmp_path, monkeypatch) as iteration:
-        iteration()
-        with pytest.raises(SystemExit):
-            iteration()
-    assert not (tmp_path / "echo").exists()
 
 
 def test_a_script_may_stop_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

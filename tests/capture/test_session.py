@@ -282,7 +282,8 @@ def test_a_recording_failure_is_kept_and_the_training_goes_on(tmp_path: Path) ->
 def test_twins_nudge_where_numbers_enter_by_about_epsilon(tmp_path: Path) -> None:
     torch.manual_seed(0)
     train(Plan(out=tmp_path / "reference", stop=False), Gpt(), SimulatedRank(), RULES)
-    plan = Plan(out=tmp_path / "twin", role="twin", twin=1, reference=tmp_path / "reference", stop=False)
+    known = {"reference": tmp_path / "reference", "full": ("*",)}
+    plan = Plan(out=tmp_path / "twin", role="twin", twin=1, stop=False, **known)  # type: ignore[arg-type]
     train(plan, Gpt(), SimulatedRank(), RULES)
     reference, twin = Trace(tmp_path / "reference"), Trace(tmp_path / "twin")
     for name in ("words", "places"):

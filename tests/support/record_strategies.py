@@ -14,8 +14,10 @@ from tests.support.rank_traces import tensor_id
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import DTYPES, Record, encode
+from ttrace.trace.format import DTYPES, Record
+from ttrace.trace.lines.record_line import encode
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows
+from ttrace.values.stats import Stats
 
 words = st.from_regex(r"[^/@\s]+", fullmatch=True)
 names = st.one_of(words, st.sampled_from([".", "layers.3.mlp.fc1", "größe.重み", 'a"b\\c']))
@@ -65,6 +67,9 @@ def records(draw: st.DrawFn) -> Record:
     shape = tuple(draw(st.lists(st.integers(0, 2**20), max_size=4))) if region is None else region.local_shape
     dtype = draw(st.sampled_from(list(DTYPES.values())))
     begin = draw(naturals)
+    stats = draw(
+        st.none() | st.builds(Stats, st.just(math.prod(shape)), aa=floats, dd=floats, ab=floats, nan_b=naturals)
+    )
     return Record(
         id=draw(ids()),
         shape=shape,
@@ -78,7 +83,8 @@ def records(draw: st.DrawFn) -> Record:
         values=draw(st.none() | distributions),
         chunk=draw(naturals),
         begin=begin,
-        end=begin + math.prod(shape) * dtype.itemsize,
+        end=begin + (8 * draw(st.integers(0, 3)) if stats else math.prod(shape) * dtype.itemsize),
+        stats=stats,
     )
 
 
@@ -107,6 +113,13 @@ GOOD: dict[str, Any] = json.loads(
 
 FLAT = {"shape": [8, 6], "flat": [[0, 24]]}
 HOSTILE: dict[str, dict[str, Any]] = {
+    "stats of other elements": {"stats": [23, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 0]},
+    "stats too few": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0], "at": [0, 0, 0]},
+    "stats of text": {"stats": ["24", 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 0]},
+    "stats not a number": {"stats": [24, math.nan, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 0]},
+    "stats negative": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, -1], "at": [0, 0, 0]},
+    "stats of a sketch": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "sketch": [4, 0.5], "at": [0, 0, 32]},
+    "stats with half an index": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 12]},
     "id no text": {"id": 7},
     "id no id": {"id": "layer/output"},
     "kind unknown": {"id": "0/0/layer/thought"},

@@ -13,7 +13,8 @@ from ttrace.tensors.coverage import measure_coverage
 from ttrace.tensors.holds import find_held
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import Record, decode, encode
+from ttrace.trace.format import Record
+from ttrace.trace.lines.record_line import decode, encode
 
 
 def test_the_tensor_itself_comes_back_and_says_what_it_holds() -> None:

@@ -25,7 +25,8 @@ from ttrace.errors import TraceError
 from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.region import Region
 from ttrace.trace.documents import parse_end, parse_manifest, seal_model
-from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, _Line, check_region, decode, encode
+from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check_region
+from ttrace.trace.lines.record_line import _Line, decode, encode
 from ttrace.trace.storage.seal import seal_document
 from ttrace.trace.writer import Writer
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,10 +19,6 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.capture.state.snapshot import Snapshot
 
-MAX_SECONDS = 60.0
-"""If the first plan takes longer, the others run in processes of their own: in comparison, a new start is then cheap
-and an echo expensive."""
-
 
 class ConsecutiveSessions:
     """Sessions for several plans, one after the other; each starts from the state in which the first one started."""
@@ -34,14 +29,12 @@ class ConsecutiveSessions:
         self._start = start
         self._snapshot = snapshot
         self._session = start(self._plans.pop(0))
-        self._start_time = 0.0
         self._stop = plan.stop
 
     @contextmanager
     def step(self) -> Iterator[None]:
         if self._session.is_closed and self._plans:
             self._start_next()  # not earlier: between two steps a script sets its learning rate
-        self._start_time = self._start_time or time.monotonic()
         with self._session.step():
             yield
 
@@ -70,9 +63,7 @@ class ConsecutiveSessions:
         self._session.close()
 
     def _start_next(self) -> None:
-        is_short = time.monotonic() - self._start_time <= MAX_SECONDS
-        self._start_time = 0.0
-        if not _all_ranks_agree(is_short and self._has_room()):
+        if not _all_ranks_agree(self._has_room()):
             self._plans.clear()
             if self._stop:
                 sys.exit(0)
@@ -81,7 +72,7 @@ class ConsecutiveSessions:
         self._session = self._start(self._plans.pop(0))
 
     def _has_room(self) -> bool:
-        """Whether the disk has room for the traces of the remaining plans."""
+        """Whether the disk has room for the traces of the remaining plans, if none of them is measured only."""
         folder = self._session.out
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return size * len(self._plans) < shutil.disk_usage(folder).free

@@ -85,6 +85,11 @@ class Plan(BaseModel):
         return None if self.reference is None else self._in_store(self.reference)
 
     @property
+    def measured(self) -> Place | None:
+        """The trace against which tensors are measured instead of stored: for twins, the reference's."""
+        return self.trusted if self.role in ("twin", "echo") else None
+
+    @property
     def claim(self) -> Path | None:
         """The file with the id of the launch that the trace belongs to; None for a plan that no launcher wrote."""
         return claim_of(self.out) if self.launch else None
@@ -108,7 +113,11 @@ class Plan(BaseModel):
         """Whether to record a sketch of this site; what other runs replay from the reference is recorded in full."""
         if self.record == "full" or site.kind in (Kind.BATCH, Kind.DECISION):
             return False
-        return not any(matches(pattern, site) for pattern in self.full)
+        return not self.keeps_full(site)
+
+    def keeps_full(self, site: Site) -> bool:
+        """Whether this site is always recorded in full."""
+        return any(matches(pattern, site) for pattern in self.full)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ from ttrace.capture.probes.isolation import Isolate
 from ttrace.capture.probes.module_tensors import ModuleTensors
 from ttrace.capture.probes.perturb import Perturb
 from ttrace.capture.probes.probe import Probe
-from ttrace.capture.probes.recorder import Recorder
+from ttrace.capture.probes.recorder import Recorder, open_writer
 from ttrace.capture.probes.split_sums import SplitSums
 from ttrace.capture.resolve.inventory import list_modules, switch_dropout_off
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
@@ -49,7 +49,6 @@ from ttrace.patches import Patches
 from ttrace.reference.skip_blocks import SkippedBlocks
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, make_scores_slot
 from ttrace.trace.format import Attachment, End, Manifest
-from ttrace.trace.writer import Writer
 
 
 class TracingSession(SessionEvents):
@@ -144,8 +143,7 @@ class TracingSession(SessionEvents):
             versions=environment.read_versions(),
             environment=environment.read_environment(),
         )
-        writer = Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held, claim=plan.claim)
-        self._recorder = Recorder(writer, plan, adapter.to_local)
+        self._recorder = Recorder(open_writer(plan, manifest), plan, adapter.to_local)
         for problem in adapter.find_disagreements({name: each.placement for name, each in generated.items()}):
             self._recorder.keep(problem)
         replays = plan.decisions == "replayed" and plan.role != "reference"

@@ -18,6 +18,11 @@ def check_role(trace: Trace, role: str) -> None:
 def check_twin(twin: Trace, reference: Trace) -> None:
     """Refuse a twin that is not a run of the reference with nudged inputs."""
     _check_alike(twin, reference, ("seed", "mesh", "num_microbatches", "isolated"))
+    if twin.manifest.measured not in (None, reference.launch):
+        raise TraceError(
+            f"{twin.folder} was measured against another trace than {reference.folder}. Trace both again: "
+            "`ttrace run --fresh`."
+        )
     difference = find_other_version(reference.manifest.versions, twin.manifest.versions)
     if difference:
         raise TraceError(

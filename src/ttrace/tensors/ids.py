@@ -172,6 +172,12 @@ class TensorId:
         return self.site.kind
 
     @property
+    def is_of_update(self) -> bool:
+        """Whether this is a parameter after its step, the model's own or the optimizer's, or what the step did."""
+        is_main = self.kind is Kind.OPTIM and self.site.slot == MAIN_PARAM
+        return is_main or self.kind in (Kind.UPDATE, Kind.PARAM_AFTER)
+
+    @property
     def first(self) -> TensorId:
         """The id in the first forward pass, which a recomputed tensor repeats."""
         return self.at(self.kind.primal) if self.kind.is_recompute else self

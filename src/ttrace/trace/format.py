@@ -1,26 +1,22 @@
-"""The trace format: what a rank's manifest, records and end hold, and how they are written.
+"""The trace format: what a rank's manifest, records and end hold.
 
-`docs/reference/trace-format.md` is the specification; this module is its only implementation.
+`docs/reference/trace-format.md` is the specification. `lines/record_line.py` encodes and decodes records.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from json.encoder import encode_basestring_ascii as quoted
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
 
-from ttrace.errors import TraceError, TTraceError
+from ttrace.errors import TraceError
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import ROOT, Kind, TensorId
-from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
-from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed
+from ttrace.values.generate import Distribution
+from ttrace.values.stats import Stats
 
 FORMAT = 3
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
@@ -41,10 +37,6 @@ DTYPES = {
 }
 """The dtypes a record may have, under safetensors' names."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-_DISTRIBUTIONS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Normal, Signed, Integers, Rows, Mask, Permutation)
-}
 
 
 def rank_folder(rank: int) -> str:
@@ -112,6 +104,8 @@ class Manifest(BaseModel):
     """Kinds that this run has, but at no moment when they can be recorded."""
     reduced: tuple[str, ...] = ()
     """Axes over which the framework reduces gradients: along them final gradients are equal, bit for bit."""
+    measured: str | None = None
+    """The launch of the run against which tensors were measured instead of stored; None if none were."""
     notes: tuple[str, ...] = ()
     attachment: Attachment | None = None
     """What automatic attachment found; None if the script attached by itself."""
@@ -199,6 +193,9 @@ class Record:
     end: int = 0
     crc: int = 0
     """The CRC-32C of these bytes."""
+    stats: Stats | None = None
+    """How far the tensor is from the same tensor of another run, in place of its values. The bytes are then the flat
+    indices of elements that are zero in the other run only."""
 
     @property
     def source(self) -> LayoutSource | None:
@@ -207,7 +204,9 @@ class Record:
 
     @property
     def stored_form(self) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype of what is stored: the tensor, or its sketch."""
+        """The shape and dtype of what is stored: the tensor, its sketch, or the indices that belong to its stats."""
+        if self.stats is not None:
+            return ((self.end - self.begin) // torch.int64.itemsize,), torch.int64
         return (self.shape, self.dtype) if self.sketch is None else ((self.sketch.num_buckets,), torch.float64)
 
     @property
@@ -223,105 +222,8 @@ class Record:
     @property
     def is_generated(self) -> bool:
         """Whether no bytes are stored, because `values` generates them all."""
-        return self.values is not None and self.region is not None and self.begin == self.end
-
-
-class _RegionEntry(BaseModel):
-    """A region as a line has it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    shape: tuple[NonNegativeInt, ...]
-    dims: tuple[Ranges, ...] | None = None
-    flat: Ranges | None = None
-
-
-class _Line(BaseModel):
-    """A record as a line has it: the types of its fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    id: str
-    shape: tuple[NonNegativeInt, ...]
-    dtype: str
-    region: _RegionEntry | None
-    order: NonNegativeInt
-    mb: NonNegativeInt
-    at: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
-    crc: str = Field(pattern="^[0-9a-f]{8}$")
-    pending: tuple[str, ...] = ()
-    layout: str = ""
-    by: str = ""
-    detail: str = ""
-    values: dict[str, Any] | None = None
-    sketch: tuple[PositiveInt, float] | None = None
-
-
-def encode(record: Record) -> str:
-    """Encode a record as one line of JSON."""
-    return encode_at(record, record.order, (record.chunk, record.begin, record.end), record.crc)
-
-
-def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) -> str:
-    """Encode a record with another order, place and CRC; by hand, as a step waits for thousands of lines."""
-    fields = [
-        f'"id":{quoted(str(record.id))},{encode_form(record.dtype, record.shape)}',
-        f'"region":{_region_text(record.region)}',
-        f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}],"crc":"{crc:08x}"',
-    ]
-    if record.pending:
-        fields.append(f'"pending":{json.dumps(record.pending)}')
-    if record.layout:
-        fields.append(f'"layout":{quoted(record.layout)}')
-    if record.by is not None:
-        fields.append(_provenance_text(record.by))
-    if record.values is not None:
-        fields.append(f'"values":{json.dumps({"kind": type(record.values).__name__, **vars(record.values)})}')
-    if record.sketch is not None:
-        kept = record.sketch
-        fields.append(f'"sketch":{json.dumps([kept.num_buckets, kept.mean])}')
-    return f"{{{','.join(fields)}}}"
-
-
-@lru_cache(maxsize=256)  # most tensors of a model share a few shapes
-def encode_form(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """Encode dtype and shape, for a line and for a chunk's header."""
-    return f'"dtype":"{DTYPE_NAMES[dtype]}","shape":[{",".join(map(str, shape))}]'
-
-
-def decode(line: str) -> Record:
-    """Decode one line; raise TraceError for anything that a hostile or damaged file may hold."""
-    record = parse_line(line)
-    if record.end - record.begin != record.num_bytes and not record.is_generated:
-        raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored_form[0]}.")
-    check_region(record)
-    return record
-
-
-def parse_line(line: str) -> Record:
-    """Parse a line, without checking that its shape, region and bytes fit each other."""
-    try:
-        entry = _Line.model_validate_json(line)
-        return Record(
-            id=TensorId.parse(entry.id),
-            shape=entry.shape,
-            dtype=DTYPES[entry.dtype],
-            region=None if entry.region is None else _decode_region(entry.region),
-            pending=entry.pending,
-            layout=entry.layout,
-            by=_decode_provenance(entry),
-            order=entry.order,
-            microbatch=entry.mb,
-            values=_decode_distribution(entry.values),
-            sketch=None if entry.sketch is None else SketchInfo(*entry.sketch),
-            chunk=entry.at[0],
-            begin=entry.at[1],
-            end=entry.at[2],
-            crc=int(entry.crc, 16),
-        )
-    except (ValueError, KeyError, TypeError, TTraceError) as error:
-        reason = " ".join(str(error).split())
-        raise TraceError(f"unreadable record {line[:120]!r} ({type(error).__name__}: {reason}).") from None
+        is_empty = self.begin == self.end and self.stats is None
+        return self.values is not None and self.region is not None and is_empty
 
 
 def is_fitting(record: Record) -> bool:
@@ -335,57 +237,3 @@ def check_region(record: Record) -> None:
         assert record.region is not None
         needed = record.region.local_shape
         raise TraceError(f"{record.id}: its region {record.region} has shape {needed}, its data {record.shape}.")
-
-
-@lru_cache(maxsize=256)
-def _region_text(region: Region | None) -> str:
-    if region is None:
-        return "null"
-    entry: dict[str, Any] = {"shape": region.shape}
-    if region.dims != Region.whole(region.shape).dims:
-        entry["dims"] = region.dims
-    if region.flat is not None:
-        entry["flat"] = region.flat
-    return json.dumps(entry, separators=(",", ":"))
-
-
-@lru_cache(maxsize=256)
-def _provenance_text(by: Provenance) -> str:
-    detail = f',"detail":{quoted(by.detail)}' if by.detail else ""
-    return f'"by":"{by.source.value}"{detail}'
-
-
-def _decode_provenance(entry: _Line) -> Provenance | None:
-    if not entry.by:
-        if entry.detail:
-            raise ValueError("a detail needs to say who decided")
-        return None
-    return Provenance(LayoutSource(entry.by), entry.detail)
-
-
-def _decode_region(entry: _RegionEntry) -> Region:
-    whole = Region.whole(entry.shape)
-    region = Region(entry.shape, whole.dims if entry.dims is None else entry.dims, entry.flat)
-    if len(region.dims) != len(region.shape):
-        raise ValueError("a region needs ranges for every dim")
-    for ranges, size in zip(region.dims, region.shape, strict=True):
-        _check_ranges(ranges, size)
-    _check_ranges(region.flat or (), math.prod(region.box_shape))
-    return region
-
-
-def _check_ranges(ranges: Ranges, size: int) -> None:
-    if any(not 0 <= start < stop <= size for start, stop in ranges):
-        raise ValueError("a range lies outside its dim")
-
-
-def _decode_distribution(entry: dict[str, Any] | None) -> Distribution | None:
-    if entry is None:
-        return None
-    arguments = dict(entry)
-    made = _DISTRIBUTIONS[arguments.pop("kind")](**arguments)
-    for field in fields(made):
-        if type(getattr(made, field.name)) not in ((int,) if field.type == "int" else (int, float)):
-            raise TypeError(f"{field.name} of {made} is no {field.type}")
-    drawn: Distribution = made
-    return drawn

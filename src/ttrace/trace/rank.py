@@ -15,8 +15,8 @@ from ttrace.errors import TraceError
 from ttrace.trace.agreement import check_end
 from ttrace.trace.delta import Base, PackedChunks
 from ttrace.trace.documents import parse_end, parse_manifest
-from ttrace.trace.fast_decode import decode_quickly
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
+from ttrace.trace.lines.fast_decode import decode_quickly
 from ttrace.trace.storage.seal import TRACE_AGAIN, is_intact, seal_of, strip_seal, sum_of
 from ttrace.trace.storage.store import Place, Remote
 from ttrace.values.checksum import compute_checksum

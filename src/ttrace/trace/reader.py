@@ -49,6 +49,11 @@ class Shard:
 
     def tensor(self) -> torch.Tensor:
         """Return the data, mapped from the file: only what is accessed is read. Writing to it changes no file."""
+        if self.record.stats is not None:
+            raise SketchError(
+                f"{self.id} was measured against another run instead of recorded, so its values are not known. Record "
+                f"it in full: with --full '{self.id.site}'."
+            )
         if self.record.sketch is not None:
             raise SketchError(
                 f"{self.id} was recorded as a sketch, so its values are not known. Record it in full: with --full "
@@ -57,7 +62,7 @@ class Shard:
         return self.read_stored()
 
     def read_stored(self) -> torch.Tensor:
-        """Read what the trace holds: the data, or their sketch."""
+        """Read what the trace holds: the data, their sketch, or the indices that belong to their stats."""
         return self.rank.read_stored(self.record)
 
     def terms(self) -> tuple[Term, ...]:
@@ -74,6 +79,18 @@ class Shard:
             return self.read_stored()
         assert self.record.region is not None
         return compute_sketch(self.tensor(), self.record.region, num_buckets)
+
+
+@dataclass(frozen=True)
+class UsedShard(Shard):
+    """Which elements of a tensor are zero only in the run it was measured against; of a recorded one, its values."""
+
+    def tensor(self) -> torch.Tensor:
+        if self.record.stats is None:
+            return super().tensor()
+        used = torch.zeros(self.record.stats.count, dtype=torch.bool, device="cpu")
+        used[self.read_stored()] = True
+        return used.view(self.record.shape)
 
 
 @dataclass(frozen=True)
@@ -312,8 +329,8 @@ def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
     for record in rank.records:
         old = before.get(record.id.at(Kind.PARAM)) if record.id.kind is Kind.PARAM_AFTER else None
         is_run = record.region is not None and record.region.flat is not None
-        if old is None:
-            continue
+        if old is None or old.stats is not None or record.stats is not None:
+            continue  # what was measured has a record of its update
         is_known = old.sketch is None or (old.values is not None and old.id.step == 0)
         if old.shape == record.shape or (is_run and is_known):
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.trace.counterpart import Counterpart
 from ttrace.trace.delta import INDEX
 from ttrace.trace.documents import seal_model
 from ttrace.trace.format import (
@@ -31,10 +32,9 @@ from ttrace.trace.format import (
     Record,
     check_region,
     chunk_file,
-    encode_at,
-    encode_form,
     rank_folder,
 )
+from ttrace.trace.lines.record_line import encode_at, encode_form
 from ttrace.trace.storage.buffered_file import Arena, BufferedFile, write_at
 from ttrace.trace.storage.pinned_chunks import ArrivedBytes, Change
 from ttrace.trace.storage.seal import seal_line
@@ -67,8 +67,14 @@ class Writer:
         chunk_bytes: int = CHUNK_BYTES,
         max_bytes_held: int = MAX_BYTES_HELD,
         claim: Path | None = None,
+        counterpart: Counterpart | None = None,
     ) -> None:
-        """With `claim`, the file must hold the manifest's launch whenever this writer is about to touch the folder."""
+        """Set up a writer.
+
+        With `claim`, the file must hold the manifest's launch whenever this writer is about to touch the folder. With
+        a counterpart, tensors are measured against it instead of stored, wherever that is possible.
+        """
+        self._counterpart = counterpart
         self._launch, self._claim = manifest.launch, claim
         self._check_claim()
         place = folder / rank_folder(manifest.rank)
@@ -122,7 +128,18 @@ class Writer:
         assert record.stored_form == (tensor.shape, tensor.dtype), "a record describes what is stored"
 
     def write_bytes(self, record: Record, source: TensorBytes | ArrivedBytes) -> None:
-        """Append a checked record with these bytes."""
+        """Append a checked record with these bytes, or its stats."""
+        counterpart = self._counterpart
+        if counterpart is None or not counterpart.finds(record):
+            self._store(record, source)
+            return
+        for found in counterpart.measure(record, source.parts()):
+            if found.indices.numel():
+                self._store(found.record, TensorBytes(found.indices, self.max_bytes_copied))
+            else:
+                self._write_alone(found.record)
+
+    def _store(self, record: Record, source: TensorBytes | ArrivedBytes) -> None:
         name = quoted(str(record.id))
         chunk = self._open_chunk(name, source)
         begin, crc = chunk.find_place(source) or chunk.append(name, source)
@@ -133,6 +150,10 @@ class Writer:
         """Append a tensor without bytes: a reader generates it from `record.values`."""
         check_region(record)
         assert record.values is not None, "values say what to generate"
+        self._write_alone(record)
+
+    def _write_alone(self, record: Record) -> None:
+        """Append a record without bytes."""
         if self._chunk is not None:
             self._chunk.waiting.append((record, 0, 0, 0))  # its line follows those before it
             self._settle(self._chunk)

@@ -182,7 +182,7 @@ class Run:
         self.check_complete()
         engine = engine or use_all_cores()
         detailed = self.most_detailed  # this opens traces
-        reference = open_trace(detailed.reference)
+        reference = open_trace(self.reference)
         twins, notes = choose_twins(self.twins(), self.folder)
         rounding = ToleranceModel.measure(reference, twins, strictness.margin, engine=engine, progress=progress)
 
@@ -196,6 +196,9 @@ class Run:
         if is_complete(self.echo):
             own = Noise.between(reference, open_trace(self.echo), rounding, "reference")
             notes, rounding = [*notes, *own.notes(rounding)], own.widen(rounding)
+        if detailed is not self:
+            reference = open_trace(detailed.reference)
+            rounding = replace(rounding, reference=reference)
         candidate = trace(detailed.candidate)
         if rules is not None:
             _check_use(rules, candidate, self.folder)

@@ -137,7 +137,7 @@ def test_gradients_are_replaced_before_their_norm_is_taken(ordinary: Trace) -> N
 
 def test_twins_nudge_every_modules_inputs(ordinary: Trace) -> None:
     right = trace_isolated(ordinary, "right")
-    twin = trace_isolated(right, "twin", role="twin", twin=1)
+    twin = trace_isolated(right, "twin", role="twin", twin=1, full=("*",))
     for site in ("0/0/first/output", "0/0/last/output", "0/0/last/grad_input", "0/-/first.weight/param_grad"):
         a, b = read_tensor(right, site).double(), read_tensor(twin, site).double()
         assert 1e-9 < float((a - b).norm() / a.norm()) < 1e-5, site
@@ -187,7 +187,9 @@ class Conjugated(nn.Module):
 def test_complex_inputs_stay_complex_and_keep_their_gradients(tmp_path: Path) -> None:
     ordinary = trace_step(tmp_path / "ordinary", model=Spectral())
     right = trace_step(tmp_path / "right", model=Spectral(), isolated=True, reference=ordinary.folder)
-    twin = trace_step(tmp_path / "twin", model=Spectral(), isolated=True, reference=right.folder, role="twin", twin=1)
+    twin = trace_step(
+        tmp_path / "twin", model=Spectral(), isolated=True, reference=right.folder, role="twin", twin=1, full=("*",)
+    )
     for trace in (right, twin):
         assert not list(trace.problems())
         assert set(trace.shards) == set(ordinary.shards)

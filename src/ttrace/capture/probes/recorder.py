@@ -12,7 +12,8 @@ from ttrace.capture.probes.probe import Visit
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.background_writer import BackgroundWriter
-from ttrace.trace.format import End, Record, SketchInfo
+from ttrace.trace.counterpart import Counterpart
+from ttrace.trace.format import End, Manifest, Record, SketchInfo
 from ttrace.trace.storage.pinned_chunks import DEVICE_ERRORS, Change, is_asynchronous
 from ttrace.trace.writer import Writer
 from ttrace.values.sketch import compute_sketch
@@ -23,6 +24,14 @@ _NUM_SAMPLES = 1 << 12
 """Number of elements from which a tensor's mean is estimated, to 1/64 of its standard deviation."""
 _HELD_KINDS = (Kind.PARAM, Kind.PARAM_AFTER, Kind.OPTIM, Kind.BUFFER, Kind.BUFFER_AFTER)
 """Kinds that are changed between steps only."""
+
+
+def open_writer(plan: Plan, manifest: Manifest) -> Writer:
+    """Open the writer of a rank's trace, as the plan says."""
+    counterpart = Counterpart.find(plan.measured, manifest.rank, plan.keeps_full)
+    if counterpart is not None:
+        manifest = manifest.model_copy(update={"measured": counterpart.launch})
+    return Writer(plan.written, manifest, max_bytes_held=plan.max_bytes_held, claim=plan.claim, counterpart=counterpart)
 
 
 class Recorder:

@@ -6,10 +6,10 @@ import torch
 
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.registry import FIRST, cause
-from ttrace.judge.tensors.logical import sum_terms
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import cut_chunks
+from ttrace.values.compare import add_terms
 
 
 @cause(
@@ -36,7 +36,7 @@ def _count_not_finite(e: Evidence) -> str:
 def _locate_not_finite(e: Evidence) -> str:
     for piece in e.candidate.pieces:
         for cut in cut_chunks(piece.region.local_shape):
-            bad = (~sum_terms(piece.terms(), tuple(slice(*run) for run in cut)).isfinite()).nonzero()
+            bad = (~add_terms(piece.terms(), tuple(slice(*run) for run in cut)).isfinite()).nonzero()
             if len(bad):
                 first = [start + int(i) for (start, _), i in zip(cut, bad[0], strict=True)]
                 index = piece.region.find_index(first)

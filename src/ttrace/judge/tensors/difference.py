@@ -11,7 +11,7 @@ import torch
 
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, sum_terms
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
 from ttrace.judge.tensors.rank_names import name_ranks
 from ttrace.layouts.source import Provenance
 from ttrace.tensors.ids import TensorId
@@ -19,6 +19,7 @@ from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.region import Shape
 from ttrace.trace.reader import Trace
 from ttrace.values.chunks import cut_chunks
+from ttrace.values.compare import add_terms
 from ttrace.values.stats import Stats
 
 NUM_ELEMENTS = 5
@@ -136,7 +137,7 @@ def _find_elements(a: LogicalTensor, piece: Piece, factor: float, where: str) ->
             ys = [(factor * sign, part_b.of(term)) for sign, term in theirs]
             for cut in cut_chunks(tuple(xs[0][1].shape)):
                 here = tuple(slice(*run) for run in cut)
-                x, y = (sum_terms(terms, here).to(torch.float64) for terms in (xs, ys))
+                x, y = (add_terms(terms, here).to(torch.float64) for terms in (xs, ys))
                 gaps = torch.nan_to_num((x - y).abs().reshape(-1), nan=torch.inf)
                 for at in gaps.topk(min(NUM_ELEMENTS, gaps.numel())).indices:
                     index = tuple(int(i) for i in torch.unravel_index(at, x.shape))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -17,10 +16,12 @@ from ttrace.tensors.coverage import Coverage, measure_coverage
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.tensors.region import BoxPart, Region, Shape
-from ttrace.trace.reader import Shard, Trace
-from ttrace.values.chunks import Bounds, cut_chunks
+from ttrace.trace.reader import Shard, Trace, UsedShard
+from ttrace.values import compare
+from ttrace.values.chunks import Bounds
+from ttrace.values.compare import add_terms, compare_pair, compare_sums
 from ttrace.values.kernels.pair import Term
-from ttrace.values.stats import Stats, measure_difference, measure_sums
+from ttrace.values.stats import Stats, measure_difference
 
 Sizes = Mapping[str, int]
 FindLost = Callable[[Region], torch.Tensor]
@@ -42,7 +43,12 @@ class Piece:
         """This region's values: one shard, or the sum of the summands."""
         if len(self.summands) == 1:
             return self.summands[0][0].tensor()
-        return sum_terms([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
+        return add_terms([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
+
+    @property
+    def stats(self) -> Stats | None:
+        """What its run measured, in place of values."""
+        return self.summands[0][0].record.stats
 
     def terms(self) -> tuple[Term, ...]:
         """What must be added up to give this region's values."""
@@ -111,6 +117,33 @@ class LogicalTensor:
         return self.pieces[0].summands[0][0].record.dtype
 
     @property
+    def is_measured(self) -> bool:
+        """Whether its run measured all of it instead of recording it."""
+        return all(piece.stats is not None for piece in self.pieces)
+
+    def find_used(self) -> LogicalTensor | None:
+        """Find what is not zero where this tensor is not, as far as the run it was measured against does not tell.
+
+        This is the tensor itself if it was recorded; None if no element tells more.
+        """
+        shards = [shard for piece in self.pieces for replicas in piece.summands for shard in replicas]
+        if not any(shard.record.stats for shard in shards):
+            return self
+        if not any(shard.record.num_bytes for shard in shards):
+            return None
+        pieces = (
+            replace(
+                piece,
+                summands=tuple(
+                    tuple(UsedShard(shard.record, shard.coord, shard.rank) for shard in replicas)
+                    for replicas in piece.summands
+                ),
+            )
+            for piece in self.pieces
+        )
+        return replace(self, pieces=tuple(pieces))
+
+    @property
     def num_buckets(self) -> int:
         """Of the sketch that any shard was recorded as; 0 if all were recorded in full."""
         return max(
@@ -142,7 +175,8 @@ def measure(
 ) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
     """Compare b x factor with a, as a whole and for each of b's pieces; both may be sharded, each in its own way.
 
-    `lost` marks the elements of a region that are left out. A sketch has no single elements and no pieces.
+    `lost` marks the elements of a region that are left out. A sketch has no single elements and no pieces. What b's run
+    measured against a's is taken as it is: it has left out such elements itself.
     """
     num_buckets = max(a.num_buckets, b.num_buckets)
     if num_buckets:
@@ -150,9 +184,9 @@ def measure(
         return replace(found, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
     parts = []
     total = Stats()
-    loaded = [(piece.region, piece.terms()) for piece in a.pieces]
+    loaded = [(piece.region, piece.terms()) for piece in a.pieces] if not b.is_measured else []
     for piece in b.pieces:
-        part = _measure_piece(loaded, piece, factor, lost)
+        part = piece.stats or _measure_piece(loaded, piece, factor, lost)
         parts.append((piece, part))
         total = total + part
     return total, tuple(parts)
@@ -161,17 +195,8 @@ def measure(
 def measure_shards(x: Shard, y: Shard) -> Stats:
     """Compare two shards of one region: their values, or their sketches."""
     if x.record.sketch is not None or y.record.sketch is not None:
-        return measure_pair(x.read_stored(), y.read_stored())
-    return _measure_sums(x.terms(), y.terms())
-
-
-def measure_pair(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
-    """Compare y x factor with x. Infinities in the same place are equal: attention masks are full of them."""
-    found = measure_difference(x, y, factor=factor)
-    if not (found.inf_a and found.inf_b):
-        return found
-    same = x.isinf() & (x == y)
-    return measure_difference(x.masked_fill(same, 0), y.masked_fill(same, 0), factor=factor)
+        return compare_pair(x.read_stored(), y.read_stored())
+    return compare_sums(x.terms(), y.terms())
 
 
 def _measure_piece(
@@ -184,49 +209,18 @@ def _measure_piece(
             xs = [(sign, part_a.of(term)) for sign, term in theirs]
             ys = [(factor * sign, part_b.of(term)) for sign, term in terms]
             find_lost = _find_lost_in(lost, part_a, region.shape) if lost is not None else None
-            found = _measure_sums(xs, ys, find_lost)
+            found = compare_sums(xs, ys, find_lost)
             if found.max_at is not None:
                 found = replace(found, max_at=part_a.global_index(found.max_at))
             total = total + found
     return total
 
 
-def _find_lost_in(lost: FindLost, part: BoxPart, shape: Shape) -> Callable[[Bounds], torch.Tensor]:
-    return lambda bounds: lost(part.find_region(shape, bounds))
+def _find_lost_in(lost: FindLost, part: BoxPart, shape: Shape) -> compare.FindLost:
+    def find(bounds: Bounds) -> torch.Tensor:
+        return lost(part.find_region(shape, bounds))
 
-
-def _measure_sums(
-    xs: Sequence[Term], ys: Sequence[Term], find_lost: Callable[[Bounds], torch.Tensor] | None = None
-) -> Stats:
-    """Compare two sums of tensors of one shape: in place, or chunk by chunk if some elements are left out."""
-    if find_lost is None:
-        found = measure_sums(xs, ys)
-        if not (found.inf_a and found.inf_b):
-            return found
-    total = Stats()
-    for cut in cut_chunks(tuple(xs[0][1].shape)):
-        where = tuple(slice(*run) for run in cut)
-        x, y = sum_terms(xs, where), sum_terms(ys, where)
-        if find_lost is not None:
-            left_out = find_lost(cut)
-            x, y = x.masked_fill(left_out, 0), y.masked_fill(left_out, 0)
-        found = measure_pair(x, y)
-        if found.max_at is not None:
-            at = tuple(start + i for (start, _), i in zip(cut, found.max_at, strict=True))
-            found = replace(found, max_at=at)
-        total = total + found
-    return total
-
-
-def sum_terms(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
-    """A part of a sum: in float64, if it is more than one tensor."""
-    (factor, first), *others = terms
-    if factor == 1.0 and not others:
-        return first[where]
-    total = first[where].to(torch.float64) * factor
-    for factor, term in others:
-        total = torch.add(total, term[where].to(torch.float64), alpha=factor)
-    return total
+    return find
 
 
 def _place_shards(

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ttrace.judge.tensors.logical import LogicalTensor, sum_terms
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.region import Region, Shape, ravel_index
 from ttrace.values.chunks import Bounds, cut_chunks
+from ttrace.values.compare import add_terms
 from ttrace.values.sketch import compute_sketch
 
 BLOCK = 1 << 20
@@ -92,7 +93,7 @@ class Values:
         result: torch.Tensor | None = None
         for held, terms in self._parts:
             for ours, theirs in region.overlaps(held):
-                part = sum_terms([(sign, theirs.of(term)) for sign, term in terms], (...,))
+                part = add_terms([(sign, theirs.of(term)) for sign, term in terms], (...,))
                 part = part.to(torch.float64, copy=len(terms) == 1)  # never the file's own memory
                 if ours.is_in_order and part.shape == region.local_shape:
                     return part

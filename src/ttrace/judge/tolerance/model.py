@@ -20,7 +20,6 @@ from ttrace.judge.tolerance.noise_dominated import (
     LostElements,
     allow_updated_weights,
     find_lost_elements,
-    is_of_update,
     measure_swayed_norm,
 )
 from ttrace.judge.tolerance.scale import SCALE_MARGIN, add_scale
@@ -84,7 +83,7 @@ class ToleranceModel:
                     progress(done, total)
                 self.stats[sample.id] = stats
                 if sample.id.kind is Kind.PARAM_GRAD:
-                    relative = self.margin * max([*sample.twin_errors, unit(sample.dtype)])
+                    relative = max([*sample.twin_errors, unit(sample.dtype)])
                     self._noise[sample.id] = relative * self._measure_rms(sample.id)
         return known
 
@@ -162,7 +161,7 @@ class ToleranceModel:
         wider = 1.0 + _NUM_SIGMAS * estimate_uncertainty(logical.num_buckets) if logical.num_buckets else 1.0
         errors = [stats.error * wider for stats in found]
         dtype = self.reference.shards[tensor_id][0].record.dtype
-        follows_update = is_of_update(tensor_id) or (tensor_id.kind is Kind.PARAM and tensor_id.step > 0)
+        follows_update = tensor_id.is_of_update or (tensor_id.kind is Kind.PARAM and tensor_id.step > 0)
         floors = []
         if follows_update:
             floors.append(ToleranceTerm(ToleranceRule.UPDATE, self._measure_update_floor(tensor_id, logical)))
@@ -210,7 +209,7 @@ class ToleranceModel:
         gradient_id = tensor_id.at(Kind.PARAM_GRAD, slot="")
         noise = self._noise.get(gradient_id, 0.0)
         if noise and gradient_id not in self._swayed:
-            self._swayed[gradient_id] = measure_swayed_norm(self.reference, tensor_id, noise / self.margin)
+            self._swayed[gradient_id] = measure_swayed_norm(self.reference, tensor_id, noise)
         return self._swayed.get(gradient_id, 0.0)
 
     def _measure_turned(self, tensor_id: TensorId, norm: float) -> float:

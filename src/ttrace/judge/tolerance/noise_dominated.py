@@ -17,8 +17,9 @@ import torch
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tensors.values import Values
 from ttrace.judge.verdict import Tolerance, ToleranceRule
-from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
+from ttrace.trace.counterpart import LOST
 from ttrace.trace.reader import Trace
 
 _TAIL = 3.0
@@ -47,7 +48,9 @@ class LostElements:
 class _Gradient:
     values: Values
     twins: Sequence[Values]
+    """What is zero only where a twin's gradient is."""
     noise: float
+    """How large an element is that rounding may turn around."""
 
     def find_small(self, region: Region) -> torch.Tensor:
         """Which elements of a region rounding could turn around: those that the reference or any twin has at all."""
@@ -64,22 +67,20 @@ class _Gradient:
 def find_lost_elements(
     reference: Trace, twins: Sequence[Trace], tensor_id: TensorId, noise: Mapping[TensorId, float]
 ) -> LostElements | None:
-    """Find the elements whose gradient, at any step so far, was within its noise; None if there is no gradient."""
+    """Find the elements whose gradient, at any step so far, rounding may turn around; None if there is no gradient.
+
+    `noise` is how large rounding makes an element of a gradient.
+    """
     gradients = []
     for step in range(_find_last_update(tensor_id) + 1):
         gradient_id = TensorId.of(step, None, tensor_id.name, Kind.PARAM_GRAD)
         gradient = LogicalTensor.of(reference, gradient_id)
         if gradient is not None and gradient_id in noise:
             others = [twin for trace in twins if (twin := LogicalTensor.of(trace, gradient_id)) is not None]
-            same = [Values(twin) for twin in others if twin.shape == gradient.shape]
-            gradients.append(_Gradient(Values(gradient), same, noise[gradient_id]))
+            used = [twin.find_used() for twin in others if twin.shape == gradient.shape]
+            same = [Values(twin) for twin in used if twin is not None]
+            gradients.append(_Gradient(Values(gradient), same, LOST * noise[gradient_id]))
     return LostElements(gradients) if gradients else None
-
-
-def is_of_update(tensor_id: TensorId) -> bool:
-    """Whether this is a parameter after its step, the model's own or the optimizer's, or what the step did to it."""
-    is_main = tensor_id.kind is Kind.OPTIM and tensor_id.site.slot == MAIN_PARAM
-    return is_main or tensor_id.kind in (Kind.UPDATE, Kind.PARAM_AFTER)
 
 
 def measure_swayed_norm(reference: Trace, tensor_id: TensorId, noise: float) -> float:
@@ -125,6 +126,6 @@ def allow_updated_weights(tolerances: Mapping[TensorId, Tolerance]) -> dict[Tens
 
 def _find_last_update(tensor_id: TensorId) -> int:
     """The last step whose update is in this tensor; -1 for none."""
-    if is_of_update(tensor_id):
+    if tensor_id.is_of_update:
         return tensor_id.step
     return tensor_id.step - 1 if tensor_id.kind is Kind.PARAM else -1

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 from ttrace.judge.tolerance.estimate import TINY
 from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.judge.tolerance.noise_dominated import is_of_update
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.values.stats import Stats
 
@@ -54,7 +53,7 @@ def describe_outlying_twins(rounding: ToleranceModel) -> Iterator[str]:
 
 def _is_comparable(tensor_id: TensorId, stats: Sequence[Stats], rounding: ToleranceModel) -> bool:
     """Whether twins stray about as far here. A step may turn single elements around, in one twin and not in another."""
-    is_stepped = tensor_id.kind is Kind.OPTIM or is_of_update(tensor_id)
+    is_stepped = tensor_id.kind is Kind.OPTIM or tensor_id.is_of_update
     is_known = len(stats) > 2 or (len(stats) == 2 and stats[0].count >= TINY)
     tolerance = rounding.tolerances.get(tensor_id)
     return tolerance is not None and tolerance.floor > 0.0 and is_known and not is_stepped

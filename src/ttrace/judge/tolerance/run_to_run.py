@@ -19,7 +19,7 @@ from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Tolerance, ToleranceRule
 from ttrace.tensors.ids import Kind, TensorId
-from ttrace.trace.reader import Trace
+from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
 
 
@@ -29,10 +29,16 @@ def is_repeated(one: Trace, again: Trace) -> bool:
         return False
     pairs = ((one.shards[t], again.shards[t]) for t in one.shards if t.kind is not Kind.UPDATE)
     return all(
-        len(first) == len(second)
-        and all(torch.equal(a.read_stored(), b.read_stored()) for a, b in zip(first, second, strict=True))
+        len(first) == len(second) and all(_is_same(a, b) for a, b in zip(first, second, strict=True))
         for first, second in pairs
     )
+
+
+def _is_same(one: Shard, again: Shard) -> bool:
+    found = again.record.stats
+    if found is None:
+        return torch.equal(one.read_stored(), again.read_stored())
+    return found.dd == 0.0 and (found.nan_a, found.inf_a) == (found.nan_b, found.inf_b)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ from typing import NamedTuple
 
 from ttrace.errors import TTraceError
 from ttrace.tensors.ids import TensorId
-from ttrace.trace.format import Record, SketchInfo, decode, is_fitting, parse_line
+from ttrace.trace.format import Record, SketchInfo, is_fitting
+from ttrace.trace.lines.record_line import decode, parse_line
 
+_STATS = '"stats":'
+"""Few traces have stats, and each of theirs differs."""
 _NUMBER = "(0|[1-9][0-9]{0,18})"
 _FLOAT = r"(-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?)"
 _LINE = re.compile(
@@ -32,7 +35,7 @@ class _Form(NamedTuple):
 
 def decode_quickly(line: str) -> Record:
     """Return the same record as `decode`, or raise the same error."""
-    match = _LINE.fullmatch(line)
+    match = _LINE.fullmatch(line) if _STATS not in line else None
     if match is None:
         return decode(line)
     text, before, order, microbatch, chunk, begin, end, crc, after, num_buckets, mean = match.groups()
@@ -79,7 +82,7 @@ def _parse_form(before: str, after: str) -> _Form | None:
         return None
     # A key that comes twice would replace a placeholder.
     taken = (str(record.id), record.order, record.microbatch, record.chunk, record.begin, record.end, record.crc)
-    is_all = (*taken, record.sketch) == ("7/7/form/output", 1, 2, 3, 4, 5, 6, None)
+    is_all = (*taken, record.sketch, record.stats) == ("7/7/form/output", 1, 2, 3, 4, 5, 6, None, None)
     return _Form(record, record.num_bytes) if is_all and is_fitting(record) else None
 
 

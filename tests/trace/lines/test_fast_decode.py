@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.support.record_strategies import GOOD, HOSTILE, anything, records
 from ttrace.errors import TraceError
-from ttrace.trace.fast_decode import decode_quickly
-from ttrace.trace.format import Record, SketchInfo, decode, encode
+from ttrace.trace.format import Record, SketchInfo
+from ttrace.trace.lines.fast_decode import decode_quickly
+from ttrace.trace.lines.record_line import decode, encode
 
 
 def outcome(function: Any, line: str) -> Record | str:

@@ -1,0 +1,205 @@
+"""Measurement of a run against another one while it runs, so that its tensors need not be stored.
+
+A twin is compared with its reference only, tensor by tensor, so that a few sums over each pair are all that is needed.
+The values of twins would take several times the space of the two sides that a check compares.
+
+Two things need more than one tensor. An update is the difference of a parameter after and before its step. And an
+element whose gradient is within its error is left out of what an optimizer makes of it, because rounding alone decides
+which way it goes. For this, each run goes by the error of its own gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.mesh import MICROBATCH_AXIS
+from ttrace.tensors.region import Region
+from ttrace.trace.format import Record, rank_folder
+from ttrace.trace.rank import RankTrace
+from ttrace.trace.storage.store import Place, Remote
+from ttrace.values.chunks import Bounds
+from ttrace.values.compare import compare_sums
+from ttrace.values.kernels.pair import Term
+from ttrace.values.stats import Stats
+
+LOST = 4.0
+"""How many times the error of its gradient an element must have for its update to be known."""
+_BESIDE_UPDATES = (Kind.PARAM, Kind.PARAM_AFTER)
+NO_INDICES = torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A record with its stats, and the flat indices of elements that are zero in the other run only."""
+
+    record: Record
+    indices: torch.Tensor = NO_INDICES
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """A final gradient of the other run, and the size up to which its elements are lost."""
+
+    record: Record
+    size: float
+    indices: torch.Tensor
+    """The elements that are zero there, and not here."""
+
+
+class Counterpart:
+    """The other run's trace, as the same rank wrote it."""
+
+    def __init__(self, rank: RankTrace, keeps: Callable[[Site], bool] = lambda _: False) -> None:
+        """Set up the counterpart in `rank`; what it `keeps` is stored all the same."""
+        self._rank = rank
+        self._keeps = keeps
+        self._gradients: dict[str, list[_Gradient]] = {}
+        self._is_equal: set[TensorId] = set()
+        """The parameters that are equal in both runs, before the first step."""
+
+    @classmethod
+    def find(cls, folder: Place | None, rank: int, keeps: Callable[[Site], bool]) -> Counterpart | None:
+        """Find the other run's trace; None if there is none, or if it would have to be fetched from a store."""
+        if folder is None or isinstance(folder, Remote):
+            return None
+        return cls(RankTrace(folder / rank_folder(rank)), keeps)
+
+    @property
+    def launch(self) -> str:
+        """The launch that wrote the other run's trace."""
+        return self._rank.manifest.launch
+
+    def finds(self, record: Record) -> bool:
+        """Whether this record can be measured: the other run has the like of it, and nothing is to be added to it."""
+        tensor_id, other = record.id, self._find(record)
+        if other is None or record.sketch is not None or other.sketch is not None or self._is_kept(tensor_id):
+            return False
+        is_alone = self._rank.manifest.num_ranks == 1
+        is_summed = bool(record.pending) if not is_alone else MICROBATCH_AXIS in record.pending
+        is_like = (other.shape, other.dtype, other.pending) == (record.shape, record.dtype, record.pending)
+        if is_summed or not is_like or (record.region is None and not is_alone):
+            return False
+        if tensor_id.kind in _BESIDE_UPDATES and tensor_id.step > 0:
+            return False  # what a later step does to a parameter is known from the values of this run only
+        before = self._gradients.get(tensor_id.name, ()) if tensor_id.is_of_update else ()
+        return all(gradient.record.region == record.region for gradient in before)
+
+    def _is_kept(self, tensor_id: TensorId) -> bool:
+        """Whether this is kept; an update needs the parameter before and after its step."""
+        site = tensor_id.site
+        sites = [replace(site, kind=kind) for kind in _BESIDE_UPDATES] if site.kind in _BESIDE_UPDATES else [site]
+        return any(map(self._keeps, sites))
+
+    def measure(self, record: Record, parts: Iterable[memoryview]) -> Iterator[Measured]:
+        """Measure a record that can be measured; what its step did to a parameter follows it."""
+        other = self._find(record)
+        assert other is not None
+        if record.id.kind is Kind.PARAM_AFTER:
+            before = self._records.get((record.id.at(Kind.PARAM), record.microbatch, record.region))
+            is_known = before is not None and before.id in self._is_equal
+            yield from self._measure_step(record, other, before if is_known else None, parts)
+            return
+        if record.id.kind is Kind.PARAM_GRAD and record.id.microbatch is None:
+            yield self._measure_gradient(record, other, parts)
+            return
+        found = self._compare(record, other, parts)
+        if record.id.kind is Kind.PARAM and found.dd == 0.0 and found.finite_a and found.finite_b:
+            self._is_equal.add(other.id)
+        yield Measured(replace(record, stats=found))
+
+    def _compare(self, record: Record, other: Record, parts: Iterable[memoryview]) -> Stats:
+        """Compare two tensors, part by part."""
+        ours, total = self._read(other), Stats()
+        lost = self._gradients.get(record.id.name, ()) if record.id.is_of_update else ()
+        for begin, theirs in _cut(parts, record.dtype):
+            run = begin, begin + theirs.numel()
+            total = total + self._compare_run([(1.0, ours[slice(*run)])], [(1.0, theirs)], lost, run)
+        self._rank.release(other)
+        return replace(total, max_at=None)
+
+    def _measure_step(
+        self, record: Record, other: Record, before: Record | None, parts: Iterable[memoryview]
+    ) -> Iterator[Measured]:
+        """Measure a parameter after its step, and the step, if the parameter before it is known."""
+        ours, start = self._read(other), self._read(before) if before is not None else None
+        after, step = Stats(), Stats()
+        lost = self._gradients.get(record.id.name, ())
+        for begin, theirs in _cut(parts, record.dtype):
+            run = begin, begin + theirs.numel()
+            x, y = (1.0, ours[slice(*run)]), (1.0, theirs)
+            after = after + self._compare_run([x], [y], lost, run)
+            if start is not None:
+                from_start = (-1.0, start[slice(*run)])
+                step = step + self._compare_run([x, from_start], [y, from_start], lost, run)
+        yield Measured(replace(record, stats=replace(after, max_at=None)))
+        if before is not None:
+            yield Measured(replace(record, id=record.id.at(Kind.UPDATE), stats=replace(step, max_at=None)))
+            self._rank.release(before)
+        self._rank.release(other)
+
+    def _measure_gradient(self, record: Record, other: Record, parts: Iterable[memoryview]) -> Measured:
+        ours, total, woken = self._read(other), Stats(), [NO_INDICES]
+        for begin, theirs in _cut(parts, record.dtype):
+            run = begin, begin + theirs.numel()
+            mine = ours[slice(*run)]
+            total = total + compare_sums([(1.0, mine)], [(1.0, theirs)])
+            zeros = (mine == 0).nonzero().flatten()
+            woken.append(zeros[theirs[zeros] != 0] + begin)
+        self._rank.release(other)
+        indices = torch.cat(woken)
+        error = max(total.error, torch.finfo(record.dtype).eps / 2 if record.dtype.is_floating_point else 0.0)
+        size = LOST * error * total.norm / math.sqrt(max(total.count, 1))
+        self._gradients.setdefault(record.id.name, []).append(_Gradient(other, size, indices))
+        return Measured(replace(record, stats=replace(total, max_at=None)), indices)
+
+    def _compare_run(
+        self, xs: list[Term], ys: list[Term], gradients: Iterable[_Gradient], run: tuple[int, int]
+    ) -> Stats:
+        """Compare a run of the flat tensors, without the elements that are lost by their gradients."""
+        known = [(gradient, self._read(gradient.record)) for gradient in gradients]
+
+        def find_lost(bounds: Bounds) -> torch.Tensor:
+            ((start, stop),) = bounds
+            begin, end = run[0] + start, run[0] + stop
+            mask = torch.zeros(end - begin, dtype=torch.bool, device="cpu")
+            for gradient, values in known:
+                here = values[begin:end]
+                mask |= (here.abs() <= gradient.size) & (here != 0)
+                woken = gradient.indices[(gradient.indices >= begin) & (gradient.indices < end)]
+                mask[woken - begin] = True
+            return mask
+
+        return compare_sums(xs, ys, find_lost if known else None)
+
+    def _read(self, record: Record) -> torch.Tensor:
+        """Read the other run's tensor, flat. It is not verified: a check reads it too, and refuses it if damaged."""
+        return _widen(self._rank.read_unverified(record).reshape(-1))
+
+    def _find(self, record: Record) -> Record | None:
+        return self._records.get((record.id, record.microbatch, record.region))
+
+    @cached_property
+    def _records(self) -> dict[tuple[TensorId, int, Region | None], Record]:
+        return {(record.id, record.microbatch, record.region): record for record in self._rank.records}
+
+
+def _cut(parts: Iterable[memoryview], dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield parts as flat tensors, each with the index of its first element."""
+    at = 0
+    for part in parts:
+        if len(part):
+            tensor = torch.frombuffer(part, dtype=dtype)
+            yield at, _widen(tensor)
+            at += tensor.numel()
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    """Torch compares no float8."""
+    is_narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+    return tensor.to(torch.float32) if is_narrow else tensor

@@ -1,0 +1,1 @@
+"""Lines of a trace: one record each."""
