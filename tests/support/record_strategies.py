@@ -118,7 +118,6 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "stats of text": {"stats": ["24", 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 0]},
     "stats not a number": {"stats": [24, math.nan, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 0]},
     "stats negative": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, -1], "at": [0, 0, 0]},
-    "stats of a sketch": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "sketch": [4, 0.5], "at": [0, 0, 32]},
     "stats with half an index": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 12]},
     "id no text": {"id": 7},
     "id no id": {"id": "layer/output"},

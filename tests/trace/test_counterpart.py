@@ -57,6 +57,22 @@ def test_a_measured_twin_says_what_a_stored_one_does(traces: dict[str, Trace]) -
         assert measured.tolerances[tensor_id].value == pytest.approx(stored.tolerances[tensor_id].value), tensor_id
 
 
+def test_a_twin_of_sketches_is_measured_by_sketches(tmp_path: Path) -> None:
+    settings = {"record": "sketch", "num_buckets": 64}
+    reference = trace(tmp_path / "reference", **settings)
+    assert reference.has_sketches
+    known = {"role": "twin", "twin": 1, "reference": reference.folder}
+    stored, measured = trace(tmp_path / "a", full=("*",), **known), trace(tmp_path / "b", **settings, **known)
+    wanted, found = (ToleranceModel.measure(reference, [twin]) for twin in (stored, measured))
+    assert found.stats.keys() == wanted.stats.keys() == reference.shards.keys()
+    for tensor_id, (stats,) in wanted.stats.items():
+        (ours,) = found.stats[tensor_id]
+        assert ours.count == stats.count, tensor_id
+        assert ours.dd == pytest.approx(stats.dd, rel=1e-6, abs=1e-25), tensor_id
+    kinds = {(record.id.step, record.id.kind) for rank in measured.ranks for record in rank.records if not record.stats}
+    assert kinds == {(1, Kind.PARAM), (1, Kind.PARAM_AFTER)}
+
+
 def test_a_measured_twin_stores_only_what_later_steps_need(traces: dict[str, Trace]) -> None:
     records = [record for rank in traces["measured"].ranks for record in rank.records]
     stored = [record.id for record in records if record.stats is None]

@@ -13,12 +13,12 @@ from ttrace.errors import TTraceError
 from ttrace.workflow.disk_space import DiskSpace
 
 
-def test_all_traces_to_come_are_counted() -> None:
-    space = DiskSpace(Path("runs/x"), reference=533_000_000, num_traces=4, free=73_100_000_000)
+def test_what_is_to_come_is_said() -> None:
+    space = DiskSpace(Path("runs/x"), reference=533_000_000, free=73_100_000_000)
     space.check()
     assert str(space) == (
-        "the reference's trace takes 533.0 MB; the other traces take at least 2.1 GB more, and more still where the "
-        "candidate's ranks hold replicas. Free: 73.1 GB"
+        "the reference's trace takes 533.0 MB; the candidate's takes at least as much, and more where its ranks hold "
+        "replicas. Free: 73.1 GB"
     )
 
 
@@ -26,17 +26,17 @@ def test_all_traces_to_come_are_counted() -> None:
     ("reference", "free", "is_said"), [(10**5, 10**6, True), (10**5, 10**9, False), (10**10, 10**13, True)]
 )
 def test_little_space_on_a_large_disk_is_not_worth_a_line(reference: int, free: int, is_said: bool) -> None:
-    assert DiskSpace(Path("runs/x"), reference, num_traces=4, free=free).is_noteworthy is is_said
+    assert DiskSpace(Path("runs/x"), reference, free=free).is_noteworthy is is_said
 
 
-@pytest.mark.parametrize(("free", "fits"), [(3999, False), (4000, True)])
+@pytest.mark.parametrize(("free", "fits"), [(999, False), (1000, True)])
 def test_a_disk_too_full_is_refused_with_the_next_move(free: int, fits: bool) -> None:
-    space = DiskSpace(Path("runs/x"), reference=1000, num_traces=4, free=free)
+    space = DiskSpace(Path("runs/x"), reference=1000, free=free)
     if fits:
         space.check()
         return
     with pytest.raises(
-        TTraceError, match=r"runs/x is on a disk too full: .*4\.0 kB.*Record less with --only or --skip"
+        TTraceError, match=r"runs/x is on a disk too full: .*1\.0 kB.*Record less with --budget, --only or --skip"
     ):
         space.check()
 
@@ -46,8 +46,8 @@ def test_a_trace_is_measured_with_everything_in_it(tmp_path: Path) -> None:
     trace.mkdir(parents=True)
     (trace / "chunk-0000.safetensors").write_bytes(bytes(5000))
     (trace / "records.jsonl").write_bytes(bytes(70))
-    space = DiskSpace.after(tmp_path / "reference", tmp_path / "not" / "yet" / "there", 2)
-    assert (space.reference, space.needed) == (5070, 10140)
+    space = DiskSpace.after(tmp_path / "reference", tmp_path / "not" / "yet" / "there")
+    assert space.reference == 5070
     assert space.free > 0
 
 
@@ -60,7 +60,7 @@ main()
 """
 
 
-def test_a_run_ends_before_the_twins_if_they_do_not_fit(tmp_path: Path) -> None:
+def test_a_run_ends_before_the_candidate_if_it_does_not_fit(tmp_path: Path) -> None:
     command, out = script(tmp_path, TINY), tmp_path / "run"
     arguments = ("run", "--reference", command, "--candidate", command, "--out", str(out))
     for program, status in ((FULL, 2), (FULL.replace("1000", "10**8"), 0)):
@@ -69,7 +69,7 @@ def test_a_run_ends_before_the_twins_if_they_do_not_fit(tmp_path: Path) -> None:
         )
         assert done.returncode == status, done.stdout + done.stderr
         assert (out / "reference").is_dir()
-        assert (out / "twin-1").is_dir() == (out / "candidate").is_dir() == (status == 0)
-        assert ("the other traces take at least" in done.stderr) == (status == 2)
+        assert (out / "candidate").is_dir() == (status == 0)
+        assert ("the candidate's takes at least as much" in done.stderr) == (status == 2)
         assert ("--only" in done.stderr) == (status == 2)
-        assert "the other traces" not in done.stdout
+        assert "as much" not in done.stdout

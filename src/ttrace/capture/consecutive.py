@@ -6,8 +6,6 @@ not restored. So one of the plans is an echo: the reference again, without a nud
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +27,6 @@ class ConsecutiveSessions:
         self._start = start
         self._snapshot = snapshot
         self._session = start(self._plans.pop(0))
-        self._stop = plan.stop
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -63,25 +60,13 @@ class ConsecutiveSessions:
         self._session.close()
 
     def _start_next(self) -> None:
-        if not _all_ranks_agree(self._has_room()):
-            self._plans.clear()
-            if self._stop:
-                sys.exit(0)
-            return
+        _wait_for_ranks()
         self._snapshot.restore()
         self._session = self._start(self._plans.pop(0))
 
-    def _has_room(self) -> bool:
-        """Whether the disk has room for the traces of the remaining plans, if none of them is measured only."""
-        folder = self._session.out
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return size * len(self._plans) < shutil.disk_usage(folder).free
 
-
-def _all_ranks_agree(agrees: bool) -> bool:
-    """Whether all ranks agree; when this returns, all of them have written what the next plan reads."""
-    if not dist.is_available() or not dist.is_initialized():
-        return agrees
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, agrees)
-    return all(answers)
+def _wait_for_ranks() -> None:
+    """Wait until all ranks have written what the next plan reads."""
+    if dist.is_available() and dist.is_initialized():
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, None)

@@ -16,6 +16,8 @@ from ttrace.trace.storage.store import Place, parse_place
 from ttrace.trace.writer import MAX_BYTES_HELD
 from ttrace.values.sketch import NUM_BUCKETS
 
+BUDGET = 2_000_000_000
+
 
 class Plan(BaseModel):
     """The plan of a traced run: what to trace, where to write it, and what to replace."""
@@ -29,6 +31,8 @@ class Plan(BaseModel):
     store: str = ""
     """A URL under which traces are stored instead of on the disk: this trace and the reference's, by the names of their
     folders."""
+    repeats: Path | None = None
+    """The candidate's trace, if this is its second run, which is measured against the first."""
     launch: str = ""
     """An id of the launch: a process that outlives its own launch must not write into the trace of the next one."""
     twin: int = 0
@@ -58,8 +62,11 @@ class Plan(BaseModel):
     """The layouts of a script that declares none, by pattern."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
-    record: Literal["full", "sketch"] = "full"
-    """What is stored of large tensors: all their values, or a sketch."""
+    record: Literal["auto", "full", "sketch"] = "auto"
+    """What is stored of large tensors: all their values, a sketch, or values as far as the budget allows."""
+    budget: PositiveInt = BUDGET
+    """With `auto`, the most bytes that the traces of both sides take together; where ranks hold replicas they take
+    more."""
     full: tuple[str, ...] = ()
     """Sites that are always recorded in full."""
     num_buckets: PositiveInt = NUM_BUCKETS
@@ -87,6 +94,8 @@ class Plan(BaseModel):
     @property
     def measured(self) -> Place | None:
         """The trace against which tensors are measured instead of stored: for twins, the reference's."""
+        if self.repeats is not None:
+            return self._in_store(self.repeats)
         return self.trusted if self.role in ("twin", "echo") else None
 
     @property
@@ -108,12 +117,6 @@ class Plan(BaseModel):
         if self.only and not any(matches(pattern, site) for pattern in self.only):
             return False
         return not any(matches(pattern, site) for pattern in self.skip)
-
-    def sketches(self, site: Site) -> bool:
-        """Whether to record a sketch of this site; what other runs replay from the reference is recorded in full."""
-        if self.record == "full" or site.kind in (Kind.BATCH, Kind.DECISION):
-            return False
-        return not self.keeps_full(site)
 
     def keeps_full(self, site: Site) -> bool:
         """Whether this site is always recorded in full."""

@@ -28,6 +28,7 @@ from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.batches import Batches
 from ttrace.capture.probes.decisions import Decisions
+from ttrace.capture.probes.detail import Detail
 from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import Generator
 from ttrace.capture.probes.isolation import Isolate
@@ -143,7 +144,9 @@ class TracingSession(SessionEvents):
             versions=environment.read_versions(),
             environment=environment.read_environment(),
         )
-        self._recorder = Recorder(open_writer(plan, manifest), plan, adapter.to_local)
+        held = (adapter.to_local(parameter) for parameter in parameters.values())
+        detail = Detail(plan, reference, held, adapter.mesh.num_ranks)
+        self._recorder = Recorder(open_writer(plan, manifest), plan, detail, adapter.to_local)
         for problem in adapter.find_disagreements({name: each.placement for name, each in generated.items()}):
             self._recorder.keep(problem)
         replays = plan.decisions == "replayed" and plan.role != "reference"
@@ -155,9 +158,7 @@ class TracingSession(SessionEvents):
         # A tensor is recorded before isolation replaces it; outside of isolation, a twin's nudge is recorded with it.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
-        self._dispatcher = Dispatcher(
-            self._clock, self._resolver, self._recorder, probes, infers=plan.record == "sketch"
-        )
+        self._dispatcher = Dispatcher(self._clock, self._resolver, self._recorder, probes, infers=detail.may_sketch)
         self._tensors = ModuleTensors(
             adapter, self._clock, self._resolver, reference, self._dispatcher, self._recorder, self._isolate, entry
         )

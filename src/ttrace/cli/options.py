@@ -18,14 +18,17 @@ Only = Annotated[
 ]
 Skip = Annotated[list[str], typer.Option(help="Do not record what matches this glob; repeatable.")]
 Record = Annotated[
-    Literal["full", "sketch"],
+    Literal["auto", "full", "sketch"],
     typer.Option(
-        "--record", help="Store every tensor, or of large ones 1024 numbers that tell its error to a few percent."
+        "--record",
+        help="Store every tensor, or of large ones 1024 numbers that tell its error to a few percent, or the latter "
+        "as soon as the traces would exceed --budget.",
     ),
 ]
-Full = Annotated[
-    list[str], typer.Option(help="With --record sketch: store what matches this glob in full; repeatable.")
+Budget = Annotated[
+    float, typer.Option(min=0.0, help="With --record auto: the GB that the traces of both sides may take.")
 ]
+Full = Annotated[list[str], typer.Option(help="Store what matches this glob in full in any case; repeatable.")]
 OwnParameters = Annotated[bool, typer.Option("--own-parameters", help="Keep the script's own initial parameters.")]
 Compiled = Annotated[
     Literal["eager", "boundary"],

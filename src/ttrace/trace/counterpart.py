@@ -11,7 +11,7 @@ which way it goes. For this, each run goes by the error of its own gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -78,17 +78,29 @@ class Counterpart:
     def finds(self, record: Record) -> bool:
         """Whether this record can be measured: the other run has the like of it, and nothing is to be added to it."""
         tensor_id, other = record.id, self._find(record)
-        if other is None or record.sketch is not None or other.sketch is not None or self._is_kept(tensor_id):
+        if other is None or self._is_kept(tensor_id):
             return False
         is_alone = self._rank.manifest.num_ranks == 1
+        if not (_is_whole_sketch(record, other) if is_alone else record.sketch is other.sketch is None):
+            return False
         is_summed = bool(record.pending) if not is_alone else MICROBATCH_AXIS in record.pending
         is_like = (other.shape, other.dtype, other.pending) == (record.shape, record.dtype, record.pending)
         if is_summed or not is_like or (record.region is None and not is_alone):
             return False
-        if tensor_id.kind in _BESIDE_UPDATES and tensor_id.step > 0:
-            return False  # what a later step does to a parameter is known from the values of this run only
-        before = self._gradients.get(tensor_id.name, ()) if tensor_id.is_of_update else ()
-        return all(gradient.record.region == record.region for gradient in before)
+        if tensor_id.kind in _BESIDE_UPDATES and not self._has_update(record):
+            return False
+        return all(gradient.record.region == record.region for gradient in self._find_gradients(record))
+
+    def _has_update(self, record: Record) -> bool:
+        """Whether a parameter's update can be measured, if it has one.
+
+        In later steps it cannot: the parameter before it differs from the other run's, and has not been kept. Nor where
+        a rank updates only a part of what it holds.
+        """
+        tensor_id = record.id
+        kind = Kind.PARAM_AFTER if tensor_id.kind is Kind.PARAM else Kind.PARAM
+        beside = self._regions.get(tensor_id.at(kind), [])
+        return not beside or (tensor_id.step == 0 and record.region in beside)
 
     def _is_kept(self, tensor_id: TensorId) -> bool:
         """Whether this is kept; an update needs the parameter before and after its step."""
@@ -105,23 +117,23 @@ class Counterpart:
             is_known = before is not None and before.id in self._is_equal
             yield from self._measure_step(record, other, before if is_known else None, parts)
             return
-        if record.id.kind is Kind.PARAM_GRAD and record.id.microbatch is None:
+        if record.id.kind is Kind.PARAM_GRAD and record.id.microbatch is None and record.sketch is None:
             yield self._measure_gradient(record, other, parts)
             return
         found = self._compare(record, other, parts)
         if record.id.kind is Kind.PARAM and found.dd == 0.0 and found.finite_a and found.finite_b:
             self._is_equal.add(other.id)
-        yield Measured(replace(record, stats=found))
+        yield _finish(record, found)
 
     def _compare(self, record: Record, other: Record, parts: Iterable[memoryview]) -> Stats:
         """Compare two tensors, part by part."""
         ours, total = self._read(other), Stats()
-        lost = self._gradients.get(record.id.name, ()) if record.id.is_of_update else ()
-        for begin, theirs in _cut(parts, record.dtype):
+        lost = self._find_gradients(record)
+        for begin, theirs in _cut(parts, record):
             run = begin, begin + theirs.numel()
             total = total + self._compare_run([(1.0, ours[slice(*run)])], [(1.0, theirs)], lost, run)
         self._rank.release(other)
-        return replace(total, max_at=None)
+        return total
 
     def _measure_step(
         self, record: Record, other: Record, before: Record | None, parts: Iterable[memoryview]
@@ -129,23 +141,23 @@ class Counterpart:
         """Measure a parameter after its step, and the step, if the parameter before it is known."""
         ours, start = self._read(other), self._read(before) if before is not None else None
         after, step = Stats(), Stats()
-        lost = self._gradients.get(record.id.name, ())
-        for begin, theirs in _cut(parts, record.dtype):
+        lost = self._find_gradients(record)
+        for begin, theirs in _cut(parts, record):
             run = begin, begin + theirs.numel()
             x, y = (1.0, ours[slice(*run)]), (1.0, theirs)
             after = after + self._compare_run([x], [y], lost, run)
             if start is not None:
                 from_start = (-1.0, start[slice(*run)])
                 step = step + self._compare_run([x, from_start], [y, from_start], lost, run)
-        yield Measured(replace(record, stats=replace(after, max_at=None)))
+        yield _finish(record, after)
         if before is not None:
-            yield Measured(replace(record, id=record.id.at(Kind.UPDATE), stats=replace(step, max_at=None)))
+            yield _finish(replace(record, id=record.id.at(Kind.UPDATE)), step)
             self._rank.release(before)
         self._rank.release(other)
 
     def _measure_gradient(self, record: Record, other: Record, parts: Iterable[memoryview]) -> Measured:
         ours, total, woken = self._read(other), Stats(), [NO_INDICES]
-        for begin, theirs in _cut(parts, record.dtype):
+        for begin, theirs in _cut(parts, record):
             run = begin, begin + theirs.numel()
             mine = ours[slice(*run)]
             total = total + compare_sums([(1.0, mine)], [(1.0, theirs)])
@@ -156,7 +168,12 @@ class Counterpart:
         error = max(total.error, torch.finfo(record.dtype).eps / 2 if record.dtype.is_floating_point else 0.0)
         size = LOST * error * total.norm / math.sqrt(max(total.count, 1))
         self._gradients.setdefault(record.id.name, []).append(_Gradient(other, size, indices))
-        return Measured(replace(record, stats=replace(total, max_at=None)), indices)
+        return replace(_finish(record, total), indices=indices)
+
+    def _find_gradients(self, record: Record) -> Sequence[_Gradient]:
+        """Find the gradients by which elements of a record are lost; a sketch leaves none out."""
+        is_asked = record.id.is_of_update and record.sketch is None
+        return self._gradients.get(record.id.name, ()) if is_asked else ()
 
     def _compare_run(
         self, xs: list[Term], ys: list[Term], gradients: Iterable[_Gradient], run: tuple[int, int]
@@ -185,13 +202,34 @@ class Counterpart:
         return self._records.get((record.id, record.microbatch, record.region))
 
     @cached_property
+    def _regions(self) -> dict[TensorId, list[Region | None]]:
+        found: dict[TensorId, list[Region | None]] = {}
+        for record in self._rank.records:
+            found.setdefault(record.id, []).append(record.region)
+        return found
+
+    @cached_property
     def _records(self) -> dict[tuple[TensorId, int, Region | None], Record]:
         return {(record.id, record.microbatch, record.region): record for record in self._rank.records}
 
 
-def _cut(parts: Iterable[memoryview], dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+def _is_whole_sketch(record: Record, other: Record) -> bool:
+    """Whether both are recorded in full, or both as sketches of whole tensors: those of parts must be added up."""
+    if record.sketch is None or other.sketch is None:
+        return record.sketch is other.sketch
+    is_whole = record.region is not None and record.region.local_shape == record.region.shape
+    return is_whole and record.sketch.num_buckets == other.sketch.num_buckets
+
+
+def _finish(record: Record, stats: Stats) -> Measured:
+    if record.sketch is not None:
+        stats = replace(stats, count=math.prod(record.shape))
+    return Measured(replace(record, stats=replace(stats, max_diff=0.0, max_at=None)))
+
+
+def _cut(parts: Iterable[memoryview], record: Record) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield parts as flat tensors, each with the index of its first element."""
-    at = 0
+    at, dtype = 0, record.stored_form[1]
     for part in parts:
         if len(part):
             tensor = torch.frombuffer(part, dtype=dtype)

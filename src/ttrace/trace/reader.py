@@ -172,6 +172,16 @@ class Trace:
             shard.release()
 
     @property
+    def has_sketches(self) -> bool:
+        """Whether there is anything that is not recorded in full."""
+        return self.count_sketches()[0] > 0
+
+    def count_sketches(self) -> tuple[int, int]:
+        """Count the tensors of which only sketches are recorded, and all that are recorded."""
+        found = {record.id: record.sketch is not None for rank in self.ranks for record in rank.records}
+        return sum(found.values()), len(found)
+
+    @property
     def manifest(self) -> Manifest:
         """The first rank's; role, mesh and seed are the same on every rank."""
         return self.ranks[0].manifest

@@ -19,6 +19,7 @@ from ttrace.errors import TTraceError
 from ttrace.judge.engine import use_all_cores
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
+from ttrace.report.numbers import format_bytes
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import seal_document
 from ttrace.workflow.disk_space import DiskSpace
@@ -106,14 +107,13 @@ class Flow:
         if fresh:
             self._candidate(self.run, self.settings, self.run.candidate).clear()
         if not self._trace_or_keep("candidate", self._candidate(self.run, self.settings, self.run.candidate)):
-            self._candidate(self.run, self.settings, self.run.repeat).clear()
+            self._repeat.clear()
             shutil.rmtree(self.run.isolated.candidate, ignore_errors=True)
             shutil.rmtree(self.run.full.candidate, ignore_errors=True)
 
     def trace_repeat(self) -> None:
         """Trace the candidate a second time, unless that was done before."""
-        stage = self._candidate(self.run, self.settings, self.run.repeat)
-        DiskSpace.after(self.run.reference, self.run.folder, 1).check()
+        stage = self._repeat
         if not stage.is_done():
             self._run("repeat", stage)
 
@@ -121,7 +121,8 @@ class Flow:
         """Trace reference and candidate again, into the run's folder `full`, with these sites recorded in full."""
         run = self.run
         settings = self.settings.model_copy(update={"full": (*self.settings.full, *sites)})
-        plan = settings.model_copy(update={"out": run.full.reference})
+        # Of all other sites it records what the first one did.
+        plan = settings.model_copy(update={"out": run.full.reference, "reference": run.reference.resolve()})
         self._trace_or_keep("reference in full", Stage(self.commands.reference, plan))
         self._trace_or_keep("candidate in full", self._candidate(run, settings, run.full.candidate))
 
@@ -156,11 +157,10 @@ class Flow:
             self._run(f"{prefix}reference", reference, then={f"{prefix}reference again": echo, **twins})
             self._accept_twins(reference, echo, list(twins.values()))
         missing = {name: twin for name, twin in twins.items() if not _is_kept(twin)}
-        num_missing = len(missing) + (not _is_kept(self._candidate(run, settings, run.candidate)))
-        if num_missing:
-            space = DiskSpace.after(run.reference, run.folder, num_missing)
-            if not prefix and space.is_noteworthy:  # an isolated run takes about as much as the ordinary one
-                self.on_note(str(space))
+        if not _is_kept(self._candidate(run, settings, run.candidate)):
+            space = DiskSpace.after(run.reference, run.folder)
+            if not prefix:  # an isolated run takes about as much as the ordinary one
+                self._tell_space(reference.trace, space)
             space.check()
         for name, twin in missing.items():
             self._run(name, twin)
@@ -198,6 +198,11 @@ class Flow:
         plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})
         return Stage(self.commands.reference, plan)
 
+    @property
+    def _repeat(self) -> Stage:
+        first = self.settings.model_copy(update={"repeats": self.run.candidate.resolve()})
+        return self._candidate(self.run, first, self.run.repeat)
+
     def _candidate(self, run: Run, settings: Plan, out: Path) -> Stage:
         update = {"reference": run.reference.resolve(), "out": out, "role": "candidate"}
         return Stage(self.commands.candidate, settings.model_copy(update=update))
@@ -209,6 +214,17 @@ class Flow:
             return True
         self._run(name, stage)
         return False
+
+    def _tell_space(self, reference: Trace, space: DiskSpace) -> None:
+        """Say in one line what is not recorded in full or, if all is, what the disk must hold."""
+        sketched, num = reference.count_sketches()
+        if sketched and self.settings.record == "auto":
+            self.on_note(
+                f"{sketched} of {num} tensors are recorded as sketches: in full, the traces of both sides would take "
+                f"more than {format_bytes(self.settings.budget)} (--budget). What is wrong is recorded in full later"
+            )
+        elif space.is_noteworthy:
+            self.on_note(str(space))
 
     def _tell_kept(self, name: str) -> None:
         self.on_note(f"{name}: kept, nothing that it was made from has changed")

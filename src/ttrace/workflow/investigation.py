@@ -45,7 +45,7 @@ class Investigation:
         judgement = self._judge_ordinary()
         if judgement.findings and self.repeats:
             judgement = self.repeat(judgement)
-        if judgement.findings and self.flow.settings.record == "sketch":
+        if judgement.findings and Trace(self.flow.run.reference).has_sketches:
             judgement = self.record_in_full(judgement)
         if judgement.findings and self.isolates:
             judgement = self.isolate(judgement)

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.support.traces import TraceBuilder, draw_tensor
-from ttrace.capture.plan import Plan
 from ttrace.errors import SketchError
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.verdict import Exit, Judgement
@@ -127,9 +126,3 @@ def test_sketches_of_shards_and_summands_add_up(tmp_path: Path) -> None:
         other = LogicalTensor.of(whole.close(), TensorId.parse("0/0/x/output"))
         assert other is not None
         assert torch.allclose(logical.sketched(128), other.sketched(128), atol=1e-5)
-
-
-def test_a_plan_says_what_may_be_a_sketch() -> None:
-    plan = Plan(out=Path("x"), record="sketch", full=("head/*",))
-    sites = {text: TensorId.parse(text).site for text in ("0/0/head/output", "0/0/a/output", "0/0/a/decision.0")}
-    assert [plan.sketches(site) for site in sites.values()] == [False, True, False]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ttrace.capture.plan import Plan
+from ttrace.capture.probes.detail import Detail
 from ttrace.capture.probes.probe import Visit
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
@@ -37,9 +38,10 @@ def open_writer(plan: Plan, manifest: Manifest) -> Writer:
 class Recorder:
     """Probe that writes every visit the plan wants, once per id and microbatch. Other threads may bring gradients."""
 
-    def __init__(self, writer: Writer, plan: Plan, local: Local) -> None:
+    def __init__(self, writer: Writer, plan: Plan, detail: Detail, local: Local) -> None:
         self._writer: Writer | BackgroundWriter = writer
         self._plan = plan
+        self._detail = detail
         self._local = local
         self._lock = threading.Lock()
         self._seen: set[tuple[TensorId, int, Region | None]] = set()
@@ -116,10 +118,12 @@ class Recorder:
         if visit.is_generated:
             return local, None, None
         is_less = local.numel() * local.dtype.itemsize > plan.num_buckets * torch.float64.itemsize
-        if placement is None or not is_less or not local.is_floating_point() or not plan.sketches(visit.id.site):
+        if placement is None or not is_less or not local.is_floating_point():
             return local, None, None
         if visit.id.kind is Kind.INPUT and not visit.tensor.requires_grad:
             return local, None, None  # isolation replays this input
+        if not self._detail.is_sketched(visit.id, local):
+            return local, None, None
         sketch = compute_sketch(local, placement.region, plan.num_buckets)
         needs_mean = plan.role == "reference" and visit.id.kind in (Kind.INPUT, Kind.GRAD_OUTPUT)
         if not needs_mean:

@@ -27,6 +27,11 @@ class ReferenceTrace:
     def record(self, tensor_id: TensorId) -> Record | None:
         return self._records.get(tensor_id)
 
+    @cached_property
+    def has_sketches(self) -> bool:
+        """Whether there is anything that is not recorded in full."""
+        return self._trace is not None and self._trace.has_sketches
+
     def distribution(self, tensor_id: TensorId) -> Distribution | None:
         record = self.record(tensor_id)
         return record.values if record else None

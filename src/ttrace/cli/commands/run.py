@@ -22,7 +22,8 @@ def run(
     margin: options.Margin = MARGIN,
     only: options.Only = [],  # noqa: B006  # typer reads the default and never changes it
     skip: options.Skip = [],  # noqa: B006
-    record: options.Record = "full",
+    record: options.Record = "auto",
+    budget: options.Budget = 2.0,
     full: options.Full = [],  # noqa: B006
     own_parameters: options.OwnParameters = False,
     isolate: Annotated[
@@ -65,6 +66,7 @@ def run(
         only=only,
         skip=skip,
         record=record,
+        budget=budget,
         full=full,
         own_parameters=own_parameters,
         compiled=compiled,

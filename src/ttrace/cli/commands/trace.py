@@ -23,7 +23,8 @@ def trace(
     steps: options.Steps = 1,
     only: options.Only = [],  # noqa: B006  # typer reads the default and never changes it
     skip: options.Skip = [],  # noqa: B006
-    record: options.Record = "full",
+    record: options.Record = "auto",
+    budget: options.Budget = 2.0,
     full: options.Full = [],  # noqa: B006
     own_parameters: options.OwnParameters = False,
     compiled: options.Compiled = "eager",
@@ -54,6 +55,7 @@ def trace(
         only=only,
         skip=skip,
         record=record,
+        budget=budget,
         full=full,
         own_parameters=own_parameters,
         compiled=compiled,
@@ -66,8 +68,8 @@ def trace(
         store=store,
     )
     if reference is not None:
-        if not store:
-            DiskSpace.after(reference, out, 1).check()
+        if not store and not twin:
+            DiskSpace.after(reference, out).check()
         role = "twin" if twin else "candidate"
         settings = settings.model_copy(update={"reference": reference.resolve(), "role": role, "twin": twin})
     Stage(tuple(command), settings).run(timeout=timeout)

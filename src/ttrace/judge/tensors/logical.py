@@ -47,8 +47,8 @@ class Piece:
 
     @property
     def stats(self) -> Stats | None:
-        """What its run measured, in place of values."""
-        return self.summands[0][0].record.stats
+        """What its run measured, in place of values; None if values must be added up first."""
+        return self.summands[0][0].record.stats if len(self.summands) == 1 else None
 
     def terms(self) -> tuple[Term, ...]:
         """What must be added up to give this region's values."""
@@ -179,7 +179,7 @@ def measure(
     measured against a's is taken as it is: it has left out such elements itself.
     """
     num_buckets = max(a.num_buckets, b.num_buckets)
-    if num_buckets:
+    if num_buckets and not b.is_measured:
         found = measure_difference(a.sketched(num_buckets), b.sketched(num_buckets), factor=factor)
         return replace(found, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
     parts = []

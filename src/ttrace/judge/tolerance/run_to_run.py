@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ttrace.errors import SketchError
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Tolerance, ToleranceRule
@@ -119,5 +120,9 @@ def _measure_differences(one: Trace, again: Trace, rounding: ToleranceModel) -> 
         reference = LogicalTensor.of(rounding.reference, tensor_id)
         shape = reference.shape if reference is not None else None
         first, second = (LogicalTensor.of(trace, tensor_id, shape) for trace in (one, again))
-        if first is not None and second is not None and first.shape == second.shape:
+        if first is None or second is None or first.shape != second.shape:
+            continue
+        try:
             yield tensor_id, measure(first, second, lost=rounding.find_lost(tensor_id))[0]
+        except SketchError:
+            continue  # it was measured in another layout

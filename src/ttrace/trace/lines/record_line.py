@@ -105,7 +105,7 @@ def decode(line: str) -> Record:
     record = parse_line(line)
     if record.end - record.begin != record.num_bytes and not record.is_generated:
         raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored_form[0]}.")
-    if record.stats is not None and (record.stats.count != math.prod(record.shape) or record.sketch is not None):
+    if record.stats is not None and record.stats.count != math.prod(record.shape):
         raise TraceError(f"{record.id}: stats of {record.stats.count} elements do not fit shape {record.shape}.")
     check_region(record)
     return record
