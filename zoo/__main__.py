@@ -13,6 +13,7 @@ from zoo.bug import Tier, bugs, story, title
 from zoo.evaluation import PAGE, evaluated
 from zoo.frameworks.command import measure_frameworks
 from zoo.score import CAUSE_OF_SKETCHES, score, score_sketches
+from zoo.wide import evaluate_wide
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +29,11 @@ def main(arguments: list[str]) -> int:
     clean = commands.add_parser("controls", help="run cases that must not be accused; exit code 1 if one is")
     clean.add_argument("--all", action="store_true", help="more than 200 of them, instead of a few")
     clean.add_argument("--json", action="store_true", help="for programs")
-    commands.add_parser("evaluate", help="run score, controls and fixed tolerances, and write docs/evaluation.md")
+    whole = commands.add_parser(
+        "evaluate", help="run score, controls and fixed tolerances, and write docs/evaluation.md"
+    )
+    whole.add_argument("--wide", action="store_true", help="controls and bugs at real widths instead, and their page")
+    whole.add_argument("--only", nargs="+", default=[], metavar="NAME", help="with --wide: names that begin so")
     frameworks = commands.add_parser(
         "frameworks", help="check scripts of frameworks, and write docs/reference/frameworks.md"
     )
@@ -94,7 +99,9 @@ def _controls(chosen: argparse.Namespace) -> int:
     return 1 if result.accused else 0
 
 
-def _evaluate(_chosen: argparse.Namespace) -> int:
+def _evaluate(chosen: argparse.Namespace) -> int:
+    if chosen.wide:
+        return evaluate_wide(chosen.only, _tell)
     found = evaluated(_tell)
     PAGE.write_text(found.page())
     print(f"{found.score}\n{found.clean}\n{PAGE}")

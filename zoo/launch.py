@@ -82,13 +82,13 @@ def on_torch(num_ranks: int, runs: Sequence[Sided], folder: Path, judge: Judge) 
     return kept
 
 
-def trace_all(runs: Sequence[Sided], folder: Path, judge: Judge) -> list[Seen]:
+def trace_all(runs: Sequence[Sided], folder: Path, judge: Judge, num_together: int = NUM_TOGETHER) -> list[Seen]:
     """On every rank: trace all runs, a few at a time, and judge them."""
     references: dict[Any, Path] = {}
     kept: list[Seen] = []
-    for start in range(0, len(runs), NUM_TOGETHER):
+    for start in range(0, len(runs), num_together):
         took, traced = [], []
-        for run in runs[start : start + NUM_TOGETHER]:
+        for run in runs[start : start + num_together]:
             begin = time.monotonic()
             traced.append(_traced(run, folder / str(run), references))
             took.append(time.monotonic() - begin)

@@ -23,7 +23,7 @@ def test_what_is_to_come_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "free", "is_said"), [(10**5, 10**6, True), (10**5, 10**9, False), (10**10, 10**13, True)]
+    ("reference", "free", "is_said"), [(2 * 10**5, 10**6, True), (10**5, 10**9, False), (10**10, 10**13, True)]
 )
 def test_little_space_on_a_large_disk_is_not_worth_a_line(reference: int, free: int, is_said: bool) -> None:
     assert DiskSpace(Path("runs/x"), reference, free=free).is_noteworthy is is_said

@@ -50,6 +50,8 @@ class Cell:
     seed: int = 0
     """Of all values that are generated."""
     num_steps: int = 1
+    record: str = "auto"
+    """What is recorded, as in a plan."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -65,7 +67,9 @@ class Cell:
     def settings(self) -> dict[str, Any]:
         """What plans of both sides say."""
         parameters = "own" if self.own_parameters else "generated"
+        recorded = {"record": self.record} if self.record != "auto" else {}
         return {
+            **recorded,
             "microbatch_grads": self.microbatch_grads,
             "parameters": parameters,
             "seed": self.seed,

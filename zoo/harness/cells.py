@@ -126,7 +126,7 @@ def _share(traced: Sequence[Traced]) -> list[int]:
 
 def shape_of(cell: Cell, shape: Shape) -> Shape:
     """The model as a cell needs it: stages share no weights, and experts need experts."""
-    experts = 4 if {"moe", "ep"} & set(cell.parts) else 0
+    experts = (shape.experts or 4) if {"moe", "ep"} & set(cell.parts) else 0
     is_tied = cell.layout in TIED or not cell.layout.startswith("pp")
     return replace(shape, recompute=cell.recompute, tied=is_tied, experts=experts)
 
