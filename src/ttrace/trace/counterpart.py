@@ -224,7 +224,7 @@ def _is_whole_sketch(record: Record, other: Record) -> bool:
 def _finish(record: Record, stats: Stats) -> Measured:
     if record.sketch is not None:
         stats = replace(stats, count=math.prod(record.shape))
-    return Measured(replace(record, stats=replace(stats, max_diff=0.0, max_at=None)))
+    return Measured(replace(record, stats=stats))
 
 
 def _cut(parts: Iterable[memoryview], record: Record) -> Iterator[tuple[int, torch.Tensor]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from ttrace import torch_compat
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.detail import Detail
 from ttrace.capture.probes.probe import Visit
@@ -76,6 +77,13 @@ class Recorder:
         else:
             with torch.no_grad():  # not a detached DTensor: since torch 2.14 that may communicate, and use up a mask
                 local = self._local(visit.tensor, visit.id.site).detach()
+        if type(local) is torch.Tensor:
+            with torch_compat.without_dispatch_modes():
+                self._record_local(visit, local)
+        else:
+            self._record_local(visit, local)
+
+    def _record_local(self, visit: Visit, local: torch.Tensor) -> None:
         placement = visit.placement
         if placement is not None and tuple(local.shape) != placement.region.local_shape:
             # Only padding can differ here: placement.region was made for this shape.
