@@ -57,7 +57,7 @@ def measure_size(num_parameters: int, folder: Path) -> dict[str, float]:
         optimizer.zero_grad()
 
     def trace(**settings: object) -> None:
-        plan = Plan.model_validate({"stop": False, **settings})
+        plan = Plan.model_validate({"stop": False, "record": "full", **settings})
         session = TracingSession(plan, model, optimizer, Native([model]), Rules())
         with session.step():
             step(session.batch(x))

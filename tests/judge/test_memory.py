@@ -42,7 +42,7 @@ def trace(folder: Path, name: str, *, is_moved: bool = False) -> None:
         model.weight.register_hook(lambda gradient: gradient.roll(3, 0))
     reference = {} if name == "reference" else {"role": name.split("-")[0], "reference": folder / "reference"}
     twin = {"twin": 1} if name == "twin-1" else {}
-    plan = Plan.model_validate({"out": folder / name, "stop": False, **reference, **twin})
+    plan = Plan.model_validate({"out": folder / name, "stop": False, "record": "full", **reference, **twin})
     session = TracingSession(plan, model, optimizer, Native([model]), Rules())
     with session.step():
         model(session.batch(torch.randn(8, WIDTH))).square().mean().backward()

@@ -23,7 +23,7 @@ from ttrace.tensors.region import Region
 from ttrace.trace.format import Record, rank_folder
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.storage.store import Place, Remote
-from ttrace.values.chunks import Bounds
+from ttrace.values.chunks import CHUNK, Bounds
 from ttrace.values.compare import compare_sums
 from ttrace.values.kernels.pair import Term
 from ttrace.values.stats import Stats
@@ -161,8 +161,7 @@ class Counterpart:
             run = begin, begin + theirs.numel()
             mine = ours[slice(*run)]
             total = total + compare_sums([(1.0, mine)], [(1.0, theirs)])
-            zeros = (mine == 0).nonzero().flatten()
-            woken.append(zeros[theirs[zeros] != 0] + begin)
+            woken += _find_woken(mine, theirs, begin)
         self._rank.release(other)
         indices = torch.cat(woken)
         error = max(total.error, torch.finfo(record.dtype).eps / 2 if record.dtype.is_floating_point else 0.0)
@@ -219,6 +218,14 @@ def _is_whole_sketch(record: Record, other: Record) -> bool:
         return record.sketch is other.sketch
     is_whole = record.region is not None and record.region.local_shape == record.region.shape
     return is_whole and record.sketch.num_buckets == other.sketch.num_buckets
+
+
+def _find_woken(ours: torch.Tensor, theirs: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
+    """Find what is zero in our run only, chunk by chunk: most rows of a vocabulary are zero in both."""
+    for start in range(0, ours.numel(), CHUNK):
+        woken = (ours[start : start + CHUNK] == 0).logical_and_(theirs[start : start + CHUNK])
+        if woken.any():
+            yield woken.nonzero().flatten() + begin + start
 
 
 def _finish(record: Record, stats: Stats) -> Measured:
