@@ -67,9 +67,9 @@ def records(draw: st.DrawFn) -> Record:
     shape = tuple(draw(st.lists(st.integers(0, 2**20), max_size=4))) if region is None else region.local_shape
     dtype = draw(st.sampled_from(list(DTYPES.values())))
     begin = draw(naturals)
-    stats = draw(
-        st.none() | st.builds(Stats, st.just(math.prod(shape)), aa=floats, dd=floats, ab=floats, nan_b=naturals)
-    )
+    squares = st.floats(0.0, allow_infinity=True)
+    sums = {"aa": squares, "bb": squares, "dd": squares, "ab": floats, "nan_b": naturals}
+    stats = draw(st.none() | st.builds(Stats, st.just(math.prod(shape)), **sums))
     return Record(
         id=draw(ids()),
         shape=shape,
@@ -117,6 +117,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "stats too few": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0], "at": [0, 0, 0]},
     "stats of text": {"stats": ["24", 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 0]},
     "stats not a number": {"stats": [24, math.nan, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 0]},
+    "stats of a negative square": {"stats": [24, 1.0, 1.0, -1e-9, 1.0, 0, 0, 0, 0], "at": [0, 0, 0]},
     "stats negative": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, -1], "at": [0, 0, 0]},
     "stats with half an index": {"stats": [24, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0], "at": [0, 0, 12]},
     "id no text": {"id": 7},

@@ -11,6 +11,7 @@ import torch
 from tests.support.rank_traces import manifest
 from ttrace.errors import SketchError, TraceError
 from ttrace.judge.check import check
+from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
@@ -18,6 +19,7 @@ from ttrace.trace.counterpart import Counterpart
 from ttrace.trace.format import End, Record
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
+from ttrace.trace.storage.tensor_bytes import TensorBytes
 from ttrace.trace.writer import Writer
 from ttrace.values.compare import compare_pair
 from ttrace.values.stats import Stats
@@ -114,6 +116,19 @@ def test_lost_elements_are_left_out_and_woken_ones_remembered(tmp_path: Path) ->
     for tensor_id in (AFTER, UPDATE):
         assert (stats[tensor_id].count, stats[tensor_id].dd) == (2000, 0.0), "all that differ are lost"
     assert stats[UPDATE].aa == pytest.approx(1e-4 * (2000 - 50 - 5), rel=1e-4)
+
+
+def test_indices_of_elements_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "a", manifest())
+    whole = Record(GRADIENT, (4, 6), torch.float32, Region.whole((4, 6)), stats=Stats(count=24))
+    writer._store(whole, TensorBytes(torch.tensor([3, 24]), 1 << 20))
+    writer.close(End(num_steps=1))
+    logical = LogicalTensor.of(Trace(tmp_path / "a"), GRADIENT)
+    assert logical is not None
+    used = logical.find_used()
+    assert used is not None
+    with pytest.raises(TraceError, match="indices of elements that it does not have"):
+        used.tensor()
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "region", "pending", "absent"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ttrace.errors import NoTraceError, SketchError
+from ttrace.errors import NoTraceError, SketchError, TraceError
 from ttrace.layouts.splits import Split
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
@@ -88,8 +88,10 @@ class UsedShard(Shard):
     def tensor(self) -> torch.Tensor:
         if self.record.stats is None:
             return super().tensor()
-        used = torch.zeros(self.record.stats.count, dtype=torch.bool, device="cpu")
-        used[self.read_stored()] = True
+        used, indices = torch.zeros(self.record.stats.count, dtype=torch.bool, device="cpu"), self.read_stored()
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < used.numel():
+            raise TraceError(f"{self.id}: it has indices of elements that it does not have. Trace again.")
+        used[indices] = True
         return used.view(self.record.shape)
 
 

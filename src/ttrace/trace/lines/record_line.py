@@ -114,8 +114,8 @@ def decode(line: str) -> Record:
 def _make_stats(numbers: Sequence[float]) -> Stats:
     """Make the stats of the numbers in a line."""
     found = Stats(**dict(zip(_STATS, numbers, strict=True)))  # type: ignore[arg-type]  # some of them are int
-    if any(math.isnan(number) for number in numbers):
-        raise ValueError("stats must be numbers")
+    if any(math.isnan(number) for number in numbers) or min(found.aa, found.bb, found.dd) < 0.0:
+        raise ValueError("stats must be numbers, and sums of squares not negative")
     return found
 
 
