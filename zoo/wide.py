@@ -1,4 +1,7 @@
-"""Controls and bugs at the widths of models that people train: two to twelve layers of them, on two ranks."""
+"""Controls and bugs at the widths of models that people train: one to twelve layers of them, on two ranks.
+
+The largest take 20 GB of memory: both ranks train a whole twin at a time.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def use_latent_attention(model: nn.Module) -> None:
 GPT2 = Shape(vocab=50304, hidden=768, heads=12, kv_heads=12, ffn=2048, num_layers=12, length=128)
 LLAMA = Shape(vocab=128256, hidden=4096, heads=32, kv_heads=8, ffn=14336, num_layers=2, length=32)
 QWEN = Shape(vocab=151936, hidden=896, heads=14, kv_heads=2, ffn=4864, num_layers=2, length=64)
-MOE = Shape(vocab=32768, hidden=2048, heads=32, kv_heads=4, ffn=768, num_layers=2, length=64, experts=64)
+MOE = Shape(vocab=32768, hidden=2048, heads=32, kv_heads=4, ffn=768, num_layers=1, length=64, experts=64)
 LATENT = Shape(vocab=32768, hidden=2048, heads=16, kv_heads=16, ffn=5632, num_layers=2, length=64)
 LONG = Shape(vocab=8192, hidden=1024, heads=16, kv_heads=8, ffn=2816, num_layers=2, length=2048)
 F32, BF16 = torch.float32, torch.bfloat16
@@ -190,7 +193,7 @@ def evaluate_wide(only: Sequence[str], tell: Callable[[str], None]) -> int:
                 tell(
                     f"{run}: {'as expected' if run.is_right(one) else (one.module, one.kind, one.cause, *one.trouble)}"
                 )
-    _write(found)
+            _write(found)
     controls = [name for name in found if Wide(name).bug is None]
     accused = [name for name in controls if not Wide(name).is_right(found[name])]
     planted = [name for name in found if Wide(name).bug is not None]

@@ -6,24 +6,29 @@ a few hundred forms.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
+
 from ttrace.errors import TTraceError
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.format import Record, SketchInfo, is_fitting
-from ttrace.trace.lines.record_line import decode, parse_line
+from ttrace.trace.lines.record_line import decode, make_stats, parse_line
 
-_STATS = '"stats":'
-"""Few traces have stats, and each of theirs differs."""
 _NUMBER = "(0|[1-9][0-9]{0,18})"
 _FLOAT = r"(-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?)"
+_SIZE = r"(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?"
 _LINE = re.compile(
     rf'\{{"id":"([^"\\\x00-\x1f]*)",(.*?),"order":{_NUMBER},"mb":{_NUMBER},"at":\[{_NUMBER},{_NUMBER},{_NUMBER}\],'
     r'"crc":"([0-9a-f]{8})"'
     rf'(.*?)(?:,"sketch":\[([1-9][0-9]{{0,18}}),{_FLOAT}\])?\}}'
 )
+_NUMBERS = r"\[(?:0|[1-9][0-9]{0,18})(?:, %s){3}, -?%s(?:, (?:0|[1-9][0-9]{0,18})){4}\]" % ((_SIZE,) * 2)
+_STATS = re.compile(rf'(.*),"stats":({_NUMBERS})\}}')
 
 
 class _Form(NamedTuple):
@@ -35,7 +40,8 @@ class _Form(NamedTuple):
 
 def decode_quickly(line: str) -> Record:
     """Return the same record as `decode`, or raise the same error."""
-    match = _LINE.fullmatch(line) if _STATS not in line else None
+    measured = _STATS.fullmatch(line)
+    match = _LINE.fullmatch(f"{measured[1]}}}" if measured else line)
     if match is None:
         return decode(line)
     text, before, order, microbatch, chunk, begin, end, crc, after, num_buckets, mean = match.groups()
@@ -50,7 +56,11 @@ def decode_quickly(line: str) -> Record:
         tensor_id = _parse_id(text)
     except TTraceError:
         return decode(line)
-    if stop - at != num_bytes and not (at == stop and like.values is not None and like.region is not None):
+    stats = make_stats(json.loads(measured[2])) if measured else None
+    if stats is not None:
+        if stats.count != math.prod(like.shape) or (stop - at) % torch.int64.itemsize:
+            return decode(line)
+    elif stop - at != num_bytes and not (at == stop and like.values is not None and like.region is not None):
         return decode(line)
     return Record(
         tensor_id,
@@ -68,6 +78,7 @@ def decode_quickly(line: str) -> Record:
         at,
         stop,
         int(crc, 16),
+        stats,
     )
 
 

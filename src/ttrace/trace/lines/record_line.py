@@ -111,7 +111,7 @@ def decode(line: str) -> Record:
     return record
 
 
-def _make_stats(numbers: Sequence[float]) -> Stats:
+def make_stats(numbers: Sequence[float]) -> Stats:
     """Make the stats of the numbers in a line."""
     found = Stats(**dict(zip(_STATS, numbers, strict=True)))  # type: ignore[arg-type]  # some of them are int
     if any(math.isnan(number) for number in numbers) or min(found.aa, found.bb, found.dd) < 0.0:
@@ -139,7 +139,7 @@ def parse_line(line: str) -> Record:
             begin=entry.at[1],
             end=entry.at[2],
             crc=int(entry.crc, 16),
-            stats=None if entry.stats is None else _make_stats(entry.stats),
+            stats=None if entry.stats is None else make_stats(entry.stats),
         )
     except (ValueError, KeyError, TypeError, TTraceError) as error:
         reason = " ".join(str(error).split())
