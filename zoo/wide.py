@@ -57,9 +57,9 @@ def use_latent_attention(model: nn.Module) -> None:
 
 
 GPT2 = Shape(vocab=50304, hidden=768, heads=12, kv_heads=12, ffn=2048, num_layers=12, length=128)
-LLAMA = Shape(vocab=128256, hidden=4096, heads=32, kv_heads=8, ffn=14336, num_layers=2, length=32)
+LLAMA = Shape(vocab=128256, hidden=4096, heads=32, kv_heads=8, ffn=14336, num_layers=1, length=32)
 QWEN = Shape(vocab=151936, hidden=896, heads=14, kv_heads=2, ffn=4864, num_layers=2, length=64)
-MOE = Shape(vocab=32768, hidden=2048, heads=32, kv_heads=4, ffn=768, num_layers=1, length=64, experts=64)
+MOE = Shape(vocab=8192, hidden=2048, heads=32, kv_heads=4, ffn=768, num_layers=1, length=64, experts=64)
 LATENT = Shape(vocab=32768, hidden=2048, heads=16, kv_heads=16, ffn=5632, num_layers=2, length=64)
 LONG = Shape(vocab=8192, hidden=1024, heads=16, kv_heads=8, ffn=2816, num_layers=2, length=2048)
 F32, BF16 = torch.float32, torch.bfloat16
@@ -112,7 +112,7 @@ BUGS = (
     "zero-update-not-gathered",
 )
 """Entries of the zoo that are planted again."""
-BROKEN = replace(GPT2, num_layers=4, length=32)
+BROKEN = replace(GPT2, vocab=16384, kv_heads=6, num_layers=4, length=32)
 
 
 def on_torch_alone(num_ranks: int, runs: Sequence[Sided], folder: Path, judge: Judge) -> list[Seen]:

@@ -6,6 +6,7 @@ of a launch share their references.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -155,6 +156,7 @@ def reference_of(
 
 
 def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cell, build: Build = Transformer) -> None:
+    gc.collect()  # an earlier model, of gigabytes perhaps
     torch.manual_seed(0)
     model = build(shape).to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ class Small:
 
     def trace(self, out: Path, references: dict[Any, Path], patch: Patch | None, *, is_early: bool = False) -> Traced:
         """On every rank: trace the candidate, and before it the reference unless an earlier run had the same."""
+        gc.collect()
         torch.manual_seed(0)
         cell, shape = self.cell, shape_of(self.cell, self.shape)
         candidate = (self.layout or LAYOUTS[cell.layout])(shape, cell)
