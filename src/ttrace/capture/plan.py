@@ -17,6 +17,7 @@ from ttrace.trace.writer import MAX_BYTES_HELD
 from ttrace.values.sketch import NUM_BUCKETS
 
 BUDGET = 2_000_000_000
+"""Bytes, as `--budget` has them in GB."""
 
 
 class Plan(BaseModel):

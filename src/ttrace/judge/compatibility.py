@@ -18,15 +18,20 @@ def check_role(trace: Trace, role: str) -> None:
 def check_twin(twin: Trace, reference: Trace) -> None:
     """Refuse a twin that is not a run of the reference with nudged inputs."""
     _check_alike(twin, reference, ("seed", "mesh", "num_microbatches", "isolated"))
-    if twin.manifest.measured not in (None, reference.launch):
-        raise TraceError(
-            f"{twin.folder} was measured against another trace than {reference.folder}. Trace both again: "
-            "`ttrace run --fresh`."
-        )
+    check_measured(twin, reference)
     difference = find_other_version(reference.manifest.versions, twin.manifest.versions)
     if difference:
         raise TraceError(
             f"{twin.folder} ran {difference[1]}, but {reference.folder} {difference[0]}. Trace both again."
+        )
+
+
+def check_measured(trace: Trace, other: Trace) -> None:
+    """Refuse stats that were measured against another trace than this one."""
+    if trace.manifest.measured not in (None, other.launch):
+        raise TraceError(
+            f"{trace.folder} was measured against another trace than {other.folder}. Trace both again: "
+            "`ttrace run --fresh`."
         )
 
 

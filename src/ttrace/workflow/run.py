@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ttrace.errors import NoTraceError, TTraceError
 from ttrace.judge.check import judge_candidate
-from ttrace.judge.compatibility import check_candidate, check_role
+from ttrace.judge.compatibility import check_candidate, check_measured, check_role
 from ttrace.judge.engine import Engine, OnProgress, use_all_cores
 from ttrace.judge.findings.isolated import combine
 from ttrace.judge.margin import MARGIN
@@ -194,7 +194,9 @@ class Run:
             )
 
         if is_complete(self.echo):
-            own = Noise.between(reference, open_trace(self.echo), rounding, "reference")
+            echo = open_trace(self.echo)
+            check_measured(echo, reference)
+            own = Noise.between(reference, echo, rounding, "reference")
             notes, rounding = [*notes, *own.notes(rounding)], own.widen(rounding)
         if detailed is not self:
             reference = open_trace(detailed.reference)
@@ -208,6 +210,7 @@ class Run:
             again = trace(self.repeat)
             check_side(again, "candidate")
             check_candidate(again, reference)
+            check_measured(again, open_trace(self.candidate))
             noise = Noise.between(candidate, again, rounding)
             notes, rounding = [*notes, *noise.notes(rounding)], noise.widen(rounding)
         found = judge_candidate(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
