@@ -13,6 +13,7 @@ from torch import nn
 SOURCE = Path(__file__).parent.parent / "src" / "ttrace"
 COMPAT = {
     "adapters/framework_compat.py",
+    "distributed_compat.py",
     "torch_compat.py",
     "adapters/deepspeed/compat.py",
     "adapters/megatron/compat.py",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import CellType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +23,7 @@ from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+    pass
 
 
 def parse_release(version: str) -> tuple[int, int]:
@@ -75,6 +75,25 @@ def will_run(node: Node) -> bool:
 def is_view(tensor: torch.Tensor) -> bool:
     """`Tensor._is_view`, since 2.6. Without it views would be recorded as results of functions."""
     return tensor._is_view()
+
+
+def read_memory(tensor: torch.Tensor) -> int:
+    """Where the memory of a tensor begins; 0 if it has none, as a wrapper of other tensors.
+
+    `Tensor.untyped_storage`, in all versions. Without it nobody knows which operation a collective belongs to.
+    """
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def read_version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written in place: `Tensor._version`, since 2.6.
+
+    Without it nobody notes buffers that are written while a collective uses them.
+    """
+    return tensor._version
 
 
 def read_sparse_rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,151 +245,6 @@ def find_clip_cell() -> CellType:
     return cell
 
 
-def find_context_parallel_buffers() -> tuple[ModuleType, str]:
-    """What `context_parallel` calls to split sequences: `_attention._context_parallel_buffers`, since 2.6.
-
-    Its fourth argument is what balances the load: none to 2.8, indices in 2.9, an object since 2.10. Without it layouts
-    of context parallelism must be stated by rules.
-    """
-    try:
-        from torch.distributed.tensor.experimental._context_parallel import _attention
-    except ImportError:  # below 2.10
-        from torch.distributed.tensor.experimental import _attention  # type: ignore[no-redef]
-
-    return _attention, "_context_parallel_buffers"
-
-
-def list_stage_classes() -> tuple[type[Any], tuple[type[Any], ...]]:
-    """The base class of pipeline stages, and the classes that prepare a pipeline.
-
-    `stage._PipelineStageBase` and `stage._PipelineStage`, since 2.6. Without them pipelines cannot be traced.
-    """
-    from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _PipelineStageBase
-
-    return _PipelineStageBase, (PipelineStage, _PipelineStage)
-
-
-PREPARE_STAGE = "_prepare_forward_infra"
-"""The method that a schedule calls before a stage's first chunk, since 2.6. Without it a pass that only learns shapes
-would be recorded."""
-
-# Distributed tensors
-
-
-def read_strided_shard(placement: object) -> tuple[int, int] | None:
-    """The dim and the split factor of a strided shard; None for any other placement.
-
-    `placement_types._StridedShard`, since 2.6: what FSDP2 makes of a dim that tensor parallelism cuts too. Without it
-    such parameters have a wrong region. Below 2.8 it splits evenly only.
-    """
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    return (placement.dim, int(placement.split_factor)) if isinstance(placement, _StridedShard) else None
-
-
-def make_strided_shard(dim: int, split_factor: int) -> Any:
-    """A strided shard of a dim; see `read_strided_shard`."""
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    return _StridedShard(dim, split_factor=split_factor)
-
-
-def mask_partial(placement: object, local: torch.Tensor) -> torch.Tensor:
-    """The values that count in a sum, where a vocabulary-parallel embedding returns rows of foreign tokens too.
-
-    `_MaskPartial`, since 2.6, in one place or another. Without it those rows would be added up.
-    """
-    if type(placement).__name__ in ("_MaskPartial", "MaskPartial"):  # the latter in 2.10
-        local = local.clone()
-        cast("Any", placement).mask_buffer.apply_mask(local)
-    return local
-
-
-def split_locally(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> torch.Tensor:
-    """This rank's part of a tensor that every rank has.
-
-    `distribute_tensor(src_data_rank=None)`, since 2.7. Without it the parts are taken placement by placement, with
-    `Shard._split_tensor`; torch itself would communicate.
-    """
-    from torch.distributed.tensor import distribute_tensor
-
-    if RELEASE >= (2, 7):
-        return distribute_tensor(tensor, mesh, placements, src_data_rank=None).to_local()
-    here = mesh.get_coordinate()
-    for axis, placement in enumerate(placements if here is not None else ()):
-        if not placement.is_replicate():
-            parts, _ = placement._split_tensor(tensor, mesh.size(axis), with_padding=False, contiguous=True)
-            tensor = parts[cast("list[int]", here)[axis]]
-    return tensor if here is not None else tensor[:0]
-
-
-def wait_for(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a collective that may still be under way: `AsyncCollectiveTensor`, since 2.6.
-
-    Without it values would be read before they arrive.
-    """
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return tensor
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
-
-
-def find_root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that a submesh was sliced from: `DeviceMesh._get_root_mesh`, since 2.10; `_mesh_resources` before.
-
-    Without it `attach` needs `mesh=` where parameters lie on submeshes.
-    """
-    if RELEASE >= (2, 10):
-        return mesh._get_root_mesh()
-    from torch.distributed import device_mesh
-
-    root: DeviceMesh = device_mesh._mesh_resources.get_root_mesh(mesh)
-    return root
-
-
-def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
-    """The groups of parameters that FSDP2 shards together: of a module one for each mesh that they lie on.
-
-    `FSDPModule._get_fsdp_state`, since 2.6, and `FSDPState._fsdp_param_groups`, since 2.12; before, a module has at
-    most one group. Without them `attach` needs `grad_factor=` for FSDP2, and takes `dp` for its axis.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    for chunk in chunks:
-        for module in chunk.modules():
-            if isinstance(module, FSDPModule):
-                state = module._get_fsdp_state()
-                if RELEASE >= (2, 12):
-                    yield from state._fsdp_param_groups
-                elif state._fsdp_param_group is not None:
-                    yield state._fsdp_param_group
-
-
-def list_stage_modules(schedule: Any) -> list[nn.Module]:
-    """The modules of the stages that a pipeline schedule runs on this rank.
-
-    `_stage` of schedules with one stage, and `_stages` of others, since 2.6. Without them pipelines attach by hand.
-    """
-    stages = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
-    return [stage.submod for stage in stages]
-
-
-def read_num_chunks(schedule: Any) -> int:
-    """The number of microbatches of a pipeline schedule: `_n_microbatches`, since 2.6. See `list_stage_modules`."""
-    number: int = schedule._n_microbatches
-    return number
-
-
-def read_divide_factor(group: Any) -> float | None:
-    """Read the number that a group of FSDP2 was told to divide gradients by; None for the number of its ranks.
-
-    `FSDPParamGroup.gradient_divide_factor`, since 2.8. Without it a script that sets a factor needs `grad_factor=`.
-    """
-    factor = getattr(group, "gradient_divide_factor", None)
-    return None if factor is None else float(factor)
-
-
 _scripted: list[Callable[..., Any]] = []
 """Wrappers that `let_script` was given. torch knows them by their ids, since 2.6, so they must never be freed."""
 
@@ -386,13 +260,3 @@ def let_script(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Non
     if operator is not None:
         _builtins._register_builtin(wrapper, operator)
         _scripted.append(wrapper)
-
-
-def make_hash_store() -> Any:
-    """A store for a process group of one process: `torch._C._distributed_c10d.HashStore`, since 2.6.
-
-    Without it a test of one rank needs a port.
-    """
-    from torch._C._distributed_c10d import HashStore
-
-    return HashStore()

@@ -23,9 +23,10 @@ from tests.support.regions import (
     shapes,
 )
 from ttrace.adapters.native.layouts import find_region
+from ttrace.distributed_compat import make_strided_shard, split_locally
 from ttrace.tensors.coverage import TILING, measure_coverage
 from ttrace.tensors.region import Region, Shape
-from ttrace.torch_compat import RELEASE, make_strided_shard, split_locally
+from ttrace.torch_compat import RELEASE
 from ttrace.values.generate import Distribution
 
 

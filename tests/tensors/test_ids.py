@@ -119,9 +119,10 @@ def test_backward_kinds_are_the_gradients_and_what_is_recomputed_for_them() -> N
     assert {kind for kind in Kind if kind.is_backward} == {
         Kind.GRAD_INPUT,
         Kind.GRAD_OUTPUT,
+        Kind.CALL_GRAD,
         Kind.PARAM_GRAD,
         Kind.MAIN_GRAD,
         Kind.RECOMPUTE_INPUT,
         Kind.RECOMPUTE_OUTPUT,
     }
-    assert {kind for kind in Kind if kind.is_activation_grad} == {Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}
+    assert {kind for kind in Kind if kind.is_activation_grad} == {Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.CALL_GRAD}

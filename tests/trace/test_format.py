@@ -112,7 +112,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
 def test_a_manifest_of_another_format_is_refused_by_name(version: object, seal: Callable[[str], str]) -> None:
     text = seal(json.dumps({**json.loads(manifest().model_dump_json()), "format": version}))
     with pytest.raises(
-        TraceError, match=r"here/manifest\.json: format .*, but this TTrace reads format 3\. Trace again\.$"
+        TraceError, match=r"here/manifest\.json: format .*, but this TTrace reads format 4\. Trace again\.$"
     ):
         parse_manifest(text, "here/manifest.json")
 
@@ -210,7 +210,7 @@ def page_crc(data: bytes) -> str:
 
 def page_records(rank: Path) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
     """Each record of a rank with its data."""
-    assert page_document(rank / "manifest.json")["format"] == 3
+    assert page_document(rank / "manifest.json")["format"] == 4
     text = (rank / "records.jsonl").read_text(encoding="utf-8")
     assert page_document(rank / "end.json")["records_sum"] == f"{zlib.crc32(text.encode()):08x}"
     for line in text.split("\n")[:-1]:

@@ -159,6 +159,8 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
     assert json.loads(open_document((folder / "end.json").read_text(), "end.json")) == {
         "num_records": 3,
         "records_sum": sum_of((folder / "records.jsonl").read_bytes()),
+        "collectives_sum": "",
+        "operations": {},
         "num_steps": 1,
         "launch": "",
         "grad_factor": 1.0,

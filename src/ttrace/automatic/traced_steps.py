@@ -19,8 +19,8 @@ from ttrace.capture.consecutive import ConsecutiveSessions
 from ttrace.capture.observe.structures import has_tensors
 from ttrace.capture.session import TracingSession
 from ttrace.capture.start import Declarations, start_session
+from ttrace.distributed_compat import read_num_chunks
 from ttrace.errors import CaptureError
-from ttrace.torch_compat import read_num_chunks
 from ttrace.trace.format import Attachment
 
 _TARGET = "target"

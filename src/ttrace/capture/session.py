@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ttrace.capture.observe.events import ModuleCall, SessionEvents
 from ttrace.capture.observe.function_calls import FunctionCalls
 from ttrace.capture.observe.gradient_entry import GradientEntry
 from ttrace.capture.observe.hooks import Hooks
+from ttrace.capture.observe.ledger import Ledger
 from ttrace.capture.observe.rng_use import RngUse
 from ttrace.capture.observe.step_counter import PipelineChunk, StepCounter
 from ttrace.capture.observe.torch_patches import patch_torch
@@ -108,11 +109,10 @@ class TracingSession(SessionEvents):
         generated = self._generator.fill_parameters(parameters)
         if plan.parameters != "own":
             adapter.on_parameters_replaced(optimizer)
-        streaming = Streaming.of(parameters.values())
-        self._streaming = streaming
+        streaming = self._streaming = Streaming.of(parameters.values())
         # A reference that is larger than memory takes long, and isolation needs only the accused modules of it.
-        is_needed_whole = plan.role == "candidate" or not (plan.isolated and plan.inside and streaming.num_streamed)
-        self._skipped = SkippedBlocks({} if is_needed_whole else dict(names.modules()), plan.inside)
+        has_skipped = plan.role != "candidate" and plan.isolated and plan.inside and streaming.num_streamed
+        self._skipped = SkippedBlocks(dict(names.modules()) if has_skipped else {}, plan.inside)
         self._patches.on_remove(self._skipped.remove)
         # Reference and twins must be traced in full, because tolerances come from them.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
@@ -167,9 +167,11 @@ class TracingSession(SessionEvents):
         self._is_in_step = False
         self._hooks = Hooks(self._compiled.watched, self)
         self._patches.on_remove(self._hooks.remove)
-        self._calls = (
-            FunctionCalls(plan.inside, self._hooks.innermost, self._on_function_result) if plan.inside else None
+        self._calls = FunctionCalls(plan.inside, parameters, reference.operations, self._hooks.innermost, self._on_call)
+        self._ledger = Ledger(
+            plan, adapter, self._clock, self._compiled.watched, self._recorder.write_collective, self._calls
         )
+        self._patches.on_remove(self._ledger.remove)
         self._rng_use = RngUse(self._compiled.watched, lambda: self._clock.is_watched)
         self._patches.on_remove(self._rng_use.remove)
         self._buffers = Buffers(names.buffers, is_reference=plan.role == "reference")
@@ -201,8 +203,9 @@ class TracingSession(SessionEvents):
     @contextmanager
     def _traced_step(self) -> Iterator[None]:
         try:
-            calls, compiled = self._calls or nullcontext(), self._compiled.running()
+            calls, compiled = self._calls if self._plan.inside else nullcontext(), self._compiled.running()
             with self._clock.running(), patch_torch(self), calls, compiled, self._sums:
+                self._ledger.begin_step()
                 self._state.on_start()
                 yield
                 if self._optimizer is None:
@@ -279,7 +282,8 @@ class TracingSession(SessionEvents):
                 samples={slot: tuple(rows) for slot, rows in self._batches.samples.items()},
                 random=tuple(self._rng_use.modules),
                 flags=self._flags,
-                notes=(*self._resolver.list_unused_rules(), *self._state.notes, *isolation_notes),
+                notes=(*self._resolver.list_unused_rules(), *self._state.notes, *isolation_notes, *self._ledger.notes),
+                operations=self._calls.operations,
                 sources=environment.fingerprint_sources(),
             )
             self._recorder.close(end)
@@ -300,7 +304,7 @@ class TracingSession(SessionEvents):
 
     def on_tensor(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """Show a tensor of a call to the probes."""
-        with self._calls.pause() if self._calls else nullcontext():
+        with self._calls.pause():
             return self._tensors.visit(call, kind, slot, tensor)
 
     # Events of the framework
@@ -322,15 +326,8 @@ class TracingSession(SessionEvents):
     def on_auxiliary_loss(self, loss: torch.Tensor) -> None:
         """Record a module's own loss as soon as its gradient, which shows its weight, arrives."""
         call = self._hooks.innermost()
-        if call is None or not loss.requires_grad:
-            return
-        site = Site(call.name, Kind.LOSS, str(call.number_of(Kind.LOSS)))
-        tensor_id = self._tensors.make_id(call, site)
-
-        def on_gradient(gradient: torch.Tensor) -> None:
-            self._dispatcher.visit(tensor_id, loss.detach() * gradient, call.microbatch)
-
-        loss.register_hook(on_gradient)
+        if call is not None and loss.requires_grad:
+            self._tensors.watch_loss(call, loss)
 
     def on_divide(self, divisor: int) -> None:
         """Remember the number by which the sum of all microbatches' gradients will be divided."""
@@ -359,15 +356,15 @@ class TracingSession(SessionEvents):
 
     def on_grad_norm(self, norm: torch.Tensor) -> None:
         """Record the norm of all gradients before they are clipped."""
-        if Kind.GRAD_NORM in self._streaming.untraced:
-            return
-        self._dispatcher.visit(TensorId.of(self._clock.step, None, ROOT, Kind.GRAD_NORM), self._adapter.to_full(norm))
+        self._record_scalar(Kind.GRAD_NORM, norm)
 
     def on_clip(self, factor: torch.Tensor) -> None:
         """Record the factor by which gradients are about to be clipped."""
-        if Kind.CLIP in self._streaming.untraced:
-            return
-        self._dispatcher.visit(TensorId.of(self._clock.step, None, ROOT, Kind.CLIP), self._adapter.to_full(factor))
+        self._record_scalar(Kind.CLIP, factor)
+
+    def _record_scalar(self, kind: Kind, value: torch.Tensor) -> None:
+        if kind not in self._streaming.untraced:
+            self._dispatcher.visit(TensorId.of(self._clock.step, None, ROOT, kind), self._adapter.to_full(value))
 
     def on_topk(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
         """Record what this run chose and the scores it chose by, and return the reference's choice if it is known."""
@@ -385,6 +382,13 @@ class TracingSession(SessionEvents):
             return None
         return self._decisions.replay(choice, chosen, self._dispatcher.resolve(choice, chosen, call.microbatch))
 
+    def on_collective(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+        """Enter a collective into the ledger, and run it."""
+        return self._ledger.observe(name, arguments, run)
+
+    def on_wait(self, work: Any) -> None:
+        self._ledger.on_wait(work)
+
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """Learn how context_parallel splits a sequence."""
         try:
@@ -392,6 +396,5 @@ class TracingSession(SessionEvents):
         except TTraceError as error:
             self._recorder.keep(str(error))
 
-    def _on_function_result(self, call: ModuleCall, slot: str, tensor: torch.Tensor) -> None:
-        site = Site(call.name, Kind.CALL, slot)
-        self._dispatcher.visit(self._tensors.make_id(call, site), tensor, call.microbatch)
+    def _on_call(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> None:
+        self._dispatcher.visit(self._tensors.make_id(call, Site(call.name, kind, slot)), tensor, call.microbatch)

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ttrace.judge.communication import Communication
 from ttrace.judge.comparison.compare import Comparer
 from ttrace.judge.compatibility import check_candidate
 from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
 from ttrace.judge.findings.common_cause import merge_gradients
 from ttrace.judge.findings.data_mismatch import excuse_data, find_data_mismatches, is_from_outside, is_labels
 from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
+from ttrace.judge.findings.ledger_evidence import add_ledger
 from ttrace.judge.findings.localize import find_origins
 from ttrace.judge.findings.missing_annotations import (
     add_layout_doubt,
@@ -25,6 +27,7 @@ from ttrace.judge.findings.missing_annotations import (
     find_unstated_factor,
 )
 from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
+from ttrace.judge.findings.operations import find_operations
 from ttrace.judge.findings.randomness import describe_random_numbers, drop_random_findings, find_draws
 from ttrace.judge.findings.samples import (
     count_samples,
@@ -35,6 +38,7 @@ from ttrace.judge.findings.samples import (
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.notes.attachment import note_attachment
 from ttrace.judge.notes.blind_spots import note_blind_spots
+from ttrace.judge.notes.communication import note_communication
 from ttrace.judge.notes.depth import note_depth
 from ttrace.judge.notes.environment import note_environment
 from ttrace.judge.policy import STRICT, Policy
@@ -98,6 +102,7 @@ def judge_candidate(
             *([obstacles.factor] if obstacles.factor is not None else []),
         ),
         (*obstacles.moved_samples, *_collect_notes(comparisons, found, allowances, reference, candidate)),
+        find_operations(comparisons, candidate) if candidate.manifest.isolated else {},
     )
 
 
@@ -170,7 +175,11 @@ def _find_causes(
     found = found or tuple(map(name_mis_scaled, find_origins(accusable, rounding.reference, candidate)))
     found = explain_by_absences(found, absences)
     found = tuple(add_microbatches(finding, comparisons, candidate) for finding in found)
-    return tuple(add_layout_doubt(finding, comparisons) for finding in merge_gradients(found, comparisons))
+    communication = Communication(candidate)
+    return tuple(
+        add_ledger(add_layout_doubt(finding, comparisons), communication)
+        for finding in merge_gradients(found, comparisons)
+    )
 
 
 def _collect_problems(rounding: ToleranceModel, candidate: Trace) -> Iterator[str]:
@@ -200,6 +209,7 @@ def _collect_notes(
         *_note_one_rank(candidate),
         *_note_inferred_layouts(comparisons),
         *_note_excused(comparisons),
+        *note_communication(candidate),
         *allowances,
     ]
     if not reference.manifest.isolated:

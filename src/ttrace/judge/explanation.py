@@ -9,7 +9,7 @@ from ttrace.errors import TTraceError
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Comparison, Finding, Judgement
 from ttrace.layouts.source import Provenance
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Shard, Trace
 
 NUM_BEFORE = 6
@@ -59,7 +59,7 @@ def explain(judgement: Judgement, reference: Trace, candidate: Trace, tensor_id:
 
 def _find_before(tensor_id: TensorId, earlier: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """What one microbatch computed just before; what belongs to no microbatch counts for all of them."""
-    same = [c for c in earlier if c.id.step == tensor_id.step and c.id.kind is not Kind.CALL]
+    same = [c for c in earlier if c.id.step == tensor_id.step and not c.id.kind.is_of_call]
     if tensor_id.microbatch is not None:
         same = [c for c in same if c.id.microbatch in (None, tensor_id.microbatch)]
     return tuple(same[-NUM_BEFORE:])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
 
+from ttrace.judge.communication import LedgerEvidence
 from ttrace.judge.reason import EXCUSED, Reason, Why
 from ttrace.layouts.source import Provenance
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.tensors.ids import TensorId
+from ttrace.trace.lines.collectives import Collective, Phase
 from ttrace.values.stats import Stats
 
 
@@ -163,7 +166,7 @@ class Comparison:
     @property
     def spoils(self) -> bool:
         """Whether this comparison keeps the whole run from being judged."""
-        if self.id.kind is Kind.CALL:
+        if self.id.kind.is_of_call:
             return False  # what functions inside a module return is evidence, and not judged
         return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or self.reason in EXCUSED)
 
@@ -231,6 +234,21 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class WrongOperation:
+    """The operation that makes something wrong of right inputs: a torch function, or a collective."""
+
+    name: str
+    source: str
+    """The file and line of the script that called it; of a custom backward, its own line."""
+    called_at: str = ""
+    """Of a custom backward, the file and line that called its function in the forward pass."""
+    collective: Collective | None = None
+    """The collective, as one rank issued it, if it is one."""
+    is_backward: bool = False
+    """Whether its backward is wrong."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """A tensor where something starts to be wrong, with the likely cause."""
 
@@ -240,10 +258,12 @@ class Finding:
     cause: Cause
     num_after: int
     """How many wrong tensors follow from here on, in the reference's order."""
-    inside: str = ""
-    """The first wrong call of a torch function in the module's own code, where that was looked for."""
+    operation: WrongOperation | None = None
+    """The first wrong operation in the module's own code, where that was looked for."""
     alone: bool | None = None
     """Whether the module is wrong by itself, on generated inputs; None if the isolated run did not judge its tensor."""
+    ledger: LedgerEvidence | None = None
+    """What the ledger of collectives says of the reduction that the cause speaks of."""
     covers: frozenset[TensorId] = frozenset()
     """Other tensors that are wrong for the same cause and have no findings of their own."""
 
@@ -257,6 +277,8 @@ class Judgement:
     problems: tuple[str, ...]
     """What keeps the whole run from being judged, beyond single tensors."""
     notes: tuple[str, ...] = ()
+    operations: Mapping[tuple[str, Phase], WrongOperation] = field(default_factory=dict)
+    """Of an isolated run, the first wrong operation of each module and pass."""
 
     @property
     def exit(self) -> Exit:

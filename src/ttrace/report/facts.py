@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.judge.communication import LedgerEvidence, LedgerFact
+from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Exit, Finding, Judgement, Verdict, WrongOperation
 from ttrace.report.layout_source import describe_provenance
+from ttrace.trace.lines.collectives import Collective
 
 PASSED = "every tensor agrees with the reference within rounding error"
 BUT_PROBLEMS = f"{PASSED}, but the run has problems"
@@ -50,13 +52,15 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
     yield "error", _describe_error(comparison)
     for i, text in enumerate(cause.evidence):
         yield ("evidence" if i == 0 else ""), text
+    if finding.ledger is not None:
+        yield "ledger", _describe_ledger(finding.ledger, finding.module)
     if comparison.by:
         layout = f'"{comparison.layout}", ' if comparison.layout else ""
         yield "layout", f"{layout}{describe_provenance(comparison.by)}"
     if finding.source:
         yield "module", f"{finding.module}, {shorten_place(finding.source)}"
-    if finding.inside:
-        yield "inside", f"in its own code, {finding.inside} returns the first wrong result"
+    if finding.operation is not None:
+        yield "operation", describe_operation(finding.operation)
     if finding.alone is not None:
         alone = _ALL_ALONE if finding.covers else _ALONE
         yield "isolated", alone if finding.alone else f"{_RIGHT_ALONE}: {_explain_right(finding)}"
@@ -67,6 +71,39 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
     if finding.num_after:
         after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
         yield "then", f"{after} wrong"
+
+
+def _describe_ledger(evidence: LedgerEvidence, module: str) -> str:
+    """Say what the ledger shows of a reduction that values say is missing, or was done too often."""
+    over = f" over {evidence.axis}" if evidence.axis else ""
+    ran = ", and ".join(quote_collective(one) for one in evidence.collectives)
+    match evidence.fact:
+        case LedgerFact.RAN:
+            return f"{ran} ran here: on a copy or on other values, or before they were complete"
+        case LedgerFact.TOO_OFTEN:
+            return f"{ran} ran here"
+        case LedgerFact.IN_SIBLING:
+            return f"{evidence.collectives[0].module} has {ran} here, {module} has no reduction{over}"
+        case LedgerFact.OTHER_GROUP:
+            return f"{ran} ran here, but no reduction{over}"
+        case LedgerFact.ABSENT:
+            return f"no reduction{over} ran in the {evidence.phase.value} of {module}"
+
+
+def describe_operation(operation: WrongOperation) -> str:
+    """Say which operation is wrong first, and where it is called."""
+    if operation.collective is not None:
+        what = str(operation.collective)
+    else:
+        what = f"the backward of {operation.name}" if operation.is_backward else operation.name
+    caller = f", called at {shorten_place(operation.called_at)}" if operation.called_at else ""
+    return f"{what} at {shorten_place(operation.source)}{caller}" if operation.source else what
+
+
+def quote_collective(one: Collective) -> str:
+    """Quote a line of the ledger: the operation, the ranks and the line of code."""
+    issuer = f" by {one.issuer}" if one.issuer else ""
+    return f"{one}{issuer} at {shorten_place(one.source)}" if one.source else f"{one}{issuer}"
 
 
 def shorten_place(source: str, root: Path | None = None) -> str:

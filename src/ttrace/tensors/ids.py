@@ -45,12 +45,18 @@ class Kind(StrEnum):
     CLIP = "clip"
     DECISION = "decision"
     CALL = "call"
+    CALL_GRAD = "call_grad"
     RECOMPUTE_INPUT = "recompute_input"
     RECOMPUTE_OUTPUT = "recompute_output"
 
     @property
     def is_activation_grad(self) -> bool:
-        return self in (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+        return self in (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.CALL_GRAD)
+
+    @property
+    def is_of_call(self) -> bool:
+        """Whether this is of an operation inside a module: evidence, which is not judged."""
+        return self in (Kind.CALL, Kind.CALL_GRAD)
 
     @property
     def is_backward(self) -> bool:
@@ -78,6 +84,7 @@ _OF_PARAM = frozenset({Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD, Kind.UPDATE,
 _PRIMAL = {
     Kind.GRAD_INPUT: Kind.INPUT,
     Kind.GRAD_OUTPUT: Kind.OUTPUT,
+    Kind.CALL_GRAD: Kind.CALL,
     Kind.RECOMPUTE_INPUT: Kind.INPUT,
     Kind.RECOMPUTE_OUTPUT: Kind.OUTPUT,
     Kind.BUFFER_AFTER: Kind.BUFFER,
@@ -93,6 +100,11 @@ def is_inside(inner: str, outer: str) -> bool:
 def drop_numbers(name: str) -> str:
     """Replace the numbers in a name, so that a module has the same name in all layers, and so do all experts."""
     return re.sub(r"\d+", "#", name)
+
+
+def drop_layers(name: str) -> str:
+    """Replace the numbers of layers in a name by a star, but not the numbers in other names, such as fc1."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def encode_name(text: str) -> str:

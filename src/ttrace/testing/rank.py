@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ttrace.distributed_compat import make_hash_store
 from ttrace.testing.call import load_call
-from ttrace.torch_compat import make_hash_store
 
 
 def main(call: Path, device: str) -> None:

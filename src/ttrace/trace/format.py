@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
@@ -18,7 +18,7 @@ from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution
 from ttrace.values.stats import Stats
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
 
 DTYPES = {
@@ -74,6 +74,25 @@ class Attachment(BaseModel):
     """Whether it is known where labels enter. If not, a loss that differs may come from other labels."""
 
 
+class Operation(BaseModel):
+    """One torch function that a module's own code called."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    slot: str
+    """The slot of its result: the function's name, and a number."""
+    source: str
+    """The file and line of the script that called it."""
+    takes: tuple[str, ...] = ()
+    """What it takes: slots of other operations, `input`, and names of parameters, as far as they are known."""
+    is_view: bool = False
+    """Whether its result is a view, whose values are not recorded again."""
+    backward: str = ""
+    """The file and line of its backward, if that is a custom autograd function's."""
+    collectives: tuple[NonNegativeInt, ...] = ()
+    """The collectives that changed its result before it was used: their orders in the ledger."""
+
+
 class Manifest(BaseModel):
     """What is known of a rank before its first record."""
 
@@ -123,6 +142,8 @@ class End(BaseModel):
     num_records: int = 0
     records_sum: str = ""
     """The CRC-32 of all lines, so that a removed or doubled line is noticed."""
+    collectives_sum: str = ""
+    """The CRC-32 of the whole ledger of collectives; empty if there is none."""
     num_steps: int
     launch: str = ""
     """As in the manifest."""
@@ -146,6 +167,8 @@ class End(BaseModel):
     """Settings of torch that change how kernels round, and the device, at the end of the last step."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    operations: dict[str, tuple[Operation, ...]] = {}
+    """Of modules whose calls of torch functions were recorded, those of the first call, in order."""
     sources: dict[str, str] = {}
     """The files that this rank loaded, and their fingerprints."""
     against: str = ""
@@ -196,6 +219,8 @@ class Record:
     stats: Stats | None = None
     """How far the tensor is from the same tensor of another run, in place of its values. The bytes are then the flat
     indices of elements that are zero in the other run only."""
+    time: int = field(default=0, compare=False)
+    """When it was recorded, in microseconds since 1970."""
 
     @property
     def source(self) -> LayoutSource | None:

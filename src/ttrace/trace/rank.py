@@ -16,6 +16,7 @@ from ttrace.trace.agreement import check_end
 from ttrace.trace.delta import Base, PackedChunks
 from ttrace.trace.documents import parse_end, parse_manifest
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
+from ttrace.trace.lines.collectives import COLLECTIVES, Collective, decode_collectives
 from ttrace.trace.lines.fast_decode import decode_quickly
 from ttrace.trace.storage.seal import TRACE_AGAIN, is_intact, seal_of, strip_seal, sum_of
 from ttrace.trace.storage.store import Place, Remote
@@ -54,6 +55,17 @@ class RankTrace:
         if self.end is None or sum_of(data) != self.end.records_sum:
             self._check_lines(lines)
         return tuple(decode_quickly(strip_seal(line)) for line in lines)
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The ledger: what this rank communicated, in order."""
+        path = self.folder / COLLECTIVES
+        data = _read_bytes_if_any(path)
+        if data is None:
+            if self.end is not None and self.end.collectives_sum:
+                raise TraceError(f"{path} cannot be read: it is not there. {TRACE_AGAIN}")
+            return ()
+        return decode_collectives(data, str(path), None if self.end is None else self.end.collectives_sum)
 
     @cached_property
     def packed(self) -> PackedChunks | None:

@@ -21,6 +21,7 @@ from ttrace.trace.delta import Base
 from ttrace.trace.format import (
     MANIFEST,
     Manifest,
+    Operation,
     Record,
     rank_folder,
 )
@@ -212,6 +213,15 @@ class Trace:
     @cached_property
     def aliases(self) -> dict[str, str]:
         return {alias: name for rank in self.ranks for alias, name in rank.manifest.aliases.items()}
+
+    @cached_property
+    def operations(self) -> dict[str, tuple[Operation, ...]]:
+        """By module, the operations that its own code called, on the first rank that has it."""
+        found: dict[str, tuple[Operation, ...]] = {}
+        for rank in self.ranks:
+            for name, operations in (rank.end.operations if rank.end else {}).items():
+                found.setdefault(name, operations)
+        return found
 
     @property
     def grad_factor(self) -> float:

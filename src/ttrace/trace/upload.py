@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ttrace.errors import TraceError
 from ttrace.trace.format import END, MANIFEST, RECORDS
+from ttrace.trace.lines.collectives import COLLECTIVES
 from ttrace.trace.storage.store import Remote
 from ttrace.trace.storage.worker import Worker
 
@@ -34,7 +35,7 @@ class Upload:
 
     def begin(self) -> None:
         """Remove an earlier trace under this name, its end first, and put the manifest."""
-        for name in (END, RECORDS):
+        for name in (END, RECORDS, COLLECTIVES):
             (self.folder / name).unlink()
         (self.folder / MANIFEST).put(self.spool / MANIFEST)
 
@@ -54,6 +55,8 @@ class Upload:
         """Put the records and the end, and remove the spool."""
         try:
             (self.folder / RECORDS).put(self.spool / RECORDS)
+            if (self.spool / COLLECTIVES).exists():
+                (self.folder / COLLECTIVES).put(self.spool / COLLECTIVES)
             (self.folder / END).put(self.spool / END)
         finally:
             self._thread.close()

@@ -34,6 +34,7 @@ from ttrace.trace.format import (
     chunk_file,
     rank_folder,
 )
+from ttrace.trace.lines.collectives import COLLECTIVES, Collective, LedgerFile
 from ttrace.trace.lines.record_line import encode_at, encode_form
 from ttrace.trace.storage.buffered_file import Arena, BufferedFile, write_at
 from ttrace.trace.storage.pinned_chunks import ArrivedBytes, Change
@@ -82,7 +83,8 @@ class Writer:
         self.folder = place if isinstance(place, Path) else self._upload.spool  # type: ignore[union-attr]
         self.folder.mkdir(parents=True, exist_ok=True)
         # Remove an earlier trace in this folder, its end first: a killed rerun must not look complete.
-        for old in (self.folder / END, self.folder / RECORDS, self.folder / INDEX, *self.folder.glob("chunk-*")):
+        old_files = (self.folder / name for name in (END, RECORDS, COLLECTIVES, INDEX))
+        for old in (*old_files, *self.folder.glob("chunk-*")):
             old.unlink(missing_ok=True)
         write_whole(self.folder / MANIFEST, seal_model(manifest))
         if self._upload is not None:
@@ -92,6 +94,7 @@ class Writer:
         self._records_crc = 0
         self._num_records = 0
         self._lines: list[bytes] = []
+        self._ledger: LedgerFile | None = None
         self._problems: list[str] = []
         self._chunk_bytes = chunk_bytes
         self._arena = Arena(min(BUFFER_BYTES, max_bytes_held // 4))
@@ -160,6 +163,13 @@ class Writer:
         else:
             self._add_line(record, (self._num_chunks, 0, 0), 0)
 
+    def write_collective(self, one: Collective) -> None:
+        """Append a collective to the ledger."""
+        if self._ledger is None:
+            self._check_claim()
+            self._ledger = LedgerFile(self.folder)
+        self._ledger.append(one)
+
     def flush(self) -> None:
         """Hand everything so far to the kernel, the lines as well."""
         if self._chunk is not None:
@@ -183,6 +193,7 @@ class Writer:
         filled = {
             "num_records": self._num_records,
             "records_sum": f"{self._records_crc:08x}",
+            "collectives_sum": "" if self._ledger is None else self._ledger.close(),
             "launch": self._launch,
             "problems": (*end.problems, *self._problems),
         }

@@ -24,6 +24,7 @@ from ttrace.capture.numeric_flags import WORKSPACE, WORKSPACE_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.workflow import supervisor
+from ttrace.workflow.hang import describe_hang
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,11 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
         try:
             status = running.wait(timeout)
         except subprocess.TimeoutExpired:
+            places = describe_hang(plan, supervisor.find_carriers(environment[PLAN_VARIABLE]))
             raise TTraceError(
-                f"{shlex.join(command)} did not end within {timeout:.0f} s. Its output is in {log}; "
-                "a longer --timeout gives it more time."
+                f"{shlex.join(command)} did not end within {timeout:.0f} s. "
+                f"{''.join(f'{place}. ' for place in places)}Its output is in {log}; a longer --timeout "
+                "gives it more time."
             ) from None
         finally:
             launches.end(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,7 +123,10 @@ def test_the_function_call_that_goes_wrong_is_named(references: Path, tmp_path: 
         found.append(judge(folder, plan.out))
     finding = combine(*found).findings[0]
     assert finding.module == "layers.1.attention"
-    assert finding.inside == "scaled_dot_product_attention, call 1"
+    assert finding.operation is not None
+    assert finding.operation.name == "scaled_dot_product_attention"
+    lines, first = inspect.getsourcelines(Hasty)
+    assert "scale=0.3" in lines[int(finding.operation.source.rpartition(":")[2]) - first]
 
 
 def built(folder: Path, *wrong: str, right: tuple[str, ...] = ()) -> Judgement:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ttrace.adapters.events import FrameworkEvents
+from ttrace.distributed_compat import PREPARE_STAGE, list_stage_classes
 from ttrace.patches import Patches, SharedPatches
-from ttrace.torch_compat import PREPARE_STAGE, list_stage_classes
 
 _events: WeakKeyDictionary[nn.Module, FrameworkEvents] = WeakKeyDictionary()
 """By module of a stage, the receiver of its events."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -77,6 +78,17 @@ class SessionEvents(FrameworkEvents):
         """These indices were chosen along the last dim of the scores. A returned tensor replaces them."""
         del scores, chosen
         return None
+
+    def on_collective(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+        """A collective or a message is issued: its name, its operator's arguments by name, and what runs it.
+
+        Return what that returns.
+        """
+        del name, arguments
+        return run()
+
+    def on_wait(self, work: Any) -> None:
+        """The script is about to wait for a collective."""
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """A sequence of this size was split over a mesh. Each row of `held` has this rank's indices of one sample."""

@@ -1,60 +1,297 @@
-"""Results of every torch function that a module's own code calls.
+"""Operations: every torch function and custom autograd function that an accused module's own code calls.
 
-They are recorded only for modules that the plan names, as each function then passes through Python twice. The n-th call
-of a function in one call of a module is identified by name and number. So a candidate that also calls other functions,
-for instance to communicate, is still compared call by call.
+Each has its line of code, its result and the gradient of that.
+
+They are recorded only for modules that the plan names, as each function then passes through Python twice. A result is
+recorded when it is first used: a collective that sums it in place has then run, and belongs to it. An operation is
+identified by its function and a number. Where candidate and reference run the same file, operations of the same line
+have the same number, so that a candidate that calls more functions is still compared operation by operation; elsewhere
+they are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import inspect
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from ttrace import torch_compat
 from ttrace.capture.observe.events import ModuleCall
+from ttrace.capture.script_files import find_line, is_of_script
+from ttrace.patches import SharedPatches
+from ttrace.tensors.ids import Kind
+from ttrace.trace.format import Operation
 
-OnResult = Callable[[ModuleCall, str, torch.Tensor], None]
+OnResult = Callable[[ModuleCall, Kind, str, torch.Tensor], None]
+Operations = Mapping[str, Sequence[Operation]]
+"""By module, the operations of its first call."""
 _SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "backward", "requires_grad_"})
 """Functions that compute nothing."""
+INPUT = "input"
+"""What an operation takes that is an input of its module."""
+
+
+@dataclass
+class _Issued:
+    """An operation of a call that runs."""
+
+    slot: str
+    source: str
+    takes: tuple[str, ...]
+    result: torch.Tensor | None
+    """Until it is used."""
+    is_new: bool
+    backward: str = ""
+    """The line of its backward, if it is a custom autograd function."""
+    collectives: list[int] = field(default_factory=list)
+
+    def as_operation(self) -> Operation:
+        return Operation(
+            slot=self.slot,
+            source=self.source,
+            takes=self.takes,
+            is_view=not self.is_new,
+            backward=self.backward,
+            collectives=tuple(self.collectives),
+        )
 
 
 class FunctionCalls(TorchFunctionMode):
-    """Observer of the results of functions that the named modules call, while the mode is entered."""
+    """Observer of the operations of the named modules, while the mode is entered."""
 
-    def __init__(self, modules: Sequence[str], innermost: Callable[[], ModuleCall | None], on_result: OnResult) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str],
+        parameters: Mapping[str, torch.Tensor],
+        known: Operations,
+        innermost: Callable[[], ModuleCall | None],
+        on_result: OnResult,
+    ) -> None:
+        """Set up an observer; `known` are the operations of the reference, for a run that follows it."""
         super().__init__()
         self._modules = frozenset(modules)
+        self._parameters = {id(tensor): name for name, tensor in parameters.items()}
+        self._known = known
         self._innermost = innermost
         self._on_result = on_result
         self._is_paused = False
+        self._issued: dict[tuple[str, bool], list[_Issued]] = {}
+        self._inside: list[int] | None = None
+        """The collectives of the custom autograd function whose forward runs."""
+        self._call: ModuleCall | None = None
+        self._numbers: _Numbers | None = None
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+
+    @property
+    def operations(self) -> dict[str, tuple[Operation, ...]]:
+        """By module, the operations of its first call, in order."""
+        first = ((name, issued) for (name, is_first), issued in self._issued.items() if is_first)
+        return {name: tuple(each.as_operation() for each in issued) for name, issued in first}
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Ignore functions in this block, which is not the module's own code: probes compute too.
 
-        Gradients may arrive while a module's call is still open.
+        Gradients may arrive while a module's call is still open. What was made so far is about to be used.
         """
         outer, self._is_paused = self._is_paused, True
         try:
+            if not outer:
+                self._show_all()
             yield
         finally:
             self._is_paused = outer
 
+    def on_collective(self, order: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Add a collective to the operation whose result it changes, or that made what it takes."""
+        if self._inside is not None:
+            self._inside.append(order)
+            return
+        memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        for issued in self._list_issued():
+            if issued.result is not None and torch_compat.read_memory(issued.result) in memory:
+                issued.collectives.append(order)
+
+    def __enter__(self) -> FunctionCalls:
+        _patches.acquire()
+        _current.calls = self
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's has no types
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's has no types
+        _current.calls = None
+        _patches.release()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        call = None if self._is_paused else self._innermost()
-        if call is None or call.again or call.name not in self._modules:
-            return result
+        kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name and name not in _SILENT and _is_new(result):
-            self._on_result(call, f"{name}.{call.number_of(name)}", result)
+        call = self._find_call() if name and name not in _SILENT else None
+        if call is None:
+            return func(*args, **kwargs)
+        takes = self._use(call, (args, kwargs))
+        result = func(*args, **kwargs)
+        self._add(name, takes, result)
         return result
 
+    def apply(self, function: type[torch.autograd.Function], run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a custom autograd function as one operation, whatever its forward calls."""
+        call = self._find_call()
+        if call is None:
+            return run(*args, **kwargs)
+        takes = self._use(call, (args, kwargs))
+        collectives: list[int] = []
+        outer, self._is_paused, self._inside = self._is_paused, True, collectives
+        try:
+            result = run(*args, **kwargs)
+        finally:
+            self._is_paused, self._inside = outer, None
+        self._add(function.__name__, takes, result, find_line(function.backward), collectives)
+        return result
 
-def _is_new(result: Any) -> bool:
-    """Whether a function computed new numbers: the values of a view have been recorded already."""
-    return isinstance(result, torch.Tensor) and result.is_floating_point() and not torch_compat.is_view(result)
+    def _find_call(self) -> ModuleCall | None:
+        """Find the call that runs now, if its operations are recorded."""
+        call = None if self._is_paused else self._innermost()
+        return None if call is None or call.again or call.name not in self._modules else call
+
+    def _use(self, call: ModuleCall, value: Any) -> tuple[str, ...]:
+        """Record results that an operation is about to use; return the names of all that it takes."""
+        self._enter(call)
+        taken = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        names = (self._find_name(call, tensor) for tensor in taken)
+        used = {id(tensor) for tensor in taken}
+        for issued in self._list_issued():
+            if issued.result is not None and id(issued.result) in used:
+                self._show(issued)
+        return tuple(dict.fromkeys(filter(None, names)))
+
+    def _enter(self, call: ModuleCall) -> None:
+        """Begin to number the operations of another call."""
+        if call is not self._call:
+            self._show_all()
+            self._call = call
+            self._numbers = _Numbers(self._known.get(call.name, ()))
+            self._made.clear()
+
+    def _add(
+        self, name: str, takes: tuple[str, ...], value: Any, backward: str = "", collectives: Sequence[int] = ()
+    ) -> None:
+        assert self._numbers is not None
+        source = _find_line()
+        for result in pytree.tree_leaves(value):
+            if isinstance(result, torch.Tensor) and result.is_floating_point():
+                slot = self._numbers.choose(name, source)
+                is_new = bool(backward) or not torch_compat.is_view(result)
+                self._made[id(result)] = weakref.ref(result), slot
+                self._list_issued().append(_Issued(slot, source, takes, result, is_new, backward, [*collectives]))
+
+    def _list_issued(self) -> list[_Issued]:
+        """List the operations of the call that runs; those of a module's first call are kept."""
+        call = self._call
+        if call is None:
+            return []
+        is_first = (call.step, call.microbatch, call.number) == (0, 0, 0)
+        return self._issued.setdefault((call.name, is_first), [])
+
+    def _find_name(self, call: ModuleCall, tensor: torch.Tensor) -> str:
+        """Find what made a tensor: an operation of this call, an input, or a parameter; empty if it is not known."""
+        made, slot = self._made.get(id(tensor), (None, ""))
+        if made is not None and made() is tensor:
+            return slot
+        if any(tensor is each for each in call.inputs.values()):
+            return INPUT
+        return self._parameters.get(id(tensor), "")
+
+    def _show_all(self) -> None:
+        for issued in self._list_issued():
+            self._show(issued)
+
+    def _show(self, issued: _Issued) -> None:
+        """Record a result as it is now, and its gradient when it arrives."""
+        result, issued.result = issued.result, None
+        call = self._call
+        if result is None or call is None:
+            return
+        outer, self._is_paused = self._is_paused, True
+        try:
+            if issued.is_new:  # the values of a view have been recorded already
+                self._on_result(call, Kind.CALL, issued.slot, result)
+            if result.requires_grad:
+                result.register_hook(lambda gradient: self._on_gradient(call, issued.slot, gradient))
+        finally:
+            self._is_paused = outer
+
+    def _on_gradient(self, call: ModuleCall, slot: str, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            with self.pause():
+                self._on_result(call, Kind.CALL_GRAD, slot, gradient)
+
+
+class _Current(threading.local):
+    """The observer of this thread."""
+
+    calls: FunctionCalls | None = None
+
+
+_current = _Current()
+
+
+def _wrap_apply(original: Any) -> Any:
+    """Wrap the class method by which custom autograd functions are called: no mode sees it."""
+
+    @functools.wraps(original.__func__)
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        run = original.__func__.__get__(cls)
+        return run(*args, **kwargs) if _current.calls is None else _current.calls.apply(cls, run, args, kwargs)
+
+    return classmethod(apply)
+
+
+_patches = SharedPatches(lambda patches: patches.wrap(torch.autograd.Function, "apply", _wrap_apply))
+
+
+class _Numbers:
+    """The numbers of the operations of one call."""
+
+    def __init__(self, known: Sequence[Operation]) -> None:
+        self._files = {_file_of(operation.source) for operation in known}
+        self._known: dict[tuple[str, str], deque[str]] = {}
+        for operation in known:
+            name = operation.slot.rpartition(".")[0]
+            self._known.setdefault((name, operation.source), deque()).append(operation.slot)
+        self._counts: dict[str, int] = {}
+
+    def choose(self, name: str, source: str) -> str:
+        """Choose the slot of the reference's operation at the same line; count where it ran another file."""
+        if self._files and _file_of(source) in self._files:
+            same = self._known.get((name, source))
+            if same:
+                return same.popleft()
+            name = f"own-{name}"  # the reference has no such operation
+        self._counts[name] = self._counts.get(name, -1) + 1
+        return f"{name}.{self._counts[name]}"
+
+
+def _file_of(source: str) -> str:
+    return source.rpartition(":")[0]
+
+
+def _find_line() -> str:
+    """Find the line of the script that called the function: of the module's own code, or that calls the module."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if is_of_script(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

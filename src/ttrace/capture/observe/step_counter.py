@@ -29,6 +29,8 @@ class StepCounter:
         self.step = 0
         self.num_batches = 0
         self.is_running = False
+        self.is_in_update = False
+        """Whether an optimizer steps now."""
         self.chunk: PipelineChunk | None = None
         self.is_pipelined = False
         self.is_driven = False
@@ -58,7 +60,7 @@ class StepCounter:
         try:
             yield
         finally:
-            self.is_running = False
+            self.is_running = self.is_in_update = False
         self.step += 1
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Patches of the torch functions that no hook sees: backward, clipping, context_parallel, and choices.
+"""Patches of the torch functions that no hook sees: backward, clipping, context_parallel, choices, and collectives.
 
 The functions are replaced while a step runs and put back after it. Ranks may be threads of one process, so each thread
 has a session of its own, and the patches are shared.
@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import is_tensor_like
 
-from ttrace import torch_compat
+from ttrace import distributed_compat, torch_compat
 from ttrace.capture.observe.events import SessionEvents
 from ttrace.capture.observe.hooks import is_recompute
 from ttrace.errors import CaptureError
@@ -47,9 +47,12 @@ def _install(patches: Patches) -> None:
     # may take the norm of the gradients of some layers, or of one stage. The norm that it clips by is observed.
     patches.wrap(*torch_compat.find_total_norm(), _wrap_total_norm)
     patches.wrap_cell(torch_compat.find_clip_cell(), _wrap_clip)
-    patches.wrap(*torch_compat.find_context_parallel_buffers(), _wrap_buffers)
+    patches.wrap(*distributed_compat.find_context_parallel_buffers(), _wrap_buffers)
     for name in ("capture_begin", "replay"):
         patches.wrap(torch.cuda.CUDAGraph, name, _refuse_graph)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        patches.on_remove(distributed_compat.observe_collectives(_observe))
+        patches.wrap(torch.distributed.Work, "wait", _wrap_wait)
     for owner in (torch, torch.Tensor):
         patches.wrap(owner, "topk", _wrap_topk)
         patches.wrap(owner, "argmax", _wrap_argmax)
@@ -68,6 +71,22 @@ def _find_session() -> SessionEvents | None:
     if session is None and len(_sessions) == 1 and is_recompute():
         return next(iter(_sessions.values()))
     return session
+
+
+def _observe(name: str, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+    session = _find_session()
+    return run() if session is None else session.on_collective(name, arguments, run)
+
+
+def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _find_session()
+        if session is not None:
+            session.on_wait(work)
+        return original(work, *args, **kwargs)
+
+    return wait
 
 
 def _refuse_graph(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -75,6 +75,15 @@ class ModuleTensors:
             tensor_id, tensor, call.microbatch, entry=entry, values=values, stated=stated, held=held
         )
 
+    def watch_loss(self, call: ModuleCall, loss: torch.Tensor) -> None:
+        """Show a module's own loss, times its weight, when its gradient arrives."""
+        tensor_id = self.make_id(call, Site(call.name, Kind.LOSS, str(call.number_of(Kind.LOSS))))
+
+        def on_gradient(gradient: torch.Tensor) -> None:
+            self._dispatcher.visit(tensor_id, loss.detach() * gradient, call.microbatch)
+
+        loss.register_hook(on_gradient)
+
     def make_id(self, call: ModuleCall, site: Site) -> TensorId:
         """Make the id of a site in a call."""
         return self._dispatcher.id_of(site, call.microbatch, step=call.step, call=call.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import torch
@@ -41,6 +42,7 @@ class Recorder:
 
     def __init__(self, writer: Writer, plan: Plan, detail: Detail, local: Local) -> None:
         self._writer: Writer | BackgroundWriter = writer
+        self.write_collective = writer.write_collective
         self._plan = plan
         self._detail = detail
         self._local = local
@@ -100,6 +102,7 @@ class Recorder:
             microbatch=visit.microbatch,
             values=visit.values,
             sketch=sketch,
+            time=time.time_ns() // 1000,
         )
         with self._lock:
             # Gradients of streamed parameters may come in parts.

@@ -12,7 +12,7 @@ from ttrace.tensors.coverage import measure_coverage
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.tensors.region import Region, Shape
-from ttrace.trace.format import Record
+from ttrace.trace.format import Operation, Record
 from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.storage.store import Place
 from ttrace.values.generate import Distribution
@@ -79,6 +79,11 @@ class ReferenceTrace:
                 where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
                 shards.setdefault(record.region, {}).setdefault(tuple(where[axis] for axis in record.pending), shard)
         return {region: list(own.values()) for region, own in shards.items()}
+
+    @cached_property
+    def operations(self) -> dict[str, tuple[Operation, ...]]:
+        """By module, the operations that its own code called, where they were recorded."""
+        return self._trace.operations if self._trace else {}
 
     @cached_property
     def aliases(self) -> dict[str, str]:

@@ -115,6 +115,7 @@ class ModelState:
 
     def on_step_begin(self, optimizer: Optimizer | None = None) -> None:
         """Show the gradients that are final when this optimizer steps: all but those of other optimizers."""
+        self._clock.is_in_update = True
         updated = {id(each): _list_parameters(each) for each in self._list_optimizers()}
         now = updated.pop(id(optimizer), set())
         later = set().union(*updated.values()) - now if now else set()

@@ -16,9 +16,13 @@ def show(
     tensor: Annotated[
         str, typer.Argument(metavar="[ID]", help="A tensor id, a glob over ids, or a part of them.")
     ] = "*",
+    collectives: Annotated[
+        bool,
+        typer.Option("--collectives", help="List what the candidate's ranks communicated; ID is then a module."),
+    ] = False,
     json_output: options.Json = False,
 ) -> None:
-    """List the recorded tensors, or all about one.
+    """List the recorded tensors, all about one, or the collectives.
 
     Of one tensor, print its shards, regions and layouts, and who decided them. Verdicts are those of the last check.
     """
@@ -27,6 +31,9 @@ def show(
     from ttrace.report.terminal import listing
     from ttrace.workflow.run import MARK, Run
 
+    if collectives:
+        _show_collectives(folder, "" if tensor == "*" else tensor, json_output=json_output)
+        return
     try:
         rows = listing.list_rows(folder, tensor, Run(folder).read_verdicts())
     except NoTraceError:
@@ -37,3 +44,19 @@ def show(
         typer.echo(json.dumps(rows))
     else:
         listing.show(screen.console(), folder, rows)
+
+
+def _show_collectives(folder: Path, module: str, *, json_output: bool) -> None:
+    """List what the ranks of a run's candidate, or of one trace, communicated."""
+    from ttrace.cli import screen
+    from ttrace.report.collectives import check_found, list_collectives
+    from ttrace.report.terminal import listing
+    from ttrace.trace.reader import Trace
+
+    candidate = folder / "candidate"
+    rows = list_collectives(Trace(candidate if candidate.is_dir() else folder), module)
+    if json_output:
+        typer.echo(json.dumps(rows))
+        return
+    check_found(rows, folder, module)
+    listing.print_table(screen.console(), list(rows[0]), rows)

@@ -11,7 +11,7 @@ from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Finding, Verdic
 from ttrace.tensors.ids import Kind, TensorId
 
 _GRADIENTS = (Kind.PARAM_GRAD, Kind.MAIN_GRAD)
-_AFTERWARDS = (Kind.GRAD_NORM, Kind.CLIP, Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.CALL)
+_AFTERWARDS = (Kind.GRAD_NORM, Kind.CLIP, Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.CALL, Kind.CALL_GRAD)
 _WHERE = "activation gradients are right: look at how parameter gradients are accumulated, reduced and scaled"
 
 

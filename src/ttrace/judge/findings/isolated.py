@@ -11,8 +11,9 @@ from enum import Enum, auto
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
-from ttrace.judge.verdict import Finding, Judgement, Verdict
+from ttrace.judge.verdict import Finding, Judgement, Verdict, WrongOperation
 from ttrace.tensors.ids import Kind
+from ttrace.trace.lines.collectives import Phase
 
 
 class _Pass(Enum):
@@ -33,9 +34,8 @@ def combine(ordinary: Judgement, isolated: Judgement) -> Judgement:
     for finding in isolated.findings:
         if finding.module not in accused and finding.comparison.id in wrong - covered:
             hidden.setdefault(finding.module, replace(finding, alone=True))
-    calls = _find_wrong_calls(isolated)
     found = (*_sort_by_evidence(known), *hidden.values())
-    findings = tuple(replace(finding, inside=calls.get(finding.module, "")) for finding in found)
+    findings = tuple(replace(finding, operation=_find_operation(finding, isolated)) for finding in found)
     return replace(ordinary, findings=findings, notes=(*ordinary.notes, *_note_isolated(isolated)))
 
 
@@ -60,14 +60,11 @@ def _sort_by_evidence(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: not finding.alone)
 
 
-def _find_wrong_calls(isolated: Judgement) -> dict[str, str]:
-    """By module, the first wrong call of a torch function in its own code."""
-    found: dict[str, str] = {}
-    for comparison in isolated.comparisons:
-        if comparison.id.kind is Kind.CALL and comparison.verdict.is_wrong:
-            function, _, number = comparison.id.site.slot.rpartition(".")
-            found.setdefault(comparison.id.name, f"{function}, call {int(number) + 1}")
-    return found
+def _find_operation(finding: Finding, isolated: Judgement) -> WrongOperation | None:
+    """Find the first wrong operation of the finding's module, in the finding's pass."""
+    phases = {_Pass.FORWARD: Phase.FORWARD, _Pass.BACKWARD: Phase.BACKWARD}
+    phase = phases.get(_find_pass(finding.comparison.id.kind))
+    return None if phase is None else isolated.operations.get((finding.module, phase))
 
 
 def _note_isolated(isolated: Judgement) -> list[str]:

@@ -42,7 +42,7 @@ _MADE_INSIDE = frozenset(
 
 def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
     """Find every origin, and its cause; the first divergence comes first."""
-    wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and c.id.kind is not Kind.CALL}
+    wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and not c.id.kind.is_of_call}
     if not wrong:
         return ()
     sites = _WrongSites(

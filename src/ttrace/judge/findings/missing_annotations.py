@@ -44,7 +44,7 @@ def excuse_partial_calls(comparisons: Sequence[Comparison], reference: Trace, ca
     result = []
     for comparison in comparisons:
         own = comparison.id
-        if own.kind is Kind.CALL and comparison.verdict is Verdict.CONFLICT:
+        if own.kind.is_of_call and comparison.verdict is Verdict.CONFLICT:
             is_summed_later = any((t.step, t.microbatch, t.name, t.call) == _call_of(own) for t in agreeing)
             if is_summed_later or find_cause(comparison, reference, candidate).name is CauseName.MISSING_ALL_REDUCE:
                 comparison = replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.PARTIAL_CALL))

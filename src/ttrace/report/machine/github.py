@@ -23,7 +23,8 @@ def format_errors(findings: Sequence[Finding], root: Path) -> Iterator[str]:
         site, rest = make_headline(first, first=first is findings[0])
         text = "\n".join([f"{site} {rest}", *(f"{label} {fact}".strip() for label, fact in list_facts(first, others))])
         title = _escape_property(f"ttrace: {first.cause.name.value}")
-        yield f"::error {_format_place(first.source, root)}title={title}::{_escape_data(text)}"
+        line = _format_place(first.operation.source, root) if first.operation is not None else ""
+        yield f"::error {line or _format_place(first.source, root)}title={title}::{_escape_data(text)}"
 
 
 def format_summary(judgement: Judgement, title: str) -> str:
@@ -49,7 +50,7 @@ def add_summary(text: str, environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _format_place(source: str, root: Path) -> str:
-    """Locate the module's class; GitHub knows files only by their path in the repository."""
+    """Locate a line of code; GitHub knows files only by their path in the repository."""
     file, _, line = shorten_place(source, root).rpartition(":")
     return f"file={_escape_property(file)},line={line}," if file and line.isdigit() else ""
 

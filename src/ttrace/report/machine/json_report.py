@@ -11,14 +11,56 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic reads the standard library's only from Python 3.12 on
 
+from ttrace.judge.communication import LedgerEvidence, LedgerFact
 from ttrace.judge.reason import Reason
 from ttrace.judge.sentences import describe
-from ttrace.judge.verdict import CauseName, Comparison, Finding, Judgement, Verdict
+from ttrace.judge.verdict import CauseName, Comparison, Finding, Judgement, Verdict, WrongOperation
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.machine.failure import SCHEMA
 from ttrace.report.numbers import keep_finite
+from ttrace.trace.lines.collectives import Collective
 
 _CLOSED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+@with_config(_CLOSED)
+class CollectiveReport(TypedDict):
+    """One collective, as a rank issued it."""
+
+    operation: str
+    reduction: str
+    """How it reduces, for instance sum; empty if that is not known."""
+    over: str
+    """Mesh axes, for instance dp+cp, or ranks."""
+    module: str
+    phase: str
+    source: str
+    """File and line of the caller."""
+    issuer: str
+    """The part of torch that issued it; empty if the caller did."""
+
+
+@with_config(_CLOSED)
+class LedgerReport(TypedDict):
+    """What the ledger of collectives shows."""
+
+    fact: Annotated[str, Field(json_schema_extra={"enum": [fact.value for fact in LedgerFact]})]
+    axis: str
+    collectives: list[CollectiveReport]
+
+
+@with_config(_CLOSED)
+class OperationReport(TypedDict):
+    """An operation that makes something wrong of right inputs."""
+
+    name: str
+    source: str
+    """File and line of its caller; of a custom backward, its own."""
+    called_at: str
+    """Of a custom backward, file and line of the call of its function; empty for others."""
+    backward: bool
+    """Whether its backward is wrong."""
+    collective: CollectiveReport | None
 
 
 @with_config(_CLOSED)
@@ -36,14 +78,16 @@ class FindingReport(TypedDict):
     sentence: str
     axis: str | None
     evidence: list[str]
+    ledger: LedgerReport | None
+    """What the ledger of collectives says of the reduction that the cause speaks of; null if it speaks of none."""
     error: float | None
     tolerance: float | None
     num_after: int
     """How many wrong tensors follow."""
     alone: bool | None
     """Whether the module is wrong by itself, on generated inputs; null if the isolated run did not judge its tensor."""
-    inside: str
-    """The first wrong call of a torch function in the module's own code; empty if it is not known."""
+    operation: OperationReport | None
+    """The first wrong operation in the module's own code; null if it is not known."""
 
 
 @with_config(_CLOSED)
@@ -116,11 +160,46 @@ def _report_finding(finding: Finding) -> FindingReport:
         "sentence": finding.cause.sentence,
         "axis": finding.cause.axis,
         "evidence": list(finding.cause.evidence),
+        "ledger": _report_ledger(finding.ledger),
         "error": keep_finite(finding.comparison.error),
         "tolerance": keep_finite(finding.comparison.tolerance.value if finding.comparison.tolerance else math.nan),
         "num_after": finding.num_after,
         "alone": finding.alone,
-        "inside": finding.inside,
+        "operation": _report_operation(finding.operation),
+    }
+
+
+def _report_ledger(evidence: LedgerEvidence | None) -> LedgerReport | None:
+    if evidence is None:
+        return None
+    return {
+        "fact": evidence.fact.value,
+        "axis": evidence.axis,
+        "collectives": [_report_collective(one) for one in evidence.collectives],
+    }
+
+
+def _report_collective(one: Collective) -> CollectiveReport:
+    return {
+        "operation": one.op,
+        "reduction": one.reduction,
+        "over": str(one.group),
+        "module": one.module,
+        "phase": one.phase.value,
+        "source": one.source,
+        "issuer": one.issuer,
+    }
+
+
+def _report_operation(operation: WrongOperation | None) -> OperationReport | None:
+    if operation is None:
+        return None
+    return {
+        "name": operation.name,
+        "source": operation.source,
+        "called_at": operation.called_at,
+        "backward": operation.is_backward,
+        "collective": None if operation.collective is None else _report_collective(operation.collective),
     }
 
 

@@ -9,7 +9,7 @@ from ttrace.judge.reason import Reason
 from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.pattern import matches
 from ttrace.layouts.source import INFERRED
-from ttrace.tensors.ids import Site
+from ttrace.tensors.ids import Site, drop_layers
 from ttrace.trace.format import Attachment
 
 _WARNING = (
@@ -77,7 +77,7 @@ def _write_lines(
     patterns: dict[str, str] = {}
     for site, layout in known.items():
         exact = _make_pattern(site)
-        wide = exact.replace(site.name, _drop_numbers(site.name), 1)
+        wide = exact.replace(site.name, drop_layers(site.name), 1)
         agree = all(other == layout for where, other in known.items() if matches(wide, where))
         agree = agree and not any(matches(wide, where) for where in elsewhere)
         patterns[wide if agree else exact] = layout
@@ -87,10 +87,6 @@ def _write_lines(
 def _make_pattern(site: Site) -> str:
     """Make the pattern of one site; a parameter and all tensors of its shape share one layout, so one line."""
     return site.name if site.kind.is_of_param else str(site)
-
-
-def _drop_numbers(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def suggest_lines(attachment: Attachment) -> list[str]:

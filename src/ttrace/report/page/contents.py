@@ -19,6 +19,7 @@ from ttrace.judge.notes.blind_spots import find_blind_spots
 from ttrace.judge.selftest import Power
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.report.collectives import list_collectives
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, group_alike, has_only_problems, list_facts, make_headline
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.numbers import keep_finite
@@ -78,10 +79,21 @@ def build_page(judgement: Judgement, about: About) -> dict[str, Any]:
         "tensors": _pack_tensors(comparisons, depth),
         "maps": _build_maps(judgement, about.traces) if about.traces else [],
         "conflicts": _count_conflicts(comparisons, about.traces) if about.traces else [],
+        "collectives": _list_collectives(about.traces),
         "coverage": _count_coverage(comparisons),
         "power": _measure_power(comparisons, about.traces),
         "run": _describe_run(about),
     }
+
+
+def _list_collectives(traces: tuple[Trace, Trace] | None) -> dict[str, Any]:
+    """List what the candidate's ranks communicated, without the columns that say little."""
+    rows = list_collectives(traces[1]) if traces else []
+    columns_shown = ("module", "phase", "operation", "over", "shape", "dtype", "times", "ranks", "at")
+    shown = [
+        ["x".join(map(str, row[name])) if name == "shape" else row[name] for name in columns_shown] for row in rows
+    ]
+    return {"columns": columns_shown, "rows": shown[:_MOST_LISTED], "count": len(rows)}
 
 
 def _name_root(traces: tuple[Trace, Trace] | None) -> str:

@@ -62,19 +62,24 @@ def list_rows(folder: Path, pattern: str, verdicts: Mapping[str, str] | None = N
 
 def show(console: Console, folder: Path, found: list[Row]) -> None:
     """Print rows as a table, and the next command."""
-    table = Table(box=None, header_style="dim", pad_edge=False)
     one = len({row["id"] for row in found}) == 1
     columns = [name for name in found[0] if name not in ("id", "verdict")] if one else list(found[0])
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    for row in found:
-        # Text, because a name or a rule may look like markup.
-        table.add_row(*(Text(_format_cell(row[name])) for name in columns))
     if one:
         verdict = found[0].get("verdict")
         console.print(Text.assemble((found[0]["id"], "bold"), f" is {verdict}" if verdict else ""), soft_wrap=True)
-    console.print(table)
+    print_table(console, columns, found)
     console.print(Text(f"next: {_make_next_command(folder, found, one=one)}"), soft_wrap=True)
+
+
+def print_table(console: Console, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Print these columns of rows."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        # Text, because a name or a rule may look like markup.
+        table.add_row(*(Text(_format_cell(row[name])) for name in columns))
+    console.print(table)
 
 
 def _make_next_command(folder: Path, found: list[Row], *, one: bool) -> str:

@@ -23,7 +23,7 @@ _NUMBER = "(0|[1-9][0-9]{0,18})"
 _FLOAT = r"(-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?)"
 _SIZE = r"(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?"
 _LINE = re.compile(
-    rf'\{{"id":"([^"\\\x00-\x1f]*)",(.*?),"order":{_NUMBER},"mb":{_NUMBER},"at":\[{_NUMBER},{_NUMBER},{_NUMBER}\],'
+    rf'\{{"id":"([^"\\\x00-\x1f]*)",(.*?),"order":{_NUMBER},"mb":{_NUMBER},"us":{_NUMBER},"at":\[{_NUMBER},{_NUMBER},{_NUMBER}\],'
     r'"crc":"([0-9a-f]{8})"'
     rf'(.*?)(?:,"sketch":\[([1-9][0-9]{{0,18}}),{_FLOAT}\])?\}}'
 )
@@ -44,7 +44,7 @@ def decode_quickly(line: str) -> Record:
     match = _LINE.fullmatch(f"{measured[1]}}}" if measured else line)
     if match is None:
         return decode(line)
-    text, before, order, microbatch, chunk, begin, end, crc, after, num_buckets, mean = match.groups()
+    text, before, order, microbatch, time, chunk, begin, end, crc, after, num_buckets, mean = match.groups()
     form = _parse_form(before, after)
     if form is None:
         return decode(line)
@@ -79,6 +79,7 @@ def decode_quickly(line: str) -> Record:
         stop,
         int(crc, 16),
         stats,
+        int(time),
     )
 
 
@@ -87,13 +88,22 @@ def _parse_form(before: str, after: str) -> _Form | None:
     """Parse the form of a line; None if it holds more than a form."""
     try:
         record = parse_line(
-            f'{{"id":"7/7/form/output",{before},"order":1,"mb":2,"at":[3,4,5],"crc":"00000006"{after}}}'
+            f'{{"id":"7/7/form/output",{before},"order":1,"mb":2,"us":7,"at":[3,4,5],"crc":"00000006"{after}}}'
         )
     except TTraceError:
         return None
     # A key that comes twice would replace a placeholder.
-    taken = (str(record.id), record.order, record.microbatch, record.chunk, record.begin, record.end, record.crc)
-    is_all = (*taken, record.sketch, record.stats) == ("7/7/form/output", 1, 2, 3, 4, 5, 6, None, None)
+    taken = (
+        str(record.id),
+        record.order,
+        record.microbatch,
+        record.chunk,
+        record.begin,
+        record.end,
+        record.crc,
+        record.time,
+    )
+    is_all = (*taken, record.sketch, record.stats) == ("7/7/form/output", 1, 2, 3, 4, 5, 6, 7, None, None)
     return _Form(record, record.num_bytes) if is_all and is_fitting(record) else None
 
 

@@ -55,6 +55,7 @@ class _Line(BaseModel):
     region: _RegionEntry | None
     order: NonNegativeInt
     mb: NonNegativeInt
+    us: NonNegativeInt
     at: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
     crc: str = Field(pattern="^[0-9a-f]{8}$")
     pending: tuple[str, ...] = ()
@@ -76,7 +77,7 @@ def encode_at(record: Record, order: int, at: tuple[int, int, int], crc: int) ->
     fields = [
         f'"id":{quoted(str(record.id))},{encode_form(record.dtype, record.shape)}',
         f'"region":{_region_text(record.region)}',
-        f'"order":{order},"mb":{record.microbatch},"at":[{at[0]},{at[1]},{at[2]}],"crc":"{crc:08x}"',
+        f'"order":{order},"mb":{record.microbatch},"us":{record.time},"at":[{at[0]},{at[1]},{at[2]}],"crc":"{crc:08x}"',
     ]
     if record.pending:
         fields.append(f'"pending":{json.dumps(record.pending)}')
@@ -140,6 +141,7 @@ def parse_line(line: str) -> Record:
             end=entry.at[2],
             crc=int(entry.crc, 16),
             stats=None if entry.stats is None else make_stats(entry.stats),
+            time=entry.us,
         )
     except (ValueError, KeyError, TypeError, TTraceError) as error:
         reason = " ".join(str(error).split())

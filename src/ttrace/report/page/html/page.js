@@ -4,7 +4,7 @@ const IS_CLEAN = page.head.exit === 0;
 const SECTIONS = [
   // A run that found nothing is worth what it could have found.
   IS_CLEAN ? makePower : null,
-  makePlots, makeTree, makeMaps, makeFindings, makeConflicts, makeScales, makeCoverage,
+  makePlots, makeTree, makeMaps, makeFindings, makeConflicts, makeScales, makeCollectives, makeCoverage,
   IS_CLEAN ? null : makePower,
   makeList, makeNotes, makeRun,
 ].filter(Boolean);

@@ -1,4 +1,4 @@
-// Findings, replicas, scales, coverage, power and the run itself.
+// Findings, replicas, scales, collectives, coverage, power and the run itself.
 
 function makeFindings() {
   const rest = page.findings.slice(1);
@@ -36,6 +36,15 @@ function isFactor(i) {
   const [error, scale] = [tensors.error[i], tensors.scale[i]];
   const rest = Math.sqrt(Math.max(error ** 2 - scale ** 2, 0));
   return Number.isFinite(error) && rest < 0.03 * Math.abs(scale);
+}
+
+function makeCollectives() {
+  const { columns, rows, count } = page.collectives;
+  if (!rows.length) return null;
+  const few = rows.length < count ? ` The table has the first ${rows.length} of ${count} rows.` : "";
+  const lead = `What a rank issued in the traced steps, in which module, over which mesh axes, and from which line.${few}`;
+  return makeSection("Collectives", lead,
+    el("details", { open: rows.length <= 12 || null }, el("summary", {}, plural(count, "row")), makeTable(columns, rows)));
 }
 
 const LAYOUT_SOURCES = { stated: "stated", inferred: "inferred from shapes", nobody: "not stated" };

@@ -1,0 +1,150 @@
+"""The ledger of a rank: its collectives and messages, a line of JSON each, in the order in which it issued them.
+
+It is written line by line while the step runs, so that after a hang the last line says where the rank waits.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from enum import StrEnum
+from json.encoder import encode_basestring_ascii as quoted
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from ttrace.errors import TraceError
+from ttrace.tensors.mesh import Mesh
+from ttrace.trace.storage.seal import TRACE_AGAIN, is_intact, seal_line, strip_seal, sum_of
+
+COLLECTIVES = "collectives.jsonl"
+
+
+class Phase(StrEnum):
+    """The part of a step in which a collective runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+    """Between them: clipping, for instance, and the script's own code."""
+
+
+class Group(BaseModel):
+    """The ranks of a collective: the mesh axes that they lie along, or their numbers if no axes give them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    axes: tuple[str, ...] = ()
+    ranks: tuple[NonNegativeInt, ...] = ()
+
+    def __str__(self) -> str:
+        return "+".join(self.axes) if self.axes else f"ranks {', '.join(map(str, self.ranks))}"
+
+    def list_ranks(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
+        """List the ranks of the group that this rank is in."""
+        if not self.axes:
+            return self.ranks
+        own = mesh.coord(rank)
+        part = next(part for part in mesh.factorisations if set(self.axes) <= {axis for axis, _ in part})
+        rest = [axis for axis, _ in part if axis not in self.axes]
+        return tuple(c.rank for c in mesh.coords() if all(c[axis] == own[axis] for axis in rest))
+
+
+class Collective(BaseModel):
+    """One collective or message, as one rank issued it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    order: NonNegativeInt
+    step: NonNegativeInt
+    microbatch: NonNegativeInt
+    module: str
+    """The innermost module in whose forward or backward it was issued; empty if there is none."""
+    phase: Phase
+    op: str
+    """torch.distributed's name of it: all_reduce, for instance."""
+    reduction: str = ""
+    """How it reduces: sum, for instance; empty if it does not, or if that is not known."""
+    group: Group
+    peer: NonNegativeInt | None = None
+    """Of a message, the other rank; of a broadcast and the like, the root."""
+    shape: tuple[NonNegativeInt, ...]
+    """The shape of the first tensor that this rank contributes."""
+    dtype: str
+    num_tensors: NonNegativeInt
+    num_bytes: NonNegativeInt
+    """All that this rank contributes."""
+    is_async: bool
+    source: str
+    """The file and line of the caller, in code that is neither torch's nor TTrace's."""
+    issuer: str = ""
+    """What in torch issued it: FSDP2, DDP, DTensor or pipelining; empty if the caller did so itself."""
+    begin: NonNegativeInt
+    """When it was issued, in microseconds since 1970."""
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        """What all ranks of a group must agree on."""
+        has_same_shape = self.op in ("all_reduce", "broadcast", "reduce")
+        return self.op, self.reduction, self.num_bytes if has_same_shape else None, self.dtype
+
+    @property
+    def is_message(self) -> bool:
+        return self.op in ("send", "recv")
+
+    def __str__(self) -> str:
+        reduction = f" ({self.reduction})" if self.reduction else ""
+        over = f"with rank {self.peer}" if self.is_message else f"over {self.group}"
+        return f"{self.op}{reduction} {over}"
+
+
+def encode_collective(one: Collective) -> str:
+    """Encode a collective as one line of JSON; by hand, as a step waits for it."""
+    group = f'{{"axes":{json.dumps(one.group.axes)},"ranks":{json.dumps(one.group.ranks)}}}'
+    return (
+        f'{{"order":{one.order},"step":{one.step},"microbatch":{one.microbatch},"module":{quoted(one.module)},'
+        f'"phase":"{one.phase.value}","op":"{one.op}","reduction":"{one.reduction}","group":{group},'
+        f'"peer":{"null" if one.peer is None else one.peer},"shape":{json.dumps(one.shape)},"dtype":"{one.dtype}",'
+        f'"num_tensors":{one.num_tensors},"num_bytes":{one.num_bytes},"is_async":{"true" if one.is_async else "false"},'
+        f'"source":{quoted(one.source)},"issuer":"{one.issuer}","begin":{one.begin}}}'
+    )
+
+
+def decode_collectives(data: bytes, where: str, whole_sum: str | None) -> tuple[Collective, ...]:
+    """Decode the lines of a ledger; raise TraceError for anything that is not what was written.
+
+    `whole_sum` is the checksum of all lines; None if the rank did not finish.
+    """
+    if whole_sum is not None and sum_of(data) != whole_sum:
+        raise TraceError(f"{where} is damaged: its lines are not those that were written. {TRACE_AGAIN}")
+    found: list[Collective] = []
+    for number, line in enumerate(data.decode(errors="replace").split("\n")[:-1], 1):
+        try:
+            if not is_intact(line):
+                raise ValueError("it is not what was written")
+            found.append(Collective.model_validate_json(strip_seal(line)))
+        except ValueError as error:
+            reason = " ".join(str(error).split())
+            raise TraceError(f"{where} is damaged: line {number}: {reason}. {TRACE_AGAIN}") from None
+    return tuple(found)
+
+
+class LedgerFile:
+    """The file of a rank's ledger while it is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / COLLECTIVES).open("wb", buffering=0)
+        self._crc = 0
+
+    def append(self, one: Collective) -> None:
+        """Write a line at once: the process may hang in this collective, and be killed."""
+        line = seal_line(encode_collective(one)).encode() + b"\n"
+        self._crc = zlib.crc32(line, self._crc)
+        self._file.write(line)
+
+    def close(self) -> str:
+        """Close the file; return the checksum of all its lines."""
+        self._file.close()
+        return f"{self._crc:08x}"
