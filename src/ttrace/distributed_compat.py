@@ -271,9 +271,13 @@ def _name_reduction(value: Any) -> str:
     """The name of a reduction; empty for another value. See `read_reduction`."""
     import torch.distributed as dist
 
+    if value is None:
+        return ""
     if isinstance(value, str):
         return value.lower() if value.upper() in _REDUCTIONS else ""
-    if not isinstance(value, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+    if isinstance(value, dist.ReduceOp.RedOpType):
+        return value.name.lower()
+    if not isinstance(value, dist.ReduceOp):
         return ""
     return next((name.lower() for name in _REDUCTIONS if value == getattr(dist.ReduceOp, name, None)), "")
 

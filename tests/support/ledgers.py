@@ -16,8 +16,9 @@ from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.plan import Plan
 from ttrace.tensors.ids import ROOT
 from ttrace.trace.format import End, Manifest, ModuleInfo
-from ttrace.trace.lines.collectives import Collective, Group, Phase
+from ttrace.trace.lines.collectives import Collective, Group, Phase, decode_collectives, encode_collective
 from ttrace.trace.reader import Trace
+from ttrace.trace.storage.seal import seal_line
 from ttrace.trace.writer import Writer
 from zoo.harness.ledgers import LedgerEvents
 
@@ -35,17 +36,18 @@ def keep_notes(mesh: MeshLike, run: Callable[[], object]) -> list[str]:
 
 
 def _keep(model: nn.Module, mesh: MeshLike, run: Callable[[], object]) -> tuple[list[Collective], list[str]]:
-    found, clock = list[Collective](), StepCounter()
+    lines, clock = list[str](), StepCounter()
     names = [(name or ROOT, module) for name, module in model.named_modules()]
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(out=Path(folder), role="candidate")
-        ledger = Ledger(plan, Native([model], mesh=mesh), clock, names, found.append)
+        ledger = Ledger(plan, Native([model], mesh=mesh), clock, names, lines.append)
         try:
             with clock.running(), patch_torch(LedgerEvents(ledger)):
                 run()
         finally:
             ledger.remove()
-    return found, list(ledger.notes)
+    data = "".join(f"{seal_line(line)}\n" for line in lines).encode()
+    return list(decode_collectives(data, "the ledger", None)), list(ledger.notes)
 
 
 def make_collective(
@@ -80,6 +82,6 @@ def write_ledgers(folder: Path, mesh: str, ledgers: list[list[Collective]], modu
         manifest = Manifest(role="candidate", rank=rank, num_ranks=len(ledgers), mesh=mesh, seed=0, modules=known)
         writer = Writer(folder, manifest)
         for one in entries:
-            writer.write_collective(one)
+            writer.write_collective(encode_collective(one))
         writer.close(End(num_steps=1))
     return Trace(folder)

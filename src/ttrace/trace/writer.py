@@ -34,7 +34,7 @@ from ttrace.trace.format import (
     chunk_file,
     rank_folder,
 )
-from ttrace.trace.lines.collectives import COLLECTIVES, Collective, LedgerFile
+from ttrace.trace.lines.collectives import COLLECTIVES, LedgerFile
 from ttrace.trace.lines.record_line import encode_at, encode_form
 from ttrace.trace.storage.buffered_file import Arena, BufferedFile, write_at
 from ttrace.trace.storage.pinned_chunks import ArrivedBytes, Change
@@ -163,12 +163,12 @@ class Writer:
         else:
             self._add_line(record, (self._num_chunks, 0, 0), 0)
 
-    def write_collective(self, one: Collective) -> None:
-        """Append a collective to the ledger."""
+    def write_collective(self, line: str) -> None:
+        """Append a collective to the ledger, as it was encoded."""
         if self._ledger is None:
             self._check_claim()
             self._ledger = LedgerFile(self.folder)
-        self._ledger.append(one)
+        self._ledger.append(line)
 
     def flush(self) -> None:
         """Hand everything so far to the kernel, the lines as well."""

@@ -12,7 +12,7 @@ from ttrace.judge.notes.communication import note_communication
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
-from ttrace.trace.lines.collectives import Collective, Phase
+from ttrace.trace.lines.collectives import Collective, Phase, encode_collective
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
 
@@ -73,8 +73,8 @@ def write_layers(folder: Path, without: set[tuple[str, Phase]], *, frozen: str =
     for name, kind in modules.items():
         phase = Phase.BACKWARD if kind == "up" else Phase.FORWARD
         if (name, phase) not in without:
-            writer.write_collective(make_collective(module=name, phase=phase))
-        writer.write_collective(make_collective("all_gather", name, phase, issuer="FSDP2"))
+            writer.write_collective(encode_collective(make_collective(module=name, phase=phase)))
+        writer.write_collective(encode_collective(make_collective("all_gather", name, phase, issuer="FSDP2")))
         for of in (Kind.OUTPUT, Kind.GRAD_INPUT):
             if name != frozen:
                 tensor = torch.ones(1)

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,7 @@ from ttrace.capture.script_files import TORCH, is_of_script
 from ttrace.capture.stacks import offer_stack
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import rank_folder
-from ttrace.trace.lines.collectives import Collective, Group, Phase
+from ttrace.trace.lines.collectives import Collective, Group, Moment, Phase, encode_at, encode_form
 
 _CONTRIBUTIONS = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors", "tensor")
 """The names of the argument that has what a rank contributes, the one that decides first."""
@@ -55,7 +56,7 @@ class Ledger:
         adapter: Adapter,
         clock: StepCounter,
         modules: Iterable[tuple[str, nn.Module]],
-        append: Callable[[Collective], None],
+        append: Callable[[str], None],
         calls: FunctionCalls | None = None,
     ) -> None:
         self._mesh = adapter.mesh
@@ -67,7 +68,7 @@ class Ledger:
         self._calls = calls
         # A collective is where ranks hang.
         self._end_offer = offer_stack(plan.out / rank_folder(self._rank)) if self._is_kept else lambda: None
-        self._groups: dict[str, tuple[Group, tuple[int, ...]]] = {}
+        self._forms: dict[tuple[Any, ...], tuple[Collective, str]] = {}
         self._num = 0
         self._pending: dict[Any, _Pending] = {}
         self.notes: dict[str, None] = {}
@@ -91,15 +92,17 @@ class Ledger:
         return result
 
     def _enter(self, name: str, arguments: Mapping[str, Any]) -> Collective | None:
+        """Write a line, and return the collective; its order and time are those of the first one like it."""
         try:
-            one = self._describe(name, arguments)
-            self._append(one)
+            one, text = self._find_form(name, arguments)
+            moment = Moment(self._num, self._clock.step, self._clock.microbatch, time.time_ns() // 1000)
+            self._append(encode_at(moment, text))
         except Exception as error:
             self.notes[f"the ledger lacks a collective ({name}): {type(error).__name__}: {error}"] = None
             return None
-        self._num += 1
         if self._calls is not None:
-            self._calls.on_collective(one.order, list(_flatten(list(arguments.values()))))
+            self._calls.on_collective(self._num, list(_flatten(list(arguments.values()))))
+        self._num += 1
         return one
 
     def _watch_buffers(self, one: Collective, arguments: Mapping[str, Any], result: Any) -> None:
@@ -122,31 +125,65 @@ class Ledger:
                 where = f" in {one.module}" if one.module else ""
                 self.notes[f"the buffer of {one}{where} ({one.source}) was written before it was waited for"] = None
 
-    def _describe(self, name: str, arguments: Mapping[str, Any]) -> Collective:
-        group, ranks = self._find_group(distributed_compat.read_group(arguments["process_group"]))
+    def _find_form(self, name: str, arguments: Mapping[str, Any]) -> tuple[Collective, str]:
+        """Find what a line says besides its moment: most collectives of a step are like others before them."""
+        group = distributed_compat.read_group(arguments["process_group"])
         tensors = _list_contributions(arguments)
+        first = tensors[0] if tensors else None
         source, inner = _find_caller()
-        phase, module = self._find_phase()
-        peer = next((arguments[key] for key in ("root_rank", "src", "dst") if key in arguments), None)
         boxed = arguments.get("reduce_op")
+        known = (
+            name,
+            group.group_name,
+            self._find_phase(),
+            "" if boxed is None else distributed_compat.read_reduction(boxed, inner),
+            next((arguments[key] for key in ("root_rank", "src", "dst") if key in arguments), None),
+            None if first is None else (first.shape, first.dtype),
+            len(tensors),
+            sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            bool(arguments.get("async_op", True)),
+            source,
+            _find_issuer(inner),
+        )
+        if known not in self._forms:
+            one = self._describe(group, *known)
+            self._forms[known] = one, encode_form(one)
+        return self._forms[known]
+
+    def _describe(
+        self,
+        process_group: Any,
+        name: str,
+        _group_name: str,
+        where: tuple[Phase, str],
+        reduction: str,
+        peer: int | None,
+        first: tuple[torch.Size, torch.dtype] | None,
+        num_tensors: int,
+        num_bytes: int,
+        is_async: bool,
+        source: str,
+        issuer: str,
+    ) -> Collective:
+        group, ranks = self._find_group(process_group)
         return Collective(
-            order=self._num,
-            step=self._clock.step,
-            microbatch=self._clock.microbatch,
-            module=module,
-            phase=phase,
+            order=0,
+            step=0,
+            microbatch=0,
+            module=where[1],
+            phase=where[0],
             op=name,
-            reduction="" if boxed is None else distributed_compat.read_reduction(boxed, inner),
+            reduction=reduction,
             group=group,
             peer=None if peer is None else ranks[peer],
-            shape=tuple(tensors[0].shape) if tensors else (),
-            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-            num_tensors=len(tensors),
-            num_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-            is_async=bool(arguments.get("async_op", True)),
+            shape=() if first is None else tuple(first[0]),
+            dtype="" if first is None else str(first[1]).removeprefix("torch."),
+            num_tensors=num_tensors,
+            num_bytes=num_bytes,
+            is_async=is_async,
             source=source,
-            issuer=_find_issuer(inner),
-            begin=time.time_ns() // 1000,
+            issuer=issuer,
+            begin=0,
         )
 
     def _find_phase(self) -> tuple[Phase, str]:
@@ -165,12 +202,9 @@ class Ledger:
         """Describe a process group by mesh axes, if any give its ranks; return its ranks as well."""
         import torch.distributed as dist
 
-        name = process_group.group_name
-        if name not in self._groups:
-            ranks = tuple(dist.get_process_group_ranks(process_group))
-            axes = _find_axes(self._mesh, self._rank, ranks)
-            self._groups[name] = (Group(axes=axes) if axes else Group(ranks=ranks)), ranks
-        return self._groups[name]
+        ranks = tuple(dist.get_process_group_ranks(process_group))
+        axes = _find_axes(self._mesh, self._rank, ranks)
+        return (Group(axes=axes) if axes else Group(ranks=ranks)), ranks
 
 
 def _find_axes(mesh: Mesh, rank: int, ranks: tuple[int, ...]) -> tuple[str, ...]:
@@ -221,15 +255,20 @@ def _find_caller() -> tuple[str, list[FrameType]]:
 
 def _find_issuer(inner: list[FrameType]) -> str:
     """Find the part of torch that communicates on its own account; DDP does so from C++, in a backward pass."""
-    for frame in inner:
-        path = frame.f_code.co_filename[len(TORCH) :]
-        for folder, issuer in _ISSUERS.items():
-            if path.startswith(folder):
-                return issuer
-    first = next((path for frame in inner if not _is_plumbing(path := frame.f_code.co_filename)), "")
-    return "DDP" if first.startswith(f"{TORCH}autograd") else ""
+    files = [frame.f_code.co_filename for frame in inner]
+    issuer = next(filter(None, map(_name_issuer, files)), "")
+    if issuer:
+        return issuer
+    first = next((path for path in files if not path.startswith(_PLUMBING)), "")
+    return "DDP" if first.startswith(_AUTOGRAD) else ""
 
 
-def _is_plumbing(path: str) -> bool:
-    """Whether a file of torch only passes a call on to an operator."""
-    return path.startswith((f"{TORCH}_ops.py", f"{TORCH}library.py"))
+_PLUMBING = (f"{TORCH}_ops.py", f"{TORCH}library.py")
+"""Files of torch that only pass a call on to an operator."""
+_AUTOGRAD = f"{TORCH}autograd"
+
+
+@cache
+def _name_issuer(path: str) -> str:
+    part = path[len(TORCH) :]
+    return next((issuer for folder, issuer in _ISSUERS.items() if part.startswith(folder)), "")

@@ -114,25 +114,34 @@ def _list_slices(rank: RankTrace, known: Mapping[TensorId, Comparison], accused:
 
 
 def _nest(slices: list[_Slice]) -> Iterator[_Slice]:
-    """Make every slice lie inside the slice of the module around it, and beside all others.
+    """Make every slice lie inside the slice of the module around it, and after the slices before it.
 
-    Hooks see the tensors of a module and of its parts in an order of their own, and branches may run in turns.
+    Hooks see the tensors of a module and of its parts in an order of their own, and branches may run in turns. A slice
+    for which there is no room is left out.
     """
-    open_until: list[_Slice] = []
+    around: list[_Slice] = []
+    free_from = [0]
+    """By depth, when the next slice may begin."""
     # The outer module first, where both begin at once.
     for part in sorted(slices, key=lambda part: (part.begin, -part.end, part.name.count("."))):
-        while open_until and not _is_around(open_until[-1], part):
-            open_until.pop()
-        around = open_until[-1] if open_until else None
-        end = part.end if around is None else min(part.end, around.end)
-        nested = replace(part, end=max(end, part.begin))
-        open_until.append(nested)
-        yield nested
+        while around and not _is_around(around[-1], part):
+            around.pop()
+            free_from.pop()
+        begin = max(part.begin, free_from[-1])
+        end = max(part.end, begin + 1)
+        if around:
+            end = min(end, around[-1].end)
+        if end > begin:
+            free_from[-1] = end
+            nested = replace(part, begin=begin, end=end)
+            around.append(nested)
+            free_from.append(begin)
+            yield nested
 
 
 def _is_around(outer: _Slice, inner: _Slice) -> bool:
     is_same_pass = (outer.of, outer.step, outer.microbatch) == (inner.of, inner.step, inner.microbatch)
-    return outer.end >= inner.begin and is_same_pass and is_inside(inner.name, outer.name)
+    return outer.end > inner.begin and is_same_pass and is_inside(inner.name, outer.name)
 
 
 def _draw_slice(part: _Slice, rank: int, zero: int) -> Event:
@@ -143,7 +152,7 @@ def _draw_slice(part: _Slice, rank: int, zero: int) -> Event:
         "pid": rank,
         "tid": _MODULES,
         "ts": part.begin - zero,
-        "dur": max(part.end - part.begin, 1),
+        "dur": part.end - part.begin,
         "args": {"pass": part.of, "step": part.step, "microbatch": part.microbatch},
     }
     return {**event, "cname": _WRONG} if part.is_wrong else event

@@ -5,11 +5,10 @@ It is written line by line while the step runs, so that after a hang the last li
 
 from __future__ import annotations
 
-import json
 import zlib
 from enum import StrEnum
-from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
@@ -100,16 +99,29 @@ class Collective(BaseModel):
         return f"{self.op}{reduction} {over}"
 
 
+class Moment(NamedTuple):
+    """When a rank issues a collective."""
+
+    order: int
+    step: int
+    microbatch: int
+    begin: int
+
+
 def encode_collective(one: Collective) -> str:
-    """Encode a collective as one line of JSON; by hand, as a step waits for it."""
-    group = f'{{"axes":{json.dumps(one.group.axes)},"ranks":{json.dumps(one.group.ranks)}}}'
-    return (
-        f'{{"order":{one.order},"step":{one.step},"microbatch":{one.microbatch},"module":{quoted(one.module)},'
-        f'"phase":"{one.phase.value}","op":"{one.op}","reduction":"{one.reduction}","group":{group},'
-        f'"peer":{"null" if one.peer is None else one.peer},"shape":{json.dumps(one.shape)},"dtype":"{one.dtype}",'
-        f'"num_tensors":{one.num_tensors},"num_bytes":{one.num_bytes},"is_async":{"true" if one.is_async else "false"},'
-        f'"source":{quoted(one.source)},"issuer":"{one.issuer}","begin":{one.begin}}}'
-    )
+    """Encode a collective as one line of JSON."""
+    return encode_at(Moment(one.order, one.step, one.microbatch, one.begin), encode_form(one))
+
+
+def encode_at(moment: Moment, form: str) -> str:
+    """Encode a line of the form that many lines share, at its moment; by hand, as a step waits for it."""
+    order, step, microbatch, begin = moment
+    return f'{{"order":{order},"step":{step},"microbatch":{microbatch},"begin":{begin},{form}}}'
+
+
+def encode_form(one: Collective) -> str:
+    """Encode all of a collective but its moment."""
+    return one.model_dump_json(exclude={"order", "step", "microbatch", "begin"})[1:-1]
 
 
 def decode_collectives(data: bytes, where: str, whole_sum: str | None) -> tuple[Collective, ...]:
@@ -138,9 +150,9 @@ class LedgerFile:
         self._file = (folder / COLLECTIVES).open("wb", buffering=0)
         self._crc = 0
 
-    def append(self, one: Collective) -> None:
+    def append(self, text: str) -> None:
         """Write a line at once: the process may hang in this collective, and be killed."""
-        line = seal_line(encode_collective(one)).encode() + b"\n"
+        line = f"{seal_line(text)}\n".encode()
         self._crc = zlib.crc32(line, self._crc)
         self._file.write(line)
 
