@@ -115,7 +115,7 @@ FLOORS = {
         {"hook"},
     ),
     "report": (
-        {"layout_source", "numbers", "health"},
+        {"layout_source", "numbers", "depth", "health"},
         {"facts"},
         {"collectives"},
         {"terminal", "page", "machine"},

@@ -12,6 +12,7 @@ from zoo import controls
 from zoo.bug import Tier, bugs, story, title
 from zoo.evaluation import PAGE, evaluated
 from zoo.frameworks.command import measure_frameworks
+from zoo.lines import score_lines
 from zoo.score import CAUSE_OF_SKETCHES, score, score_sketches
 from zoo.wide import evaluate_wide
 
@@ -25,8 +26,11 @@ def main(arguments: list[str]) -> int:
     every = commands.add_parser("score", help="run all entries with the bug and without; exit code 1 below the bars")
     every.add_argument("--tier", choices=list(Tier), help="only these")
     every.add_argument("--sketch", action="store_true", help="use sketches of 256 numbers instead of full traces")
+    every.add_argument("--by-line", action="store_true", help="whether the wrong line of code is named, instead")
     every.add_argument("--json", action="store_true", help="for programs")
-    clean = commands.add_parser("controls", help="run cases that must not be accused; exit code 1 if one is")
+    clean = commands.add_parser(
+        "controls", help="run cases that must not be accused; exit code 1 if one is, or its collectives are noted"
+    )
     clean.add_argument("--all", action="store_true", help="more than 200 of them, instead of a few")
     clean.add_argument("--json", action="store_true", help="for programs")
     whole = commands.add_parser(
@@ -74,6 +78,8 @@ def _run(chosen: argparse.Namespace) -> int:
 
 def _score(chosen: argparse.Namespace) -> int:
     names = [name for name, bug in bugs().items() if chosen.tier in (None, bug.tier)]
+    if chosen.by_line:
+        return score_lines(_tell)
     if chosen.sketch:
         return _score_sketches(names, as_json=chosen.json)
     result = score(names, _tell)
@@ -96,7 +102,7 @@ def _score_sketches(names: list[str], *, as_json: bool) -> int:
 def _controls(chosen: argparse.Namespace) -> int:
     result = controls.run(controls.every() if chosen.all else controls.few(), _tell)
     print(json.dumps(result.as_json(), indent=1) if chosen.json else result)
-    return 1 if result.accused else 0
+    return 1 if result.accused or result.noted else 0
 
 
 def _evaluate(chosen: argparse.Namespace) -> int:

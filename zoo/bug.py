@@ -59,6 +59,10 @@ class Expected:
     axis: str | None = None
     words: str = ""
     """A part of the sentence."""
+    line: str = ""
+    """A part of the wrong line of code, or of the call that it is in; empty where nobody stated it,"""
+    operation: str = ""
+    """and what goes wrong there: a torch function, a collective or an autograd function."""
 
 
 class Case(Protocol):

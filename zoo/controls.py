@@ -113,19 +113,27 @@ class Clean:
     def accused(self) -> dict[str, Seen]:
         return {control.name: one for control, one in self.found.items() if control.is_accused(one)}
 
+    @property
+    def noted(self) -> dict[str, tuple[str, ...]]:
+        """What was noted of collectives: nothing, in cases that communicate rightly."""
+        return {control.name: one.communication for control, one in self.found.items() if one.communication}
+
     def as_json(self) -> dict[str, Any]:
         return {
             "controls": len(self.found),
             "accused": {name: [one.sentence, *one.trouble] for name, one in self.accused.items()},
+            "noted": self.noted,
             "tensors": sum(one.num_tensors for one in self.found.values()),
             "seconds": round(self.seconds, 1),
         }
 
     def __str__(self) -> str:
         lines = [f"{name}: {one.module}/{one.kind} {one.sentence} {one.trouble}" for name, one in self.accused.items()]
+        notes = [f"{name}: note: {note}" for name, found in self.noted.items() for note in found]
         facts = self.as_json()
-        last = f"{facts['controls']} controls, {facts['tensors']} tensors: {len(lines)} accused; {self.seconds:.0f} s"
-        return "\n".join([*lines, last])
+        counts = f"{len(lines)} accused, {len(notes)} notes on their collectives"
+        last = f"{facts['controls']} controls, {facts['tensors']} tensors: {counts}; {self.seconds:.0f} s"
+        return "\n".join([*lines, *notes, last])
 
 
 def run(chosen: Sequence[Control], tell: Callable[[str], None] = lambda _: None, *, judge: Judge = by_ttrace) -> Clean:

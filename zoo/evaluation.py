@@ -14,6 +14,7 @@ from zoo.bug import Tier, bugs, title
 from zoo.controls import Clean
 from zoo.fixed import FIXED
 from zoo.launch import by_everyone
+from zoo.lines import read_rows, replace_section
 from zoo.naive import NUM_STEPS, PARTED, Cost, measured
 from zoo.page import TEXT
 from zoo.score import CAUSE, LOCALISED, SECONDS, Line, Score, score
@@ -40,7 +41,7 @@ class Evaluation:
 
     def page(self) -> str:
         facts, clean, lines = self.score.as_json(), self.clean.as_json(), self.score.lines
-        return TEXT.format(
+        page = TEXT.format(
             machine=_machine(),
             summary=_rows(_summary(self)),
             paper=_rows((line.bug.paper, title(line.name), *_result(line)) for line in lines if line.bug.paper),
@@ -62,6 +63,7 @@ class Evaluation:
             ttrace_seconds=f"{self.cost.ttrace_seconds:.0f}",
             said=self.cost.said,
         )
+        return replace_section(page, read_rows())
 
 
 def evaluated(tell: Callable[[str], None]) -> Evaluation:

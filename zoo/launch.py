@@ -12,6 +12,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
+from ttrace.judge.findings.isolated import combine
+from ttrace.judge.notes.communication import note_communication
+from ttrace.judge.verdict import Exit
 from ttrace.trace.reader import Trace
 from zoo.bug import Case, Judge, Patch
 from zoo.fixed import accusers
@@ -53,13 +56,25 @@ def by_ttrace(traced: Traced) -> Seen:
     """The judge of the score."""
     begin = time.monotonic()
     kept = Seen.of(judge(traced.reference, traced.candidate))
-    return replace(kept, seconds=time.monotonic() - begin)
+    noted = tuple(note_communication(Trace(traced.candidate)))
+    return replace(kept, seconds=time.monotonic() - begin, communication=noted)
 
 
 def by_everyone(traced: Traced) -> Seen:
     """The judge of the evaluation: it applies fixed rules too."""
     kept = by_ttrace(traced)
     return replace(kept, accusers=accusers(measured_twins(traced.reference).reference, Trace(traced.candidate)))
+
+
+def by_line(traced: Traced) -> Seen:
+    """The judge of the score by line: the launch runs again what it accuses, isolated."""
+    return by_ttrace(traced)
+
+
+class Isolatable(Protocol):
+    """A case that can run again, isolated."""
+
+    def isolate(self, out: Path, first: Traced, module: str, patch: Patch | None, *, is_early: bool) -> Traced: ...
 
 
 def seen(
@@ -93,11 +108,33 @@ def trace_all(runs: Sequence[Sided], folder: Path, judge: Judge, num_together: i
             traced.append(_traced(run, folder / str(run), references))
             took.append(time.monotonic() - begin)
         outcomes = shared_out(traced, judge)
+        if judge is by_line:
+            together = zip(runs[start : start + num_together], traced, outcomes, strict=True)
+            outcomes = [_locate(run, first, one, folder / f"{run}-isolated") for run, first, one in together]
         kept += [replace(one, seconds=one.seconds + seconds) for one, seconds in zip(outcomes, took, strict=True)]
         if dist.get_rank() == 0:
             for one in traced:
                 shutil.rmtree(one.candidate)
     return kept
+
+
+def _locate(run: Sided, first: Traced, found: Seen, out: Path) -> Seen:
+    """On every rank: run again, isolated, and find the first wrong operation of the module that was accused."""
+    if found.exit is not Exit.FOUND or not hasattr(run.case, "isolate"):
+        return found
+    case = cast(Isolatable, run.case)
+    traced = case.isolate(out, first, found.module, run.patch, is_early=run.is_early)
+    dist.barrier()
+    outcome: list[Any] = [None]
+    if dist.get_rank() == 0:
+        both = combine(judge(first.reference, first.candidate), judge(traced.reference, traced.candidate))
+        outcome = [both.findings[0].operation]
+        shutil.rmtree(out)
+    dist.broadcast_object_list(outcome)
+    operation = outcome[0]
+    if operation is None:
+        return found
+    return replace(found, operation=operation.name, line=operation.source, called_at=operation.called_at)
 
 
 def _traced(run: Sided, out: Path, references: dict[Any, Path]) -> Traced:

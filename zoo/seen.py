@@ -24,6 +24,14 @@ class Seen:
     """Some of what was wrong or not judged."""
     seconds: float = 0.0
     """Candidate and judgement, with the reference and its twins where no earlier run had the same."""
+    operation: str = ""
+    """The first wrong operation, if it was looked for,"""
+    line: str = ""
+    """and its file and line,"""
+    called_at: str = ""
+    """and, of a custom backward, the line that called its function."""
+    communication: tuple[str, ...] = ()
+    """What was noted of its collectives."""
     accusers: frozenset[str] = frozenset()
     """The fixed rules that accuse it, if they were applied."""
 

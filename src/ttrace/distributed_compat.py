@@ -282,6 +282,11 @@ def _name_reduction(value: Any) -> str:
     return next((name.lower() for name in _REDUCTIONS if value == getattr(dist.ReduceOp, name, None)), "")
 
 
+FUNCTIONS = {"_ToTorchTensor": "to_local", "_FromTorchTensor": "from_local", "Redistribute": "redistribute"}
+"""The methods of DTensor that its autograd functions of these names belong to, since 2.6. Without them the first wrong
+operation has a name that nobody called."""
+
+
 def read_current_node() -> int | None:
     """The sequence number of the autograd node that this thread runs; None outside of a backward pass.
 

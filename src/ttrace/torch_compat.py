@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import CellType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +44,34 @@ def is_in_backward() -> bool:
     `torch._C._current_graph_task_id`, since 2.6. Without it recomputations would be recorded as second calls.
     """
     return torch._C._current_graph_task_id() != -1
+
+
+def read_arriving() -> Any:
+    """The parameter whose gradient arrives while this thread runs its hooks; None elsewhere.
+
+    `torch._C._current_autograd_node`, since 2.6. Without it nobody knows which gradient a hook changes.
+    """
+    return getattr(torch._C._current_autograd_node(), "variable", None)
+
+
+@contextmanager
+def enter_in_engine(mode: Any) -> Iterator[None]:
+    """Enter a mode while the autograd engine runs in this block, so that it sees the functions that hooks call.
+
+    `torch.autograd._engine_run_backward`, since 2.6. Without it what hooks do to gradients has no line.
+    """
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    def run_in_mode(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    autograd._engine_run_backward = run_in_mode
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = run
 
 
 def read_sequence_nr() -> int:

@@ -12,11 +12,12 @@ import pytest
 import zoo.bugs
 from ttrace.judge.verdict import Exit
 from ttrace.torch_compat import RELEASE, parse_release
-from zoo.bug import Bug, Run, Tier, Topic, bugs, story, title
+from zoo.bug import Bug, Expected, Run, Tier, Topic, bugs, story, title
 from zoo.controls import Clean, Control, controls, every, few
 from zoo.evaluation import PAGE, Evaluation
 from zoo.fixed import FIXED
 from zoo.harness.torches.environment import OWN
+from zoo.lines import ENTRIES, format_section, measure, read_rows, replace_section
 from zoo.naive import Cost, parted
 from zoo.score import Line, Score
 from zoo.seen import Seen
@@ -142,3 +143,35 @@ def test_curves_part_where_their_means_do() -> None:
     falling = [5.0 - 0.1 * step for step in range(40)]
     assert parted(falling, falling) is None
     assert parted(falling, [loss * (1.1 if step >= 20 else 1.0) for step, loss in enumerate(falling)]) == 24
+
+
+def test_every_stated_line_is_a_line_of_the_zoo() -> None:
+    text = "\n".join(
+        path.read_text() for path in Path(inspect.getfile(zoo)).parent.rglob("*.py") if path.parent != FOLDER
+    )
+    stated = {name: bug.expected for name, bug in EVALUATED.items() if bug.expected.line}
+    for name, expected in stated.items():
+        lines = (FOLDER / f"{name.replace('-', '_')}.py").read_text().splitlines()
+        own = [line for line in lines if expected.line in line and "line=" not in line]
+        assert own or expected.line in text, name
+        assert expected.operation, name
+    assert len(stated) >= ENTRIES
+
+
+def test_the_evaluation_has_the_lines_that_were_measured() -> None:
+    """They are written by `python -m zoo score --by-line`."""
+    rows = read_rows()
+    assert format_section(rows) in PAGE.read_text()
+    assert {name for name, bug in EVALUATED.items() if bug.expected.line} == set(rows)
+    page = PAGE.read_text()
+    assert replace_section(page, rows) == page
+
+
+def test_a_line_counts_where_it_is_the_stated_one_or_its_call() -> None:
+    here = inspect.getsourcelines(test_a_line_counts_where_it_is_the_stated_one_or_its_call)[1]
+    expected = Expected("a", "output", "zeros", line="def test_a_line_counts", operation="mul")
+    named = Seen(Exit.FOUND, operation="mul", line=f"{__file__}:{here}")
+    assert measure(expected, named)["line"]
+    assert measure(expected, replace(named, line=f"{__file__}:1", called_at=named.line))["line"]
+    other = measure(expected, replace(named, line=f"{__file__}:1"))
+    assert (other["line"], other["operation"], bool(other["reason"])) == (False, True, True)

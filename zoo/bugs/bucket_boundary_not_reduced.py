@@ -21,5 +21,12 @@ BUG = Bug(
     sources=("https://github.com/deepspeedai/DeepSpeed/pull/4321",),
     case=small("cp-ulysses"),
     patch=left_out_of_reduction("layers.1.attention.wk"),
-    expected=Expected("layers.1.attention.wk", "param_grad", "missing all-reduce", "cp"),
+    expected=Expected(
+        "layers.1.attention.wk",
+        "param_grad",
+        "missing all-reduce",
+        "cp",
+        line="dist.all_reduce(local, group=group)",
+        operation="all_reduce",
+    ),
 )

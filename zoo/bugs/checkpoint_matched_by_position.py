@@ -29,5 +29,5 @@ BUG = Bug(
     sources=("https://github.com/huggingface/accelerate/pull/3982",),
     case=small("fsdp"),
     patch=patch,
-    expected=Expected("layers.1.feed_forward.w1", "param", "another's values"),
+    expected=Expected("layers.1.feed_forward.w1", "param", "another's values", line="w1.copy_(w3)", operation="copy_"),
 )

@@ -30,5 +30,7 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/1455",),
     case=small("tp"),
     patch=patch,
-    expected=Expected("layers.0.attention_norm", "param", "another's values"),
+    expected=Expected(
+        "layers.0.attention_norm", "param", "another's values", line="first.copy_(second)", operation="copy_"
+    ),
 )

@@ -30,5 +30,7 @@ BUG = Bug(
     sources=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     case=small("pp-1f1b"),
     patch=patch,
-    expected=Expected("layers.2.attention_norm", "param", "another's values"),
+    expected=Expected(
+        "layers.2.attention_norm", "param", "another's values", line="parameter.copy_(saved)", operation="copy_"
+    ),
 )

@@ -32,5 +32,12 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/3412",),
     case=small("tp"),
     patch=patch,
-    expected=Expected("output", "grad_input", "missing all-reduce", "tp"),
+    expected=Expected(
+        "output",
+        "grad_input",
+        "missing all-reduce",
+        "tp",
+        line="x.to_local(grad_placements=[Replicate()])",
+        operation="to_local",
+    ),
 )

@@ -52,5 +52,5 @@ BUG = Bug(
     case=small("cp-gather"),
     patch=partial(attend, is_in_order=False),
     clean_patch=partial(attend, is_in_order=True),
-    expected=Expected("layers.2.attention", "grad_input", "transposed"),
+    expected=Expected("layers.2.attention", "grad_input", "transposed", line="Kernel.apply(", operation="Kernel"),
 )

@@ -33,5 +33,11 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/3206",),
     case=small("cp-gather"),
     patch=patch,
-    expected=Expected("layers.2.attention", "output", CauseName.UNEXPLAINED.value),
+    expected=Expected(
+        "layers.2.attention",
+        "output",
+        CauseName.UNEXPLAINED.value,
+        line="torch.cat(differentiable.all_gather(t.contiguous()), 1)",
+        operation="cat",
+    ),
 )

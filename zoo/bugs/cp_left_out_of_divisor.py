@@ -27,5 +27,5 @@ BUG = Bug(
     paper=4,
     case=small("cp-gather"),
     patch=patch,
-    expected=Expected("tok", "param_grad", "double reduction", "cp"),
+    expected=Expected("tok", "param_grad", "double reduction", "cp", line="local /= divisor or", operation="div_"),
 )

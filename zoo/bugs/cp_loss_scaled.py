@@ -27,5 +27,7 @@ BUG = Bug(
     paper=3,
     case=small("cp-gather", loss=scaled, trusted_loss=loss_of),
     clean_case=small("cp-gather"),
-    expected=Expected(".", "loss", "double reduction", "cp"),
+    expected=Expected(
+        ".", "loss", "double reduction", "cp", line="loss_of(logits, labels) * dist.get_world_size()", operation="mul"
+    ),
 )

@@ -32,5 +32,7 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/685", "https://github.com/ByteDance-Seed/VeOmni/issues/1059"),
     case=small("cp-ring"),
     patch=patch,
-    expected=Expected("tok", "param_grad", "missing all-reduce", "cp"),
+    expected=Expected(
+        "tok", "param_grad", "missing all-reduce", "cp", line="right(parameters, None, 2)", operation="all_reduce"
+    ),
 )

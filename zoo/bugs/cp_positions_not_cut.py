@@ -21,5 +21,5 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/792",),
     case=small("cp-gather"),
     patch=positions_not_offset,
-    expected=Expected(".", "buffer", "moved"),
+    expected=Expected(".", "buffer", "moved", line="dist.broadcast(rope, 0)", operation="broadcast"),
 )

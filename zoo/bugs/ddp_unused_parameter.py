@@ -26,5 +26,7 @@ BUG = Bug(
     sources=("https://github.com/pytorch/pytorch/issues/128949",),
     case=small("ddp", num_microbatches=1, shape=replace(SHAPE, adapt=add_unused)),
     clean_case=small("ddp", num_microbatches=1),
-    expected=Expected("tok", "param_grad", "missing average", "dp"),
+    expected=Expected(
+        "tok", "param_grad", "missing average", "dp", line="/ num_microbatches).backward()", operation="all_reduce"
+    ),
 )

@@ -36,5 +36,5 @@ BUG = Bug(
     sources=("https://github.com/awslabs/slapo/pull/80",),
     case=small("tp"),
     patch=patch,
-    expected=Expected("tok", "output", "some rows"),
+    expected=Expected("tok", "output", "some rows", line="masked_fill((rebased == 0)", operation="masked_fill"),
 )

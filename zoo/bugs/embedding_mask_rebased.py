@@ -43,5 +43,5 @@ BUG = Bug(
     paper=1,
     case=small("tp"),
     patch=patch,
-    expected=Expected("tok", "output", "wrong lookup"),
+    expected=Expected("tok", "output", "wrong lookup", line="masked_fill(is_foreign(rebased)", operation="masked_fill"),
 )

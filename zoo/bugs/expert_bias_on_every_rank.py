@@ -21,5 +21,11 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/4245",),
     case=small("hand"),
     patch=bias_on_every_rank,
-    expected=Expected("layers.0.mlp.fc2", "output", "bias"),
+    expected=Expected(
+        "layers.0.mlp.fc2",
+        "output",
+        "bias",
+        line="AllReduce.apply(F.linear(x, module.weight, module.bias)",
+        operation="all_reduce",
+    ),
 )

@@ -31,5 +31,12 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/1551", "https://github.com/deepspeedai/DeepSpeed/pull/6546"),
     case=small("ep"),
     patch=patch,
-    expected=Expected("layers.0.feed_forward.experts", "param_grad", "double reduction", "ep"),
+    expected=Expected(
+        "layers.0.feed_forward.experts",
+        "param_grad",
+        "double reduction",
+        "ep",
+        line="local /= divisor or",
+        operation="div_",
+    ),
 )

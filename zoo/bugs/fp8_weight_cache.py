@@ -56,5 +56,5 @@ BUG = Bug(
     case=small("ddp", recompute="full", shape=replace(SHAPE, adapt=quantise)),
     patch=partial(cached, is_filled=False),
     clean_patch=partial(cached, is_filled=True),
-    expected=Expected(NAME, "output", "zeros"),
+    expected=Expected(NAME, "output", "zeros", line="linear.weight + (cache - linear.weight)", operation="linear"),
 )

@@ -25,5 +25,5 @@ BUG = Bug(
     ),
     case=small("ddp"),
     patch=patch,
-    expected=Expected("tok", "param_grad", "constant factor"),
+    expected=Expected("tok", "param_grad", "constant factor", line="gradient / 65536", operation="div"),
 )

@@ -25,5 +25,11 @@ BUG = Bug(
     sources=("https://github.com/pytorch/pytorch/issues/155903",),
     case=small("hsdp", 4, num_microbatches=1),
     patch=patch,
-    expected=Expected("layers.1.attention_norm", "param_grad", "double reduction"),
+    expected=Expected(
+        "layers.1.attention_norm",
+        "param_grad",
+        "double reduction",
+        line="set_gradient_divide_factor(2.0)",
+        operation="reduce_scatter",
+    ),
 )

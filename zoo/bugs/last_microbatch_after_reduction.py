@@ -35,5 +35,5 @@ BUG = Bug(
     case=small("ddp"),
     patch=partial(reduced_at, last=NUM_MICROBATCHES - 1),
     clean_patch=partial(reduced_at, last=NUM_MICROBATCHES),
-    expected=Expected("tok", "param_grad", "missing average", "dp"),
+    expected=Expected("tok", "param_grad", "missing average", "dp", line="len(calls) == last", operation="all_reduce"),
 )

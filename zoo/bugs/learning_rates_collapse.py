@@ -21,5 +21,5 @@ BUG = Bug(
     ),
     case=small("hand"),
     patch=other_learning_rate,
-    expected=Expected("head", "update", "optimizer settings"),
+    expected=Expected("head", "update", "optimizer settings", line='"lr": 1.5 * group["lr"]', operation="step"),
 )

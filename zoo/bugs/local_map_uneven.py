@@ -49,6 +49,8 @@ BUG = Bug(
     sources=("https://github.com/pytorch/pytorch/issues/172812",),
     case=case(7),
     clean_case=case(8),
-    expected=Expected(".", "loss", "uneven weights", words="a mean of means"),
+    expected=Expected(
+        ".", "loss", "uneven weights", words="a mean of means", line="local_map(per_token", operation="local_map"
+    ),
     since=(2, 8),
 )

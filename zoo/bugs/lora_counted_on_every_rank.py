@@ -26,5 +26,11 @@ BUG = Bug(
     ),
     case=ADAPTED,
     patch=patch,
-    expected=Expected("layers.1.mlp.fc2", "output", "miscounted part"),
+    expected=Expected(
+        "layers.1.mlp.fc2",
+        "output",
+        "miscounted part",
+        line="AllReduce.apply(self.b(inner), self.sums_again",
+        operation="all_reduce",
+    ),
 )

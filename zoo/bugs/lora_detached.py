@@ -24,5 +24,7 @@ BUG = Bug(
     sources=("https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/5634",),
     case=ADAPTED,
     patch=patch,
-    expected=Expected("layers.1.mlp.fc2", "grad_input", "miscounted part"),
+    expected=Expected(
+        "layers.1.mlp.fc2", "grad_input", "miscounted part", line="call[-1].detach()", operation="detach"
+    ),
 )

@@ -24,5 +24,12 @@ BUG = Bug(
     sources=("https://github.com/modelscope/mcore-bridge/pull/173", "https://github.com/OpenPipe/ART/pull/619"),
     case=ADAPTED,
     patch=patch,
-    expected=Expected("layers.1.mlp.fc1", "grad_input", "missing all-reduce", "tp"),
+    expected=Expected(
+        "layers.1.mlp.fc1",
+        "grad_input",
+        "missing all-reduce",
+        "tp",
+        line="AllReduce.apply(self.a(x), False, self.sums_gradients",
+        operation="AllReduce",
+    ),
 )

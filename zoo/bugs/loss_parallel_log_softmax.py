@@ -29,6 +29,13 @@ BUG = Bug(
     sources=("https://github.com/pytorch/pytorch/issues/190746",),
     case=small("tp+loss", loss=by_log_softmax),
     clean_case=small("tp+loss"),
-    expected=Expected(".", "grad_output", "backward left out", words="log-softmax"),
+    expected=Expected(
+        ".",
+        "grad_output",
+        "backward left out",
+        words="log-softmax",
+        line="F.log_softmax(rows, -1)",
+        operation="log_softmax",
+    ),
     since=(2, 8),
 )

@@ -28,5 +28,7 @@ BUG = Bug(
     ),
     case=small("ddp", loss=scaled, trusted_loss=loss_of),
     clean_case=small("ddp"),
-    expected=Expected(".", "loss", "double reduction", "dp"),
+    expected=Expected(
+        ".", "loss", "double reduction", "dp", line="loss_of(logits, labels) * dist.get_world_size()", operation="mul"
+    ),
 )

@@ -42,5 +42,12 @@ BUG = Bug(
     case=small("ddp"),
     patch=partial(switched, before=False),
     clean_patch=partial(switched, before=True),
-    expected=Expected("tok", "param_grad", "missing average", "dp"),
+    expected=Expected(
+        "tok",
+        "param_grad",
+        "missing average",
+        "dp",
+        line="require_backward_grad_sync = len(calls) == NUM",
+        operation="all_reduce",
+    ),
 )

@@ -21,5 +21,12 @@ BUG = Bug(
     sources=("https://github.com/NVIDIA/Megatron-LM/pull/5916", "https://github.com/NVIDIA/Megatron-LM/issues/7452"),
     case=small("ddp"),
     patch=counted_twice,
-    expected=Expected(".", "grad_norm", "gradient norm", "dp"),
+    expected=Expected(
+        ".",
+        "grad_norm",
+        "gradient norm",
+        "dp",
+        line="torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
+        operation="clip_grad_norm_",
+    ),
 )

@@ -48,5 +48,5 @@ BUG = Bug(
     case=small("hand", is_clipped=True),
     patch=partial(clipped, counts_all=False),
     clean_patch=partial(clipped, counts_all=True),
-    expected=Expected(".", "grad_norm", "gradient norm"),
+    expected=Expected(".", "grad_norm", "gradient norm", line="dist.broadcast(cut, 0)", operation="broadcast"),
 )

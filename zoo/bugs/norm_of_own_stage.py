@@ -39,5 +39,12 @@ BUG = Bug(
     case=small("pp-gpipe", is_clipped=True),
     patch=partial(clipped, is_combined=False),
     clean_patch=partial(clipped, is_combined=True),
-    expected=Expected(".", "grad_norm", "gradient norm", "pp"),
+    expected=Expected(
+        ".",
+        "grad_norm",
+        "gradient norm",
+        "pp",
+        line="torch.nn.utils.clip_grad_norm_([*parameters",
+        operation="clip_grad_norm_",
+    ),
 )

@@ -27,5 +27,7 @@ BUG = Bug(
     sources=("https://github.com/huggingface/accelerate/pull/3835",),
     case=small("tp"),
     patch=patch,
-    expected=Expected("tok", "update", "not updated"),
+    expected=Expected(
+        "tok", "update", "not updated", line="nn.Parameter(parameter.detach().clone())", operation="step"
+    ),
 )

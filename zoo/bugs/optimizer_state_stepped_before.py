@@ -27,5 +27,5 @@ BUG = Bug(
     sources=("https://github.com/NVIDIA/Megatron-LM/pull/5976",),
     case=small("fsdp"),
     patch=patch,
-    expected=Expected("tok", "update", "step count"),
+    expected=Expected("tok", "update", "step count", line='"step": torch.tensor(1.0)', operation="step"),
 )

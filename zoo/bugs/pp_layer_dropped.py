@@ -22,5 +22,5 @@ BUG = Bug(
     case=small("pp-gpipe"),
     patch=layer_lost,
     is_early=True,
-    expected=Expected(".", "output", "missing modules"),
+    expected=Expected(".", "output", "missing modules", line='del layers["2"]', operation="layers"),
 )

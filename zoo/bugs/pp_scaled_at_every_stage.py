@@ -38,5 +38,7 @@ BUG = Bug(
     ),
     case=small("pp-gpipe"),
     patch=patch,
-    expected=Expected("layers.1", "grad_output", "constant factor", "mb"),
+    expected=Expected(
+        "layers.1", "grad_output", "constant factor", "mb", line="gradient / NUM_MICROBATCHES", operation="div"
+    ),
 )

@@ -48,5 +48,5 @@ BUG = Bug(
     case=small("tp"),
     patch=partial(in_chunks, is_stale=True),
     clean_patch=partial(in_chunks, is_stale=False),
-    expected=Expected(".", "output", "another's values"),
+    expected=Expected(".", "output", "another's values", line="layer(x if is_stale else out", operation="layer"),
 )

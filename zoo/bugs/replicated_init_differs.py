@@ -29,5 +29,12 @@ BUG = Bug(
     case=small("tp", own_parameters=True),
     patch=patch,
     is_early=True,
-    expected=Expected("layers.2.attention_norm", "param", "replicas differ", "tp"),
+    expected=Expected(
+        "layers.2.attention_norm",
+        "param",
+        "replicas differ",
+        "tp",
+        line="nn.init.normal_(module_of",
+        operation="normal_",
+    ),
 )

@@ -29,5 +29,12 @@ BUG = Bug(
     case=small("ep", own_parameters=True),
     patch=patch,
     is_early=True,
-    expected=Expected("layers.1.feed_forward.router", "param", "replicas differ", "ep"),
+    expected=Expected(
+        "layers.1.feed_forward.router",
+        "param",
+        "replicas differ",
+        "ep",
+        line="nn.init.normal_(module_of",
+        operation="normal_",
+    ),
 )

@@ -29,5 +29,12 @@ BUG = Bug(
     sources=("https://github.com/EleutherAI/gpt-neox/pull/1259",),
     case=small("tp+sp"),
     patch=patch,
-    expected=Expected("layers.1.ffn_norm", "param_grad", "constant factor", "tp"),
+    expected=Expected(
+        "layers.1.ffn_norm",
+        "param_grad",
+        "constant factor",
+        "tp",
+        line="gradient / gradient.device_mesh.size()",
+        operation="div",
+    ),
 )

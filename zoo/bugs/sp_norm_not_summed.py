@@ -35,5 +35,12 @@ BUG = Bug(
     paper=12,
     case=small("tp+sp"),
     patch=patch,
-    expected=Expected("norm", "param_grad", "missing all-reduce", "tp"),
+    expected=Expected(
+        "norm",
+        "param_grad",
+        "missing all-reduce",
+        "tp",
+        line="DTensor.from_local(gradient.to_local()",
+        operation="from_local",
+    ),
 )

@@ -21,5 +21,12 @@ BUG = Bug(
     paper=6,
     case=small("ep"),
     patch=left_out_of_reduction("layers.2.feed_forward.router"),
-    expected=Expected("layers.2.feed_forward.router", "param_grad", "missing all-reduce", "ep"),
+    expected=Expected(
+        "layers.2.feed_forward.router",
+        "param_grad",
+        "missing all-reduce",
+        "ep",
+        line="dist.all_reduce(local, group=group)",
+        operation="all_reduce",
+    ),
 )

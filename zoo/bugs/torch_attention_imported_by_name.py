@@ -29,5 +29,11 @@ BUG = Bug(
     sources=("https://github.com/pytorch/pytorch/issues/152261", "https://github.com/pytorch/pytorch/pull/162542"),
     case=small("cp-ring"),
     patch=patch,
-    expected=Expected("layers.1.attention", "output", "unexplained"),
+    expected=Expected(
+        "layers.1.attention",
+        "output",
+        "unexplained",
+        line="scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)",
+        operation="scaled_dot_product_attention",
+    ),
 )

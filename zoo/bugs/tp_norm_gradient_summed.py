@@ -35,5 +35,12 @@ BUG = Bug(
     paper=14,
     case=small("tp"),
     patch=patch,
-    expected=Expected("layers.1.ffn_norm", "param_grad", "double reduction", "tp"),
+    expected=Expected(
+        "layers.1.ffn_norm",
+        "param_grad",
+        "double reduction",
+        "tp",
+        line="dist.all_reduce(summed)",
+        operation="all_reduce",
+    ),
 )

@@ -56,5 +56,5 @@ BUG = Bug(
     case=small("hand"),
     patch=partial(overlapped, is_kept=False),
     clean_patch=partial(overlapped, is_kept=True),
-    expected=Expected("layers.0.mlp.fc1", "param_grad", "stale input"),
+    expected=Expected("layers.0.mlp.fc1", "param_grad", "stale input", line="apply(buffer", operation="Overlapped"),
 )

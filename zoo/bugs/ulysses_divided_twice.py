@@ -27,5 +27,5 @@ BUG = Bug(
     sources=("https://github.com/deepspeedai/DeepSpeed/pull/5555",),
     case=small("cp-ulysses"),
     patch=patch,
-    expected=Expected("tok", "param_grad", "constant factor", "cp"),
+    expected=Expected("tok", "param_grad", "constant factor", "cp", line="local /= divisor or", operation="div_"),
 )

@@ -33,5 +33,11 @@ BUG = Bug(
     sources=("https://github.com/deepspeedai/DeepSpeed/pull/5664",),
     case=small("cp-ulysses"),
     patch=patch,
-    expected=Expected("layers.2.attention", "output", "moved"),
+    expected=Expected(
+        "layers.2.attention",
+        "output",
+        "moved",
+        line="out.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)",
+        operation="flatten",
+    ),
 )

@@ -21,5 +21,5 @@ BUG = Bug(
     sources=("https://github.com/sgl-project/SpecForge/pull/563",),
     case=small("cp-ulysses"),
     patch=positions_not_offset,
-    expected=Expected(".", "buffer", "moved"),
+    expected=Expected(".", "buffer", "moved", line="dist.broadcast(rope, 0)", operation="broadcast"),
 )

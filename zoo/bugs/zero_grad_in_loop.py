@@ -27,5 +27,7 @@ BUG = Bug(
     sources=("https://github.com/pytorch/torchtitan/pull/3575",),
     case=small("tp", microbatch_grads=True),
     patch=patch,
-    expected=Expected("tok", "param_grad", "another's values"),
+    expected=Expected(
+        "tok", "param_grad", "another's values", line="candidate.optimizer.zero_grad()", operation="zero_grad"
+    ),
 )

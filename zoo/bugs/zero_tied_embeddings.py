@@ -51,5 +51,5 @@ BUG = Bug(
     patch=partial(sharded, is_alike=False),
     clean_patch=partial(sharded, is_alike=True),
     is_early=True,
-    expected=Expected("tok", "param_grad", "tied copies"),
+    expected=Expected("tok", "param_grad", "tied copies", line="group_src=owner)", operation="broadcast"),
 )

@@ -40,5 +40,7 @@ BUG = Bug(
     paper=9,
     case=small("zero"),
     patch=patch,
-    expected=Expected("layers.2.feed_forward.w1", "update", "not updated"),
+    expected=Expected(
+        "layers.2.feed_forward.w1", "update", "not updated", line="weight.copy_(before)", operation="copy_"
+    ),
 )

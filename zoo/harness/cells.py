@@ -7,7 +7,7 @@ of a launch share their references.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -155,12 +155,21 @@ def reference_of(
     return known[key]
 
 
-def trace_reference(folder: Path, shape: Shape, total: int, twin: int, cell: Cell, build: Build = Transformer) -> None:
+def trace_reference(
+    folder: Path,
+    shape: Shape,
+    total: int,
+    twin: int,
+    cell: Cell,
+    build: Build = Transformer,
+    settings: Mapping[str, Any] = {},
+) -> None:
+    """On one rank: trace the reference or a twin of it; `settings` are what else its plan has."""
     gc.collect()  # an earlier model, of gigabytes perhaps
     torch.manual_seed(0)
     model = build(shape).to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    plan = planned(out=folder / "reference", **cell.settings)
+    plan = planned(out=folder / "reference", **cell.settings, **settings)
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 from ttrace.capture.plan import Plan
+from ttrace.trace.reader import Trace
 from zoo.bug import Launcher, Patch
 from zoo.harness.breaking import NUM_MICROBATCHES, SHAPE
 from zoo.harness.candidate import Candidate, Cell, accumulated
-from zoo.harness.cells import LAYOUTS, Build, Traced, attached, reference_of, shape_of
+from zoo.harness.cells import LAYOUTS, Build, Traced, attached, reference_of, shape_of, trace_reference
 from zoo.harness.gpt import LENGTH, RULES, VOCAB, Gpt
 from zoo.harness.plans import planned
 from zoo.harness.transformer import Shape, Transformer
@@ -44,14 +45,35 @@ class Small:
         """On every rank: trace the candidate, and before it the reference unless an earlier run had the same."""
         gc.collect()
         torch.manual_seed(0)
+        candidate, whole, total = self._build()
+        reference = reference_of(out.parent, whole, self.cell, total, references, self.build or Transformer)
+        plan = planned(out=out, role="candidate", reference=reference / "reference")
+        trace_candidate(candidate, plan.model_copy(update=self.cell.settings), patch, is_early=is_early)
+        return Traced(reference, out)
+
+    def isolate(self, out: Path, first: Traced, module: str, patch: Patch | None, *, is_early: bool = False) -> Traced:
+        """On every rank: trace all of it again, isolated, with the operations of one module."""
+        gc.collect()
+        torch.manual_seed(0)
+        candidate, whole, total = self._build()
+        build, settings = self.build or Transformer, {"isolated": True, "inside": (module,)}
+        if dist.get_rank() == 0:
+            for twin in (0, 1):
+                known = {**settings, "reference": first.reference / "reference"}
+                trace_reference(out, whole, total, twin, self.cell, build, known)
+        dist.barrier()
+        torch.manual_seed(0)
+        factor = Trace(first.candidate).grad_factor / Trace(first.reference / "reference").grad_factor
+        update = {**self.cell.settings, **settings, "grad_factor": factor}
+        plan = planned(out=out / "candidate", role="candidate", reference=out / "reference")
+        trace_candidate(candidate, plan.model_copy(update=update), patch, is_early=is_early)
+        return Traced(out, out / "candidate")
+
+    def _build(self) -> tuple[Candidate, Shape, int]:
+        """Build the candidate; return with it the shape of the whole model, and the number of microbatches."""
         cell, shape = self.cell, shape_of(self.cell, self.shape)
         candidate = (self.layout or LAYOUTS[cell.layout])(shape, cell)
-        total = cell.num_microbatches * candidate.num_data_ranks
-        whole = replace(shape, recompute="none")
-        reference = reference_of(out.parent, whole, cell, total, references, self.build or Transformer)
-        plan = planned(out=out, role="candidate", reference=reference / "reference")
-        trace_candidate(candidate, plan.model_copy(update=cell.settings), patch, is_early=is_early)
-        return Traced(reference, out)
+        return candidate, replace(shape, recompute="none"), cell.num_microbatches * candidate.num_data_ranks
 
 
 def small(layout: str, num_ranks: int = 2, *, shape: Shape = SHAPE, **settings: Any) -> Small:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120  # beginnings of texts are compared
-_OWN = str(Path(__file__).parents[1]) + os.sep
+OWN = str(Path(__file__).parents[1]) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple(f"{path}{os.sep}" for path in (*site.getsitepackages(), sysconfig.get_path("purelib")))
 
@@ -29,6 +29,6 @@ def is_of_script(path: str) -> bool:
 
     `typing_extensions` wraps functions of torch that are deprecated.
     """
-    if path.startswith((TORCH, _OWN, "<")) or "torchinductor_" in path or path.endswith("typing_extensions.py"):
+    if path.startswith((TORCH, OWN, "<")) or "torchinductor_" in path or path.endswith("typing_extensions.py"):
         return False
     return path.startswith(_INSTALLED) or not path.startswith(_STANDARD)

@@ -167,10 +167,10 @@ class TracingSession(SessionEvents):
         self._is_in_step = False
         self._hooks = Hooks(self._compiled.watched, self)
         self._patches.on_remove(self._hooks.remove)
-        self._calls = FunctionCalls(plan.inside, parameters, reference.operations, self._hooks.innermost, self._on_call)
-        self._ledger = Ledger(
-            plan, adapter, self._clock, self._compiled.watched, self._recorder.write_collective, self._calls
-        )
+        known, hooks, clock = reference.operations, self._hooks, self._clock
+        self._calls = FunctionCalls(plan.inside, parameters, known, hooks, clock, self._on_call)
+        watched, append = self._compiled.watched, self._recorder.write_collective
+        self._ledger = Ledger(plan, adapter, clock, watched, append, self._calls)
         self._patches.on_remove(self._ledger.remove)
         self._rng_use = RngUse(self._compiled.watched, lambda: self._clock.is_watched)
         self._patches.on_remove(self._rng_use.remove)

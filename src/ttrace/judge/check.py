@@ -48,7 +48,7 @@ from ttrace.judge.tensors.factor import note_factor
 from ttrace.judge.tensors.rank_names import add_microbatches
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.outlier_twins import describe_outlying_twins
-from ttrace.judge.verdict import Comparison, Finding, Judgement
+from ttrace.judge.verdict import Comparison, Finding, Judgement, WrongOperations
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.reader import Shard, Trace
@@ -102,7 +102,7 @@ def judge_candidate(
             *([obstacles.factor] if obstacles.factor is not None else []),
         ),
         (*obstacles.moved_samples, *_collect_notes(comparisons, found, allowances, reference, candidate)),
-        find_operations(comparisons, candidate) if candidate.manifest.isolated else {},
+        find_operations(comparisons, candidate) if candidate.manifest.isolated else WrongOperations(),
     )
 
 

@@ -241,11 +241,25 @@ class WrongOperation:
     source: str
     """The file and line of the script that called it; of a custom backward, its own line."""
     called_at: str = ""
-    """Of a custom backward, the file and line that called its function in the forward pass."""
+    """The file and line that called its function in the forward pass, if it is inside a custom autograd function."""
     collective: Collective | None = None
     """The collective, as one rank issued it, if it is one."""
     is_backward: bool = False
     """Whether its backward is wrong."""
+    is_left_out: bool = False
+    """Whether it is a collective that reduces other gradients, and not this one."""
+
+
+@dataclass(frozen=True)
+class WrongOperations:
+    """The operations that an isolated run blames."""
+
+    in_modules: Mapping[tuple[str, Phase], WrongOperation] = field(default_factory=dict)
+    """The first wrong one of each module, by module and pass."""
+    changes: Mapping[str, WrongOperation] = field(default_factory=dict)
+    """By parameter, what the script did to its wrong gradient."""
+    left_out: Mapping[str, WrongOperation] = field(default_factory=dict)
+    """By parameter, the collective that other gradients go through, and its wrong one does not."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +291,7 @@ class Judgement:
     problems: tuple[str, ...]
     """What keeps the whole run from being judged, beyond single tensors."""
     notes: tuple[str, ...] = ()
-    operations: Mapping[tuple[str, Phase], WrongOperation] = field(default_factory=dict)
+    operations: WrongOperations = field(default_factory=WrongOperations)
     """Of an isolated run, the first wrong operation of each module and pass."""
 
     @property

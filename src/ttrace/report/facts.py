@@ -96,6 +96,8 @@ def describe_operation(operation: WrongOperation) -> str:
         what = str(operation.collective)
     else:
         what = f"the backward of {operation.name}" if operation.is_backward else operation.name
+    if operation.is_left_out:
+        return f"{what} at {shorten_place(operation.source)} takes other gradients, and not this one"
     caller = f", called at {shorten_place(operation.called_at)}" if operation.called_at else ""
     return f"{what} at {shorten_place(operation.source)}{caller}" if operation.source else what
 

@@ -16,9 +16,9 @@ import pytest
 from tests.support.judgements import large
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import Judgement
+from ttrace.report.depth import Depth
 from ttrace.report.page import columns
 from ttrace.report.page.contents import About, build_page
-from ttrace.report.page.depth import Depth
 from ttrace.report.page.document import render_document
 from ttrace.report.page.sides import Side, read_sides
 from ttrace.report.page.timing import measure_stages

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,17 +26,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ttrace import torch_compat
+from ttrace import distributed_compat, torch_compat
 from ttrace.capture.observe.events import ModuleCall
-from ttrace.capture.script_files import find_line, is_of_script
+from ttrace.capture.observe.gradient_changes import GradientChanges
+from ttrace.capture.observe.hooks import Hooks
+from ttrace.capture.observe.step_counter import StepCounter
+from ttrace.capture.script_files import OWN, TORCH, find_line, is_of_script
 from ttrace.patches import SharedPatches
-from ttrace.tensors.ids import Kind
+from ttrace.tensors.ids import ROOT, Kind, is_inside
 from ttrace.trace.format import Operation
 
 OnResult = Callable[[ModuleCall, Kind, str, torch.Tensor], None]
 Operations = Mapping[str, Sequence[Operation]]
 """By module, the operations of its first call."""
-_SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "backward", "requires_grad_"})
+_SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "requires_grad_"})
 """Functions that compute nothing."""
 INPUT = "input"
 """What an operation takes that is an input of its module."""
@@ -75,7 +78,8 @@ class FunctionCalls(TorchFunctionMode):
         modules: Sequence[str],
         parameters: Mapping[str, torch.Tensor],
         known: Operations,
-        innermost: Callable[[], ModuleCall | None],
+        hooks: Hooks,
+        clock: StepCounter,
         on_result: OnResult,
     ) -> None:
         """Set up an observer; `known` are the operations of the reference, for a run that follows it."""
@@ -83,7 +87,9 @@ class FunctionCalls(TorchFunctionMode):
         self._modules = frozenset(modules)
         self._parameters = {id(tensor): name for name, tensor in parameters.items()}
         self._known = known
-        self._innermost = innermost
+        self._hooks = hooks
+        self._clock = clock
+        self._changes = GradientChanges(dict(sorted(parameters.items(), key=lambda item: not _is_in(modules, item[0]))))
         self._on_result = on_result
         self._is_paused = False
         self._issued: dict[tuple[str, bool], list[_Issued]] = {}
@@ -95,9 +101,10 @@ class FunctionCalls(TorchFunctionMode):
 
     @property
     def operations(self) -> dict[str, tuple[Operation, ...]]:
-        """By module, the operations of its first call, in order."""
+        """By module, the operations of its first call, in order; by parameter, the changes of its gradient."""
         first = ((name, issued) for (name, is_first), issued in self._issued.items() if is_first)
-        return {name: tuple(each.as_operation() for each in issued) for name, issued in first}
+        own = {name: tuple(each.as_operation() for each in issued) for name, issued in first}
+        return {**self._changes.operations, **own}
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -105,16 +112,18 @@ class FunctionCalls(TorchFunctionMode):
 
         Gradients may arrive while a module's call is still open. What was made so far is about to be used.
         """
-        outer, self._is_paused = self._is_paused, True
-        try:
-            if not outer:
-                self._show_all()
+        if not self._is_paused:
+            self._show_all()
+        with self._paused():
             yield
-        finally:
-            self._is_paused = outer
 
-    def on_collective(self, order: int, tensors: Sequence[torch.Tensor]) -> None:
+    def on_collective(self, name: str, source: str, order: int, tensors: list[torch.Tensor]) -> None:
         """Add a collective to the operation whose result it changes, or that made what it takes."""
+        if not self._modules:
+            return
+        if self._is_script_running():
+            with self._paused():
+                self._changes.on_collective(name, source, order, tensors)
         if self._inside is not None:
             self._inside.append(order)
             return
@@ -137,9 +146,19 @@ class FunctionCalls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        call = self._find_call() if name and name not in _SILENT else None
-        if call is None:
+        if name == "backward":
+            self._hooks.root = None
+            with torch_compat.enter_in_engine(self):  # a mode is left while it handles a function
+                return func(*args, **kwargs)
+        if self._is_paused or not name or name in _SILENT or _is_called_by_us():
             return func(*args, **kwargs)
+        call = self._find_call()
+        if call is None:
+            result = func(*args, **kwargs)
+            if self._is_script_running() and not _is_clipping():
+                with self._paused():
+                    self._changes.on_function(name, _find_line(), (args, kwargs), result)
+            return result
         takes = self._use(call, (args, kwargs))
         result = func(*args, **kwargs)
         self._add(name, takes, result)
@@ -147,9 +166,12 @@ class FunctionCalls(TorchFunctionMode):
 
     def apply(self, function: type[torch.autograd.Function], run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a custom autograd function as one operation, whatever its forward calls."""
-        call = self._find_call()
+        call, name = self._find_call(), distributed_compat.FUNCTIONS.get(function.__name__, function.__name__)
         if call is None:
-            return run(*args, **kwargs)
+            result = run(*args, **kwargs)
+            if not self._is_paused and torch_compat.is_in_backward():
+                self._changes.on_function(name, _find_line(), (args, kwargs), result)
+            return result
         takes = self._use(call, (args, kwargs))
         collectives: list[int] = []
         outer, self._is_paused, self._inside = self._is_paused, True, collectives
@@ -157,13 +179,35 @@ class FunctionCalls(TorchFunctionMode):
             result = run(*args, **kwargs)
         finally:
             self._is_paused, self._inside = outer, None
-        self._add(function.__name__, takes, result, find_line(function.backward), collectives)
+        backward = find_line(function.backward)
+        self._add(name, takes, result, backward if is_of_script(_file_of(backward)) else _find_line(), collectives)
         return result
 
     def _find_call(self) -> ModuleCall | None:
         """Find the call that runs now, if its operations are recorded."""
-        call = None if self._is_paused else self._innermost()
+        if self._is_paused:
+            return None
+        call = self._hooks.innermost() or self._find_root()
         return None if call is None or call.again or call.name not in self._modules else call
+
+    def _find_root(self) -> ModuleCall | None:
+        """Find the model's last call, whose own code the script's is, until the backward pass begins."""
+        if torch_compat.is_in_backward():
+            self._hooks.root = None
+        return None if self._clock.is_in_update else self._hooks.root
+
+    def _is_script_running(self) -> bool:
+        """Whether the script's own code runs in or after a backward pass, before the optimizer steps."""
+        is_in_model = self._hooks.innermost() is not None and not torch_compat.is_in_backward()
+        return not is_in_model and not self._clock.is_in_update
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        outer, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = outer
 
     def _use(self, call: ModuleCall, value: Any) -> tuple[str, ...]:
         """Record results that an operation is about to use; return the names of all that it takes."""
@@ -223,14 +267,11 @@ class FunctionCalls(TorchFunctionMode):
         call = self._call
         if result is None or call is None:
             return
-        outer, self._is_paused = self._is_paused, True
-        try:
+        with self._paused():
             if issued.is_new:  # the values of a view have been recorded already
                 self._on_result(call, Kind.CALL, issued.slot, result)
             if result.requires_grad:
                 result.register_hook(lambda gradient: self._on_gradient(call, issued.slot, gradient))
-        finally:
-            self._is_paused = outer
 
     def _on_gradient(self, call: ModuleCall, slot: str, gradient: torch.Tensor | None) -> None:
         if gradient is not None:
@@ -266,32 +307,54 @@ class _Numbers:
 
     def __init__(self, known: Sequence[Operation]) -> None:
         self._files = {_file_of(operation.source) for operation in known}
-        self._known: dict[tuple[str, str], deque[str]] = {}
+        self._known: dict[tuple[str, str], list[str]] = {}
         for operation in known:
             name = operation.slot.rpartition(".")[0]
-            self._known.setdefault((name, operation.source), deque()).append(operation.slot)
-        self._counts: dict[str, int] = {}
+            self._known.setdefault((name, operation.source), []).append(operation.slot)
+        self._taken: set[str] = set()
 
     def choose(self, name: str, source: str) -> str:
         """Choose the slot of the reference's operation at the same line; count where it ran another file."""
+        slot = next(slot for slot in self._list_slots(name, source) if slot not in self._taken)
+        self._taken.add(slot)
+        return slot
+
+    def _list_slots(self, name: str, source: str) -> Iterator[str]:
         if self._files and _file_of(source) in self._files:
-            same = self._known.get((name, source))
-            if same:
-                return same.popleft()
+            yield from self._known.get((name, source), ())
             name = f"own-{name}"  # the reference has no such operation
-        self._counts[name] = self._counts.get(name, -1) + 1
-        return f"{name}.{self._counts[name]}"
+        for number in itertools.count():
+            yield f"{name}.{number}"
+
+
+def _is_in(modules: Sequence[str], parameter: str) -> bool:
+    return any(module != ROOT and is_inside(parameter, module) for module in modules)
 
 
 def _file_of(source: str) -> str:
     return source.rpartition(":")[0]
 
 
-def _find_line() -> str:
-    """Find the line of the script that called the function: of the module's own code, or that calls the module."""
+def _list_files() -> Iterator[tuple[str, int]]:
+    """List the files and lines of the calls that led here, without those in this file, the innermost first."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        if is_of_script(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if frame.f_code.co_filename != __file__:
+            yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return ""
+
+
+def _find_line() -> str:
+    """Find the line of the script that called the function: of the module's own code, or that calls the module."""
+    return next((f"{file}:{line}" for file, line in _list_files() if is_of_script(file)), "")
+
+
+def _is_called_by_us() -> bool:
+    """Whether TTrace itself called the function: it computes and compares what it records."""
+    outside = (file for file, _ in _list_files() if not file.startswith((TORCH, "<")))
+    return next(outside, "").startswith(OWN)
+
+
+def _is_clipping() -> bool:
+    """Whether torch clips gradients: they are recorded as they were before."""
+    return any(file.endswith("clip_grad.py") for file, _ in itertools.islice(_list_files(), 8))

@@ -34,6 +34,8 @@ class Hooks:
         self._events = events
         self._calls: list[tuple[nn.Module, ModuleCall | None]] = []
         self._is_driven = False
+        self.root: ModuleCall | None = None
+        """The last call of the model itself."""
         self._handles: list[RemovableHandle] = []
         for name, module in modules:
             # Inputs last and outputs first: in between, parallelised modules still hold DTensors.
@@ -61,6 +63,8 @@ class Hooks:
             self._calls.clear()
         call = self._begin_call(name)
         self._calls.append((module, call))
+        if name == ROOT:
+            self.root = call
         if call is None:
             return None
         call.first_node = torch_compat.read_sequence_nr()

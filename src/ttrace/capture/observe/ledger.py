@@ -101,7 +101,8 @@ class Ledger:
             self.notes[f"the ledger lacks a collective ({name}): {type(error).__name__}: {error}"] = None
             return None
         if self._calls is not None:
-            self._calls.on_collective(self._num, list(_flatten(list(arguments.values()))))
+            source = "" if one.issuer else one.source  # a library's reduction is not what the script does
+            self._calls.on_collective(name, source, self._num, list(_flatten(list(arguments.values()))))
         self._num += 1
         return one
 

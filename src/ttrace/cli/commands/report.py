@@ -20,25 +20,44 @@ def report(
         Path | None,
         typer.Option("--perfetto", help="Write the candidate's step over time, for ui.perfetto.dev: trace.json.gz."),
     ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Write the verdict and the curves as TensorBoard events there.")
+    ] = None,
+    wandb: Annotated[
+        str | None, typer.Option("--wandb", help="Log the verdict, the curves and the report to this W&B project.")
+    ] = None,
     margin: options.Margin = MARGIN,
     allow: options.Allow = None,
 ) -> None:
-    """Write the HTML report of a run again, or its step over time."""
+    """Write the HTML report of a run again, its step over time, or what other tools show."""
     from rich.console import Console
     from rich.text import Text
 
     from ttrace.cli import outcome, screen
     from ttrace.report.machine.perfetto import write_perfetto
+    from ttrace.report.machine.tensorboard import write_tensorboard
+    from ttrace.report.machine.wandb import log_wandb
+    from ttrace.report.terminal.summary import render_text
     from ttrace.workflow.lock import hold
     from ttrace.workflow.run import Run, Strictness, open_trace
 
     run = Run(folder)
     run.check_complete()
+    done: list[str] = []
     with hold(folder):
         with screen.show_progress("check", Console(stderr=True)) as progress:
             judgement = run.judge(Strictness.load(margin, allow), progress=progress)
+        if perfetto is None or out is not None or tensorboard is not None or wandb is not None:
+            page = outcome.write_page(run, judgement, out)
+            done.append(f"report: {page}")
         if perfetto is not None:
             write_perfetto(perfetto, judgement, open_trace(run.most_detailed.candidate))
-            screen.console().print(Text(f"perfetto: {perfetto} (open it in https://ui.perfetto.dev)"), soft_wrap=True)
-        if perfetto is None or out is not None:
-            screen.console().print(Text(f"report: {outcome.write_page(run, judgement, out)}"), soft_wrap=True)
+            done.append(f"perfetto: {perfetto} (open it in https://ui.perfetto.dev)")
+        text = render_text(judgement, run.next_command(judgement))
+        if tensorboard is not None:
+            write_tensorboard(tensorboard, judgement, text, page)
+            done.append(f"tensorboard: {tensorboard} (tensorboard --logdir {tensorboard})")
+        if wandb is not None:
+            done.append(f"wandb: {log_wandb(wandb, folder, judgement, text, page)}")
+    for line in done:
+        screen.console().print(Text(line), soft_wrap=True)

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
-from ttrace.judge.verdict import Finding, Judgement, Verdict, WrongOperation
+from ttrace.judge.verdict import CauseName, Finding, Judgement, Verdict, WrongOperation
 from ttrace.tensors.ids import Kind
 from ttrace.trace.lines.collectives import Phase
 
@@ -22,6 +22,21 @@ class _Pass(Enum):
     FORWARD = auto()
     BACKWARD = auto()
     UPDATE = auto()
+
+
+_BEFORE = (Kind.PARAM, Kind.BUFFER)
+"""What no operation of the step makes."""
+_MISSING = frozenset({CauseName.MISSING_AVERAGE, CauseName.MISSING_ALL_REDUCE})
+_AFTER = _MISSING | frozenset(
+    {
+        CauseName.DOUBLE_REDUCTION,
+        CauseName.CONSTANT_FACTOR,
+        CauseName.MICROBATCHES,
+        CauseName.OTHERS_VALUES,
+        CauseName.TIED_COPIES,
+    }
+)
+"""What goes wrong with a parameter's gradient after the module's own backward, unless that is custom."""
 
 
 def combine(ordinary: Judgement, isolated: Judgement) -> Judgement:
@@ -61,10 +76,19 @@ def _sort_by_evidence(findings: list[Finding]) -> list[Finding]:
 
 
 def _find_operation(finding: Finding, isolated: Judgement) -> WrongOperation | None:
-    """Find the first wrong operation of the finding's module, in the finding's pass."""
+    """Find what the script did last to a wrong gradient, or the first wrong operation of the finding's module."""
+    own = finding.comparison.id
     phases = {_Pass.FORWARD: Phase.FORWARD, _Pass.BACKWARD: Phase.BACKWARD}
-    phase = phases.get(_find_pass(finding.comparison.id.kind))
-    return None if phase is None else isolated.operations.get((finding.module, phase))
+    phase = phases.get(_find_pass(own.kind))
+    if phase is None or own.kind in _BEFORE:
+        return None
+    found, cause = isolated.operations, finding.cause.name
+    in_module = found.in_modules.get((finding.module, phase))
+    if own.kind is not Kind.PARAM_GRAD:
+        return in_module
+    is_custom = in_module is not None and bool(in_module.called_at)
+    by_script = (found.left_out.get(own.name) if cause in _MISSING else None) or found.changes.get(own.name)
+    return by_script or (in_module if is_custom or cause not in _AFTER else None)
 
 
 def _note_isolated(isolated: Judgement) -> list[str]:

@@ -7,39 +7,58 @@ result, in the order of the pass, is wrong itself. A gradient is wrong because o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ttrace.judge.communication import Communication
 from ttrace.judge.reason import Reason
-from ttrace.judge.verdict import Comparison, WrongOperation
+from ttrace.judge.verdict import Comparison, WrongOperation, WrongOperations
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.trace.format import Operation
 from ttrace.trace.lines.collectives import Collective, Phase
 from ttrace.trace.reader import Trace
 
 _INPUT = "input"
+_CONVERSIONS = frozenset({"to_local", "from_local"})
+"""Between DTensors and their local parts: no value changes."""
+K = TypeVar("K")
 _MOST_LINES = 60
 """A backward with more lines than this is not searched for its collectives."""
-Operations = Mapping[tuple[str, Phase], WrongOperation]
-"""By module and pass."""
 
 
-def find_operations(comparisons: Sequence[Comparison], candidate: Trace) -> dict[tuple[str, Phase], WrongOperation]:
-    """Find the first wrong operation of each module whose operations were recorded."""
+def find_operations(comparisons: Sequence[Comparison], candidate: Trace) -> WrongOperations:
+    """Find the first wrong operation of each module whose operations were recorded, and what changed gradients."""
     known = {comparison.id: comparison for comparison in comparisons}
     communication = Communication(candidate)
-    found: dict[tuple[str, Phase], WrongOperation] = {}
-    for name, operations in candidate.operations.items():
-        module = _Module(name, operations, known, communication)
-        for phase, operation in ((Phase.FORWARD, module.find_forward()), (Phase.BACKWARD, module.find_backward())):
-            if operation is not None:
-                found[name, phase] = operation
-    return found
+    modules = set(candidate.manifest.modules)
+    in_modules: dict[tuple[str, Phase], WrongOperation | None] = {}
+    changes: dict[str, WrongOperation | None] = {}
+    left_out: dict[str, WrongOperation | None] = {}
+    by_parameter = {name: operations for name, operations in candidate.operations.items() if name not in modules}
+    for name in modules & set(candidate.operations):
+        module = _Code(name, candidate.operations[name], known, communication)
+        in_modules[name, Phase.FORWARD], in_modules[name, Phase.BACKWARD] = (
+            module.find_forward(),
+            module.find_backward(),
+        )
+    for name in (each.name for each, comparison in known.items() if _is_wrong_gradient(comparison)):
+        code = _Code(name, by_parameter.get(name, ()), known, communication)
+        others = [operation for other, each in by_parameter.items() if other != name for operation in each]
+        changes[name], left_out[name] = code.find_change(others), code.find_left_out(others)
+    return WrongOperations(_drop_none(in_modules), _drop_none(changes), _drop_none(left_out))
+
+
+def _is_wrong_gradient(comparison: Comparison) -> bool:
+    return comparison.id.kind is Kind.PARAM_GRAD and comparison.verdict.is_wrong
+
+
+def _drop_none(found: Mapping[K, WrongOperation | None]) -> dict[K, WrongOperation]:
+    return {key: operation for key, operation in found.items() if operation is not None}
 
 
 @dataclass(frozen=True)
-class _Module:
-    """A module with the operations of its first call, in the order of the forward pass."""
+class _Code:
+    """A module with the operations of its first call, in order, or a parameter with the changes of its gradient."""
 
     name: str
     operations: Sequence[Operation]
@@ -51,6 +70,8 @@ class _Module:
         for operation in self.operations:
             if self._is_wrong(operation, Kind.CALL):
                 return self._name(self._find_unknown(operation) or operation)
+        if self._has_wrong(Kind.LOSS) and self.operations:
+            return self._name(self._find_unknown(self.operations[-1]) or self.operations[-1])
         if not self._has_wrong(Kind.OUTPUT):
             return None
         # A sum that is still pending when the module ends.
@@ -74,6 +95,19 @@ class _Module:
             return self._name_backward(self._find_user(parameter))
         return None
 
+    def find_change(self, others: Sequence[Operation]) -> WrongOperation | None:
+        """Find what the script does to this gradient alone, or else the last that it does to it."""
+        usual = {_identify(operation) for operation in others}
+        unusual = [operation for operation in self.operations if usual and _identify(operation) not in usual]
+        own = unusual or self.operations
+        return self._name(own[-1]) if own else None
+
+    def find_left_out(self, others: Sequence[Operation]) -> WrongOperation | None:
+        """Find a collective that other gradients go through, and this one does not."""
+        own = {_identify(operation) for operation in self.operations}
+        missing = (each for each in others if each.collectives and _identify(each) not in own)
+        return next((replace(self._name(operation), is_left_out=True) for operation in missing), None)
+
     def _look_up(self, operation: Operation, kind: Kind) -> Comparison | None:
         return self.known.get(TensorId.of(0, 0, self.name, kind, slot=operation.slot))
 
@@ -90,21 +124,22 @@ class _Module:
 
     def _list_wrong_parameters(self) -> Iterator[str]:
         for tensor_id, comparison in self.known.items():
-            if (
-                tensor_id.kind is Kind.PARAM_GRAD
-                and comparison.verdict.is_wrong
-                and is_inside(tensor_id.name, self.name)
-            ):
+            if _is_wrong_gradient(comparison) and is_inside(tensor_id.name, self.name):
                 yield tensor_id.name
 
     def _find_unknown(self, operation: Operation) -> Operation | None:
         """Find an operation that the reference does not have, and whose result this one takes, itself or as a view."""
         by_slot = {each.slot: each for each in self.operations}
         for taken in (by_slot[slot] for slot in reversed(operation.takes) if slot in by_slot):
-            found = self._find_unknown(taken) if taken.is_view else taken
-            if found is not None and self._look_up(found, Kind.CALL) is None:
+            is_passed_on = taken.is_view or _name_function(taken) in _CONVERSIONS
+            found = self._find_unknown(taken) if is_passed_on else taken
+            if found is not None and self._is_unknown(found):
                 return found
         return None
+
+    def _is_unknown(self, operation: Operation) -> bool:
+        comparison = self._look_up(operation, Kind.CALL)
+        return comparison is None or comparison.reason is Reason.NO_TENSOR
 
     def _find_user(self, slot: str) -> Operation | None:
         """Find the last operation that takes this: its backward runs first."""
@@ -113,9 +148,10 @@ class _Module:
     def _name(self, operation: Operation) -> WrongOperation:
         """Name an operation, or the collective that changed its result before it was used."""
         collective = self._find_collective(operation)
-        if collective is not None:
-            return WrongOperation(collective.op, collective.source, collective=collective)
-        return WrongOperation(_name_function(operation), operation.source)
+        if collective is None:
+            return WrongOperation(_name_function(operation), operation.source)
+        called_at = operation.source if operation.source != collective.source else ""
+        return WrongOperation(collective.op, collective.source, called_at, collective)
 
     def _find_collective(self, operation: Operation) -> Collective | None:
         orders = set(operation.collectives)
@@ -126,12 +162,17 @@ class _Module:
         """Name the backward of an operation, or the collective in it, if it is a custom function's."""
         if operation is None:
             return None
-        if not operation.backward:
+        if operation.backward in ("", operation.source):
             return WrongOperation(_name_function(operation), operation.source, is_backward=True)
         for one in self.communication.list_of(self.name, Phase.BACKWARD):
             if _is_in_function(one.source, operation.backward):
                 return WrongOperation(one.op, one.source, operation.source, one, is_backward=True)
         return WrongOperation(_name_function(operation), operation.backward, operation.source, is_backward=True)
+
+
+def _identify(operation: Operation) -> tuple[str, str]:
+    """What a change of one gradient shares with that of another."""
+    return operation.slot, operation.source
 
 
 def _name_function(operation: Operation) -> str:

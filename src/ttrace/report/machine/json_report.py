@@ -60,6 +60,8 @@ class OperationReport(TypedDict):
     """Of a custom backward, file and line of the call of its function; empty for others."""
     backward: bool
     """Whether its backward is wrong."""
+    left_out: bool
+    """Whether it is a collective that reduces other gradients, and not this one."""
     collective: CollectiveReport | None
 
 
@@ -199,6 +201,7 @@ def _report_operation(operation: WrongOperation | None) -> OperationReport | Non
         "source": operation.source,
         "called_at": operation.called_at,
         "backward": operation.is_backward,
+        "left_out": operation.is_left_out,
         "collective": None if operation.collective is None else _report_collective(operation.collective),
     }
 

@@ -20,11 +20,11 @@ from ttrace.judge.selftest import Power
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.report.collectives import list_collectives
+from ttrace.report.depth import Depth
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, group_alike, has_only_problems, list_facts, make_headline
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.numbers import keep_finite
 from ttrace.report.page import columns
-from ttrace.report.page.depth import Depth
 from ttrace.report.page.sides import ROLES, Side, read_sides
 from ttrace.report.page.timing import measure_stages
 from ttrace.tensors.ids import ROOT, Kind
