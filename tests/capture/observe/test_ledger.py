@@ -149,6 +149,8 @@ def use_everything(mesh: DeviceMesh) -> Callable[[], None]:
         dist.broadcast(one, first, group=group)
         dist.reduce(one, first, group=group)
         dist.all_to_all_single(both, both.clone(), group=group)
+        dist.scatter(one, parts if dist.get_rank() == first else None, first, group=group)
+        dist.gather(one, parts if dist.get_rank() == first else None, first, group=group)
         dist.barrier(group=group)
         functional.all_reduce(one, "sum", group)
         work = dist.all_reduce(one, group=group, async_op=True)
@@ -280,6 +282,8 @@ def test_every_function_of_torch_distributed_is_seen_with_its_line(ranks: list[F
         "broadcast",
         "reduce",
         "all_to_all",
+        "scatter",
+        "gather",
         "barrier",
         "all_reduce",
         "all_reduce",
@@ -289,7 +293,8 @@ def test_every_function_of_torch_distributed_is_seen_with_its_line(ranks: list[F
         file, _, line = one.source.rpartition(":")
         assert file == __file__
         assert "dist." in lines[int(line) - first] or "functional." in lines[int(line) - first]
-    assert [one.is_async for one in entries] == [False] * 8 + [True] * 2
+    assert [one.is_async for one in entries] == [False] * 10 + [True] * 2
+    assert [one.what for one in entries] == [one.what for one in ranks[3]["everything"]]
     assert (entries[4].peer, entries[0].shape, entries[0].num_bytes, entries[3].num_bytes) == (2, (2,), 8, 16)
 
 

@@ -221,8 +221,9 @@ def _find_axes(mesh: Mesh, rank: int, ranks: tuple[int, ...]) -> tuple[str, ...]
 
 
 def _list_contributions(arguments: Mapping[str, Any]) -> list[torch.Tensor]:
+    """List what a rank contributes, or what it gets if it contributes nothing, as all but one do in a scatter."""
     value = next((arguments[name] for name in _CONTRIBUTIONS if name in arguments), None)
-    return list(_flatten(value))
+    return list(_flatten(value)) or list(_flatten(list(arguments.values())))
 
 
 def _flatten(value: Any) -> Iterator[torch.Tensor]:
