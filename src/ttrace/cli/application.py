@@ -11,16 +11,17 @@ from typing import Annotated
 
 import typer
 
-from ttrace.cli.commands.archive import archive
 from ttrace.cli.commands.check import check
-from ttrace.cli.commands.diff import diff
+from ttrace.cli.commands.compare import compare
 from ttrace.cli.commands.doctor import doctor
-from ttrace.cli.commands.explain import explain
 from ttrace.cli.commands.lint import lint
-from ttrace.cli.commands.report import report
+from ttrace.cli.commands.results.archive import archive
+from ttrace.cli.commands.results.diff import diff
+from ttrace.cli.commands.results.explain import explain
+from ttrace.cli.commands.results.report import report
+from ttrace.cli.commands.results.show import show
 from ttrace.cli.commands.run import run
 from ttrace.cli.commands.selftest import selftest
-from ttrace.cli.commands.show import show
 from ttrace.cli.commands.sweep import sweep
 from ttrace.cli.commands.trace import trace
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run, sweep, trace, check, report, show, diff, explain, archive, lint, selftest, doctor):
+for command in (run, sweep, trace, check, report, show, diff, explain, compare, archive, lint, selftest, doctor):
     app.command()(command)
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints at rest: reading the formats that people have, and comparing two of them."""

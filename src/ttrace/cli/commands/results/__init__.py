@@ -1,0 +1,1 @@
+"""Commands that look at what a run recorded and found."""
