@@ -117,7 +117,19 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     used = {
         word for line in re.findall(r"(?:`|\$ )(ttrace [^`\n]*)", text) for word in re.findall(r" (--[a-z-]+)", line)
     }
-    theirs = {"--bug", "--stage", "--nproc-per-node", "--standalone", "--tp", "--sp", "--version", "--help"}
+    theirs = {
+        "--bug",
+        "--stage",
+        "--nproc-per-node",
+        "--standalone",
+        "--tp",
+        "--sp",
+        "--load",
+        "--save",
+        "--forget",
+        "--version",
+        "--help",
+    }
     assert used - theirs <= known
 
 

@@ -158,9 +158,14 @@ def test_an_end_whose_parameters_have_settings_that_are_not_there_is_refused() -
 
 
 def test_nothing_is_ever_unpickled() -> None:
-    """No source file of ours knows how, but for that by which a test hands its own function to ranks it starts."""
+    """No source file of ours knows how, but for that by which a test hands its own function to ranks it starts.
+
+    Users' checkpoints are read by torch's own readers: without running code, or where that is impossible, as documented.
+    """
     root = Path(ttrace.__file__).parent
-    sources = sorted(set(root.rglob("*.py")) - {root / "testing" / "call.py"})
+    checkpoints = root / "checkpoints" / "checkpoint.py"
+    assert all("weights_only=True" in line for line in _code(checkpoints) if "torch.load(" in line)
+    sources = sorted(set(root.rglob("*.py")) - {root / "testing" / "call.py", checkpoints})
     assert len(sources) > 10
     forbidden = re.compile(r"\b(pickle|cPickle|dill|marshal|shelve|joblib)\b|torch\.load\b|\beval\(|\bexec\(")
     found = [f"{path.relative_to(root)}: {line}" for path in sources for line in _code(path) if forbidden.search(line)]

@@ -161,6 +161,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "records_sum": sum_of((folder / "records.jsonl").read_bytes()),
         "collectives_sum": "",
         "operations": {},
+        "unloaded": [],
         "num_steps": 1,
         "launch": "",
         "grad_factor": 1.0,

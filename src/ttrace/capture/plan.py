@@ -40,6 +40,8 @@ class Plan(BaseModel):
     """The number of a twin; each number gives another random nudge."""
     seed: int = 0
     num_steps: int = 1
+    first_step: int = 0
+    """The number of the first traced step: another launch has trained up to it, and this one loads its checkpoint."""
     parameters: Literal["generated", "own"] = "generated"
     decisions: Literal["replayed", "own"] = "replayed"
     """Whether twins and candidates repeat the reference's discrete decisions, such as those of routers."""
@@ -81,6 +83,11 @@ class Plan(BaseModel):
     """Whether to end the script after the last traced step."""
     then: tuple[Plan, ...] = ()
     """The plans that follow in the same process; each starts from the state in which this plan started."""
+
+    @property
+    def end_step(self) -> int:
+        """The number of the step after the last traced one."""
+        return self.first_step + self.num_steps
 
     @property
     def written(self) -> Place:

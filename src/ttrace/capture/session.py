@@ -96,7 +96,7 @@ class TracingSession(SessionEvents):
         reference = ReferenceTrace(plan.trusted)
         self._plan = plan
         self._adapter = adapter
-        self._clock = StepCounter()
+        self._clock = StepCounter(plan.first_step)
         self._given_factor = grad_factor
         self._grad_factor = self._read_factor()
         self._divisor = 1
@@ -125,6 +125,7 @@ class TracingSession(SessionEvents):
             seed=plan.seed,
             launch=plan.launch,
             num_microbatches=num_microbatches,
+            first_step=plan.first_step,
             isolated=plan.isolated,
             modules=list_modules(names),
             parameters={name: parameter.requires_grad for name, parameter in parameters.items()},
@@ -192,10 +193,7 @@ class TracingSession(SessionEvents):
         """Trace this block as one optimizer update. After the plan's last step, close the trace and end the script."""
         self._is_in_step = True
         try:
-            if self._clock.step < self._plan.num_steps:
-                with self._traced_step():
-                    yield
-            else:
+            with self._traced_step() if self._clock.step < self._plan.end_step else nullcontext():
                 yield
         finally:
             self._is_in_step = False
@@ -215,7 +213,7 @@ class TracingSession(SessionEvents):
                 self._flags = read_flags()
         finally:
             self._recorder.flush()
-        if self._clock.step == self._plan.num_steps:
+        if self._clock.step == self._plan.end_step:
             self.close()
             if self._plan.stop:
                 sys.exit(0)
@@ -280,6 +278,7 @@ class TracingSession(SessionEvents):
                 settings_of=dict(self._state.settings.by_parameter),
                 forward_buffers=self._buffers.changed,
                 samples={slot: tuple(rows) for slot, rows in self._batches.samples.items()},
+                unloaded=self._state.unloaded,
                 random=tuple(self._rng_use.modules),
                 flags=self._flags,
                 notes=(*self._resolver.list_unused_rules(), *self._state.notes, *isolation_notes, *self._ledger.notes),

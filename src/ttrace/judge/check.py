@@ -125,9 +125,15 @@ def _compare_all(
 
 def _choose_ids(reference: Trace, candidate: Trace) -> list[TensorId]:
     """Choose what is compared. A reference may recompute or not, and a rank may have labels that cannot be placed."""
-    ours = (t for t in reference.shards if not t.kind.is_recompute)
+    first = candidate.manifest.first_step
+    ours = (t for t in reference.shards if not t.kind.is_recompute and (t.step >= first or _is_left_by(t, first)))
     unplaced = {t for t in reference.shards.keys() ^ candidate.shards.keys() if is_labels(t)}
     return [t for t in dict.fromkeys([*ours, *candidate.shards]) if t not in unplaced]
+
+
+def _is_left_by(tensor_id: TensorId, first: int) -> bool:
+    """Whether a step has left this to the first one of a run that goes on from a checkpoint."""
+    return tensor_id.step == first - 1 and tensor_id.kind is Kind.OPTIM
 
 
 def _excuse_unstated(comparisons: list[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:

@@ -178,6 +178,7 @@ class CauseName(Enum):
     """
 
     NOT_FINITE = "not finite"
+    NOT_LOADED = "not loaded"
     NOT_UPDATED = "not updated"
     OPTIMIZER_SETTINGS = "optimizer settings"
     UPDATED_TWICE = "updated twice"

@@ -107,6 +107,8 @@ class Manifest(BaseModel):
     launch: str = ""
     """A different text for each launch, the same on all its ranks; empty if no launcher wrote the plan."""
     num_microbatches: PositiveInt = 1
+    first_step: NonNegativeInt = 0
+    """The first traced step: of those before it, another launch has made the checkpoint that this one loaded."""
     isolated: bool = False
     """Whether the inputs of modules were replaced."""
     modules: dict[str, ModuleInfo] = {}
@@ -149,6 +151,8 @@ class End(BaseModel):
     """As in the manifest."""
     grad_factor: float = 1.0
     """The factor that this side's gradient reduction still applies to activation gradients; some know it only late."""
+    unloaded: tuple[str, ...] = ()
+    """Of a run that goes on from a checkpoint, what it did not change, though it changed others."""
     random: tuple[str, ...] = ()
     """The innermost modules that drew random numbers."""
     splits: dict[str, str] = {}

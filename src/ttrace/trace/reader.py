@@ -266,6 +266,11 @@ class Trace:
         """The buffers that forward passes change, on any rank."""
         return frozenset(name for rank in self.ranks if rank.end for name in rank.end.forward_buffers)
 
+    @cached_property
+    def unloaded(self) -> frozenset[str]:
+        """Parameters and buffers that a checkpoint did not change on some rank."""
+        return frozenset(name for rank in self.ranks if rank.end for name in rank.end.unloaded)
+
     @property
     def random(self) -> tuple[str, ...]:
         """The innermost modules that drew random numbers, on any rank."""

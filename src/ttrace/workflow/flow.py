@@ -41,6 +41,8 @@ class Commands:
     candidate: tuple[str, ...]
     num_twins: int
     timeout: float
+    resume: tuple[str, ...] = ()
+    """The candidate's second launch, which loads the checkpoint that the first one has saved; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Flow:
         about = {
             "reference": shlex.join(self.commands.reference),
             "candidate": shlex.join(self.commands.candidate),
+            **({"resume": shlex.join(self.commands.resume)} if self.commands.resume else {}),
             "folder": str(Path.cwd()),
             "git": describe_commit(Path.cwd()),
             "ttrace": metadata.version("torch-ttrace"),
@@ -204,8 +207,27 @@ class Flow:
         return self._candidate(self.run, first, self.run.repeat)
 
     def _candidate(self, run: Run, settings: Plan, out: Path) -> Stage:
-        update = {"reference": run.reference.resolve(), "out": out, "role": "candidate"}
-        return Stage(self.commands.candidate, settings.model_copy(update=update))
+        """Make the candidate's stage; if it has two launches, that of the second, which trains the last step."""
+        update: dict[str, object] = {"reference": run.reference.resolve(), "out": out, "role": "candidate"}
+        if not self.commands.resume:
+            return Stage(self.commands.candidate, settings.model_copy(update=update))
+        last = settings.num_steps - 1
+        update |= {"first_step": last, "num_steps": 1, "parameters": "own"}
+        return Stage(self.commands.resume, settings.model_copy(update=update))
+
+    def _save_checkpoint(self, out: Path) -> None:
+        """Run the first launch of a candidate that has two: all steps but the last, and whatever it does then."""
+        update = {
+            "reference": self.run.reference.resolve(),
+            "out": out.with_name(f"{out.name}-before"),
+            "role": "candidate",
+            "num_steps": self.settings.num_steps - 1,
+            "only": ("nothing",),  # parameters and batches are always recorded
+            "stop": False,
+        }
+        self._run(
+            "candidate until its checkpoint", Stage(self.commands.candidate, self.settings.model_copy(update=update))
+        )
 
     def _trace_or_keep(self, name: str, stage: Stage) -> bool:
         """Make the trace, unless an earlier one can be kept; return whether it was kept."""
@@ -232,6 +254,8 @@ class Flow:
     def _run(self, name: str, stage: Stage, *, then: dict[str, Stage] | None = None) -> None:
         """Run a stage, and in the same launch those that follow it, by name."""
         then = then or {}
+        if self.commands.resume and stage.plan.role == "candidate" and stage.plan.first_step:
+            self._save_checkpoint(stage.plan.out)
         for following in then.values():
             following.clear()  # an earlier trace would look like the beginning of a new one
         self.on_stage(name)

@@ -25,8 +25,8 @@ class StepCounter:
     Without a pipeline, each forward of the model begins a microbatch, unless `begin_microbatch` says so.
     """
 
-    def __init__(self) -> None:
-        self.step = 0
+    def __init__(self, first_step: int = 0) -> None:
+        self.step = first_step
         self.num_batches = 0
         self.is_running = False
         self.is_in_update = False

@@ -15,6 +15,7 @@ from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import GeneratedTensor
 from ttrace.capture.probes.isolation import Isolate
 from ttrace.capture.state.buffers import Buffers
+from ttrace.capture.state.load_watch import LoadWatch
 from ttrace.capture.state.microbatch_gradients import MicrobatchGradients
 from ttrace.capture.state.optimizer_settings import OptimizerSettings, read_settings
 from ttrace.capture.state.streamed_gradients import StreamedGradients
@@ -61,6 +62,9 @@ class ModelState:
         """What could not be observed."""
         self.settings = OptimizerSettings()
         """The optimizer's settings when it stepped, as far as they decide updates."""
+        self.unloaded: tuple[str, ...] = ()
+        """The parameters and buffers that a checkpoint did not change."""
+        self._loads = LoadWatch(self._read_all) if plan.first_step else None
         self._has_stepped = False
         self._shown: set[str] = set()
         """The parameters whose final gradients this step has shown."""
@@ -78,6 +82,11 @@ class ModelState:
         self._has_stepped = False
         self._shown.clear()
         self._streamed_gradients.begin()
+        if self._loads is not None:
+            self.unloaded = self._loads.find_unloaded()
+            self._loads = None
+            for name in self._tensors.parameters:  # the state that the step before has left
+                self._show_optimizer_state(name, self._clock.step - 1)
         for name, parameter in self._tensors.parameters.items():
             generated = self._tensors.generated[name]
             tensor_id = self._make_id(name, Kind.PARAM)
@@ -159,13 +168,24 @@ class ModelState:
             updated = self._adapter.read_updated(parameter)
             if updated is not None:
                 self._show_slice(self._make_id(name, Kind.PARAM_AFTER), updated)
-            for key, owned in self._adapter.read_optimizer_state(self._optimizer, parameter).items():
-                tensor_id = self._make_id(name, Kind.OPTIM, encode_name(key))
-                if owned.run is not None or owned.tensor.shape == self._adapter.read_values(parameter).tensor.shape:
-                    self._show_slice(tensor_id, owned)
-                else:  # a step counter for instance is not cut like the parameter
-                    whole = Placement(Region.whole(tuple(owned.tensor.shape)))
-                    self._dispatcher.visit(tensor_id, owned.tensor, stated=whole)
+            self._show_optimizer_state(name, self._clock.step)
+
+    def _show_optimizer_state(self, name: str, step: int) -> None:
+        parameter = self._tensors.parameters[name]
+        for key, owned in self._adapter.read_optimizer_state(self._optimizer, parameter).items():
+            tensor_id = TensorId.of(step, None, name, Kind.OPTIM, slot=encode_name(key))
+            if owned.run is not None or owned.tensor.shape == self._adapter.read_values(parameter).tensor.shape:
+                self._show_slice(tensor_id, owned)
+            else:  # a step counter for instance is not cut like the parameter
+                whole = Placement(Region.whole(tuple(owned.tensor.shape)))
+                self._dispatcher.visit(tensor_id, owned.tensor, stated=whole)
+
+    def _read_all(self) -> dict[str, torch.Tensor]:
+        """Read this rank's parameters and buffers."""
+        values = {name: self._adapter.read_values(each).tensor for name, each in self._tensors.parameters.items()}
+        return {
+            name: self._adapter.to_local(each) for name, each in (values | dict(self._tensors.buffers.read())).items()
+        }
 
     def _show_buffers(self, kind: Kind) -> None:
         for name, buffer in self._tensors.buffers.read().items():

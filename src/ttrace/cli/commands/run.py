@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ttrace.cli import options
+from ttrace.errors import TTraceError
 from ttrace.judge.margin import MARGIN
 
 
@@ -16,6 +17,13 @@ def run(
         str, typer.Option(help="The command under test, e.g. 'torchrun --standalone --nproc-per-node 2 train.py'.")
     ],
     out: options.Out,
+    resume: Annotated[
+        str,
+        typer.Option(
+            help="A second command of the candidate, which loads the checkpoint that the first one has saved after all "
+            "--steps but the last, and trains that one."
+        ),
+    ] = "",
     twins: options.Twins = 3,
     seed: options.Seed = 0,
     steps: options.Steps = 1,
@@ -59,6 +67,8 @@ def run(
     from ttrace.workflow.lock import hold
     from ttrace.workflow.run import Run, Strictness
 
+    if resume and steps < 2:
+        raise TTraceError("--resume needs --steps of at least 2: all but the last come before the checkpoint.")
     settings = make_plan(
         out,
         seed=seed,
@@ -77,10 +87,14 @@ def run(
         mesh=mesh,
         rules=rules,
     )
-    commands = Commands(split_command(reference), split_command(candidate), twins, timeout)
+    commands = Commands(
+        split_command(reference), split_command(candidate), twins, timeout, split_command(resume) if resume else ()
+    )
     lines = StageLines()
     flow = Flow(Run(out), commands, settings, on_stage=lines.on_stage, on_note=lines.on_note)
-    investigation = Investigation(flow, Strictness.load(margin, allow), repeats=repeat, isolates=isolate)
+    # In isolation parameters are the reference's at step 0, and not those of a checkpoint.
+    isolates = isolate and not resume
+    investigation = Investigation(flow, Strictness.load(margin, allow), repeats=repeat, isolates=isolates)
     flow.check_folder()
     with hold(out):
         with lines:

@@ -15,8 +15,24 @@ from ttrace.trace.reader import Settings, Shard, Trace
 
 
 @cause(
-    CauseName.NOT_UPDATED,
+    CauseName.NOT_LOADED,
     after="find_not_finite",
+    shown_by="the checkpoint changed others, and this parameter or buffer still holds what it was initialised with",
+    unproven="entries of the zoo are one launch; tests/workflow/test_resume.py",
+)
+def find_not_loaded(e: Evidence) -> Cause | None:
+    """Find a parameter or buffer that a checkpoint should have replaced."""
+    tensor_id = e.comparison.id
+    if tensor_id.kind not in (Kind.PARAM, Kind.BUFFER) or tensor_id.name not in e.candidate_trace.unloaded:
+        return None
+    return Cause(
+        CauseName.NOT_LOADED, "not loaded: the checkpoint changed others, and this one is as it was initialised"
+    )
+
+
+@cause(
+    CauseName.NOT_UPDATED,
+    after="find_not_loaded",
     shown_by="an update that is zero, everywhere or on some ranks",
     fault="left out of optimizer",
 )

@@ -167,6 +167,8 @@ class Comparer:
         """
         if not tensor_id.kind.is_of_buffer or tensor_id.name not in self.reference.forward_buffers:
             return False
+        if tensor_id.name in self.candidate.unloaded:
+            return False
         last = tensor_id.step - (tensor_id.kind is Kind.BUFFER)
         ran = {(t.step, t.microbatch) for t in self.reference.shards if t.step <= last and t.microbatch is not None}
         ranks = {rank for piece in b.pieces for rank in piece.ranks}

@@ -61,7 +61,8 @@ def is_from_outside(comparison: Comparison) -> bool:
 
 
 def _compare_microbatches(reference: Trace, candidate: Trace) -> str:
-    ours, theirs = _find_microbatches(reference), _find_microbatches(candidate)
+    first = candidate.manifest.first_step
+    ours, theirs = _find_microbatches(reference, first), _find_microbatches(candidate, first)
     if not ours or not theirs or ours == theirs:
         return ""
     num_ours, num_theirs = (_count_first_step(found) for found in (ours, theirs))
@@ -75,11 +76,11 @@ def _compare_microbatches(reference: Trace, candidate: Trace) -> str:
     )
 
 
-def _find_microbatches(trace: Trace) -> frozenset[tuple[int, int]]:
+def _find_microbatches(trace: Trace, first_step: int) -> frozenset[tuple[int, int]]:
     return frozenset(
         (tensor_id.step, tensor_id.microbatch)
         for tensor_id in trace.shards
-        if tensor_id.kind in _FED and tensor_id.microbatch is not None
+        if tensor_id.kind in _FED and tensor_id.microbatch is not None and tensor_id.step >= first_step
     )
 
 

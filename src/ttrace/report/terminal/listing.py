@@ -71,15 +71,18 @@ def show(console: Console, folder: Path, found: list[Row]) -> None:
     console.print(Text(f"next: {_make_next_command(folder, found, one=one)}"), soft_wrap=True)
 
 
-def print_table(console: Console, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Print these columns of rows."""
+def print_table(console: Console, columns: Sequence[str], rows: Sequence[Row], *, folds: bool = True) -> None:
+    """Print these columns of rows; in a narrow terminal cells are folded, or else the lines are as long as they are."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
         # Text, because a name or a rule may look like markup.
         table.add_row(*(Text(_format_cell(row[name])) for name in columns))
-    console.print(table)
+    if not folds:
+        widths = [max(len(name), *(len(_format_cell(row[name])) for row in rows)) for name in columns]
+        console.width = max(console.width, sum(widths) + 2 * len(widths))
+    console.print(table, crop=False)
 
 
 def _make_next_command(folder: Path, found: list[Row], *, one: bool) -> str:

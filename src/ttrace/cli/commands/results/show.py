@@ -59,4 +59,4 @@ def _show_collectives(folder: Path, module: str, *, json_output: bool) -> None:
         typer.echo(json.dumps(rows))
         return
     check_found(rows, folder, module)
-    listing.print_table(screen.console(), list(rows[0]), rows)
+    listing.print_table(screen.console(), list(rows[0]), rows, folds=False)

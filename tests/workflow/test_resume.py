@@ -1,0 +1,179 @@
+"""A candidate that goes on from a checkpoint is judged at the first step after it: what is wrong there is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.support.commands import ROOT, ttrace
+from ttrace.capture.plan import Plan
+from ttrace.capture.session import TracingSession
+from ttrace.judge.check import check
+from ttrace.judge.verdict import CauseName, Exit, Judgement
+from ttrace.layouts.rules import Rules
+from ttrace.trace.reader import Trace
+from zoo.harness.runs import SimulatedRank
+
+NUM_STEPS, NUM_TWINS = 3, 2
+States = dict[str, Any]
+Load = Callable[["Net", torch.optim.Optimizer, States], None]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        out: torch.Tensor = self.norm(x)
+        return out
+
+
+def train(plan: Plan, load: Callable[[Net, torch.optim.Optimizer], None] = lambda *_: None) -> States:
+    """Train the plan's steps, and return what a script would save."""
+    torch.manual_seed(plan.first_step)  # a new process initialises otherwise
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules.of({}))
+    load(model, optimizer)
+    for _ in range(plan.num_steps):
+        with session.step():
+            batch = session.batch({"x": torch.randn(6, 8), "y": torch.randn(6, 8)})
+            F.mse_loss(model(batch["x"]), batch["y"]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        schedule.step()
+    return deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, States]:
+    """A reference that trains through, its twins, and a candidate up to its checkpoint."""
+    folder = tmp_path_factory.mktemp("resume")
+    whole = Plan(out=folder / "reference", num_steps=NUM_STEPS, stop=False, full=("*",))
+    train(whole)
+    known = {"reference": whole.out}
+    for twin in range(1, NUM_TWINS + 1):
+        train(whole.model_copy(update={**known, "out": folder / f"twin-{twin}", "role": "twin", "twin": twin}))
+    before = {**known, "out": folder / "before", "role": "candidate", "num_steps": NUM_STEPS - 1}
+    return folder, train(whole.model_copy(update=before))
+
+
+def judge(saved: tuple[Path, States], out: Path, load: Load) -> Judgement:
+    folder, states = saved
+    plan = Plan(
+        out=out,
+        role="candidate",
+        reference=folder / "reference",
+        first_step=NUM_STEPS - 1,
+        parameters="own",
+        stop=False,
+        full=("*",),
+    )
+    train(plan, lambda model, optimizer: load(model, optimizer, deepcopy(states)))
+    twins = [Trace(folder / f"twin-{twin}") for twin in range(1, NUM_TWINS + 1)]
+    return check(Trace(folder / "reference"), twins, Trace(out))
+
+
+def load_all(model: Net, optimizer: torch.optim.Optimizer, states: States) -> None:
+    model.load_state_dict(states["model"])
+    optimizer.load_state_dict(states["optimizer"])
+
+
+def forget_layer(model: Net, optimizer: torch.optim.Optimizer, states: States) -> None:
+    """A name that changed, and `strict=False`."""
+    states["model"]["layer.1.weight"] = states["model"].pop("layers.1.weight")
+    model.load_state_dict(states["model"], strict=False)
+    optimizer.load_state_dict(states["optimizer"])
+
+
+def shift_layers(model: Net, optimizer: torch.optim.Optimizer, states: States) -> None:
+    states["model"]["layers.2.weight"] = states["model"]["layers.1.weight"]
+    load_all(model, optimizer, states)
+
+
+def truncate(model: Net, optimizer: torch.optim.Optimizer, states: States) -> None:
+    """Weights went through bfloat16."""
+    states["model"] = {
+        name: value.bfloat16().to(value.dtype) if value.dtype == torch.float32 else value
+        for name, value in states["model"].items()
+    }
+    load_all(model, optimizer, states)
+
+
+def forget_moments(model: Net, optimizer: torch.optim.Optimizer, states: States) -> None:
+    model.load_state_dict(states["model"])
+    optimizer.param_groups[0]["lr"] = states["optimizer"]["param_groups"][0]["lr"]
+
+
+def restart_schedule(model: Net, optimizer: torch.optim.Optimizer, states: States) -> None:
+    load_all(model, optimizer, states)
+    optimizer.param_groups[0]["lr"] = 1e-2
+
+
+def forget_buffers(model: Net, optimizer: torch.optim.Optimizer, states: States) -> None:
+    """Only parameters were saved."""
+    names = {name for name, _ in model.named_parameters()}
+    model.load_state_dict({name: value for name, value in states["model"].items() if name in names}, strict=False)
+    optimizer.load_state_dict(states["optimizer"])
+
+
+def test_a_checkpoint_that_is_loaded_rightly_passes(saved: tuple[Path, States], tmp_path: Path) -> None:
+    judgement = judge(saved, tmp_path, load_all)
+    assert judgement.exit is Exit.PASSED, judgement.problems
+    steps = {(comparison.id.step, comparison.id.kind.value) for comparison in judgement.comparisons}
+    assert {kind for step, kind in steps if step < NUM_STEPS - 1} == {"optim"}
+    assert {(2, "param"), (2, "buffer"), (2, "param_grad"), (2, "update"), (2, "optim")} <= steps
+
+
+@pytest.mark.parametrize(
+    ("load", "site", "cause"),
+    [
+        (forget_layer, "2/-/layers.1.weight/param", CauseName.NOT_LOADED),
+        (shift_layers, "2/-/layers.2.weight/param", CauseName.OTHERS_VALUES),
+        (truncate, "2/-/layers.0.weight/param", CauseName.WEAKER_DTYPE),
+        (forget_buffers, "2/-/norm.running_mean/buffer", CauseName.NOT_LOADED),
+        (forget_moments, "2/-/layers.0.weight/update", CauseName.STEP_COUNT),
+        (restart_schedule, "2/-/layers.0.weight/update", CauseName.OPTIMIZER_SETTINGS),
+    ],
+)
+def test_what_is_not_loaded_rightly_has_its_cause(
+    saved: tuple[Path, States], tmp_path: Path, load: Load, site: str, cause: CauseName
+) -> None:
+    judgement = judge(saved, tmp_path, load)
+    assert judgement.exit is Exit.FOUND
+    first = judgement.findings[0]
+    assert (str(first.comparison.id), first.cause.name) == (site, cause)
+
+
+def test_one_step_leaves_nothing_before_the_checkpoint(tmp_path: Path) -> None:
+    ran = ttrace(
+        "run", "--reference", "true", "--candidate", "true", "--resume", "true", "--out", str(tmp_path / "run")
+    )
+    assert ran.returncode == 2
+    assert "--resume needs --steps of at least 2" in ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "code"), [("", 0), ("--bug", 1), ("--forget", 1)])
+def test_the_example_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, code: int) -> None:
+    script = f"{ROOT}/examples/checkpoint.py"
+    torchrun = "torchrun --standalone --nproc-per-node"
+    ran = ttrace(
+        *("run", "--steps", "3", "--twins", "2", "--no-repeat", "--out", str(tmp_path / "run")),
+        *("--reference", f"python {script} --steps 3"),
+        *("--candidate", f"{torchrun} 2 {script} --steps 2 --save {tmp_path}/two"),
+        *("--resume", f"{torchrun} 4 {script} --steps 1 --load {tmp_path}/two {flag}"),
+    )
+    assert ran.returncode == code, ran.stdout + ran.stderr
