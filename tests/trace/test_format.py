@@ -160,7 +160,7 @@ def test_an_end_whose_parameters_have_settings_that_are_not_there_is_refused() -
 def test_nothing_is_ever_unpickled() -> None:
     """No source file of ours knows how, but for that by which a test hands its own function to ranks it starts.
 
-    Users' checkpoints are read by torch's own readers: without running code, or where that is impossible, as documented.
+    Users' checkpoints are read by torch's own readers, without running code where torch can do so.
     """
     root = Path(ttrace.__file__).parent
     checkpoints = root / "checkpoints" / "checkpoint.py"

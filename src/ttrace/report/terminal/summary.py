@@ -120,7 +120,7 @@ def _format_details(finding: Finding, others: list[Finding], width: int) -> list
     for label, text in list_facts(finding, others):
         wrapped = textwrap.wrap(text, max(width - _INDENT, 40), break_long_words=False, break_on_hyphens=False)
         for i, part in enumerate(wrapped):
-            head = f"  {label if i == 0 else '':<{_INDENT - 4}}  "
+            head = f"  {label if i == 0 else '':<{_INDENT - 2}}"
             lines.append(Text.assemble((head, "dim"), (part, "bold" if label == "cause" else "")))
     return [*lines, Text()]
 
