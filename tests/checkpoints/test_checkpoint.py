@@ -55,6 +55,13 @@ def test_every_format_gives_the_tensors(tmp_path: Path, form: str) -> None:
         assert torch.equal(read.read(name), tensor)
 
 
+def test_the_index_of_a_distributed_checkpoint_is_read_once(tmp_path: Path) -> None:
+    path = write(tmp_path, "dcp")
+    read = open_checkpoint(path)
+    (path / ".metadata").unlink()
+    assert all(torch.equal(read.read(name), tensor) for name, tensor in TENSORS.items())
+
+
 def test_nested_dicts_and_values_have_dotted_names(tmp_path: Path) -> None:
     torch.save({"model": TENSORS, "optim": [{"lr": 0.1}], "step": 3}, tmp_path / "all.pt")
     read = open_checkpoint(tmp_path / "all.pt")

@@ -113,11 +113,11 @@ class DistributedCheckpoint(Checkpoint):
     """
 
     def __init__(self, path: Path) -> None:
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
         self.path = path
-        known = FileSystemReader(path).read_metadata().state_dict_metadata
+        self._reader = _make_reader(path)
+        known = self._reader.read_metadata().state_dict_metadata
         self.tensors = {
             name: TensorInfo(tuple(entry.size), entry.properties.dtype)
             for name, entry in known.items()
@@ -132,13 +132,24 @@ class DistributedCheckpoint(Checkpoint):
         return loaded
 
     def _load(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns that there is one process
-            load(wanted, storage_reader=FileSystemReader(self.path), no_dist=True)
+            load(wanted, storage_reader=self._reader, no_dist=True)
         return wanted
+
+
+def _make_reader(path: Path) -> Any:
+    """Make a reader that reads its index once, and not for each tensor: that would take minutes."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    class Reader(FileSystemReader):
+        def read_metadata(self, *_: Any, **__: Any) -> Any:
+            return index
+
+    index = FileSystemReader(path).read_metadata()
+    return Reader(path)
 
 
 def _load(file: Path) -> Any:

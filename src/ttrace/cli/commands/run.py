@@ -82,7 +82,7 @@ def run(
         compiled=compiled,
         microbatch_grads=microbatch_grads,
         deterministic=deterministic,
-        attach=attach,
+        attach="script" if resume else attach,  # a script's own first step is not the first traced one
         data=data,
         mesh=mesh,
         rules=rules,
