@@ -25,6 +25,7 @@ HEADING = "## The wrong line"
 _BEFORE = "the values are wrong before the step: none of its operations made them"
 _UPDATE = "it is in the optimizer or in clipping, where operations are not recorded"
 _LIBRARY = "a library reduces gradients, or fails to: no line of the script does"
+_ASSIGNED = "the gradient is assigned, or set to None, and no function of torch is called"
 _ABSENT = "what is missing has no line"
 _SILENT = "all operations of the module are right in isolation"
 _OTHER = "another line of the module is the first with a wrong result"
@@ -106,7 +107,9 @@ def _explain(found: Seen) -> str:
         return _OTHER
     if found.cause == CauseName.MISSING_MODULES.value:
         return _ABSENT
-    return _LIBRARY if found.kind == Kind.PARAM_GRAD else _SILENT
+    if found.kind != Kind.PARAM_GRAD:
+        return _SILENT
+    return _ASSIGNED if found.cause == CauseName.OTHERS_VALUES.value else _LIBRARY
 
 
 def _read_line(place: str) -> str:
