@@ -290,10 +290,12 @@ _current = _Current()
 
 def _wrap_apply(original: Any) -> Any:
     """Wrap the class method by which custom autograd functions are called: no mode sees it."""
+    # Bound to `Function` it is of no use for others; in torch 2.15 it is not written in Python.
+    unbound = inspect.getattr_static(torch.autograd.Function, "apply")
 
-    @functools.wraps(original.__func__)
+    @functools.wraps(original)
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        run = original.__func__.__get__(cls)
+        run = unbound.__get__(None, cls)
         return run(*args, **kwargs) if _current.calls is None else _current.calls.apply(cls, run, args, kwargs)
 
     return classmethod(apply)
