@@ -36,8 +36,6 @@ class Outcome:
     num_inferred: int
     unjudged: Mapping[str, int]
     """Why tensors were not judged, and how many."""
-    communication: tuple[str, ...] = ()
-    """What was noted of its collectives."""
 
     @classmethod
     def of(cls, judgement: Judgement) -> Outcome:
