@@ -15,15 +15,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import CellType, ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
-
-if TYPE_CHECKING:
-    pass
 
 
 def parse_release(version: str) -> tuple[int, int]:

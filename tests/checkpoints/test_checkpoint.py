@@ -64,6 +64,16 @@ def test_the_index_of_a_distributed_checkpoint_is_read_once(tmp_path: Path) -> N
     assert all(torch.equal(read.read(name), tensor) for name, tensor in TENSORS.items())
 
 
+def test_a_file_that_is_missing_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    """As of a rank whose part was not copied; torch's own error is no Exception."""
+    path = write(tmp_path, "dcp")
+    read = open_checkpoint(path)
+    for part in path.glob("*.distcp"):
+        part.unlink()
+    with pytest.raises(TTraceError, match=r"cannot be read as a checkpoint: layers\.0\.weight"):
+        read.read("layers.0.weight")
+
+
 def test_nested_dicts_and_values_have_dotted_names(tmp_path: Path) -> None:
     torch.save({"model": TENSORS, "optim": [{"lr": 0.1}], "step": 3}, tmp_path / "all.pt")
     read = open_checkpoint(tmp_path / "all.pt")

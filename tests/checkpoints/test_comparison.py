@@ -105,6 +105,28 @@ def test_missing_tensors_and_other_values_are_differences(tmp_path: Path) -> Non
     assert "1 values are in one of them only, such as lr" in found.notes
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (
+            torch.tensor([0.0, 1.0]),
+            torch.tensor([-0.0, 1.0]),
+            "only [0:1] of [2] differs, and there the values are equal",
+        ),
+        (torch.tensor(3), torch.tensor(4), "the candidate comes to 4"),
+        (torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 2.0]), "only [1:2] of [2] differs"),
+        (torch.ones(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.complex64), "no causes are known"),
+    ],
+)
+def test_odd_values_that_differ_are_found(tmp_path: Path, ours: torch.Tensor, theirs: torch.Tensor, words: str) -> None:
+    (difference,) = compare(tmp_path, {"x": ours}, {"x": theirs}).differences
+    assert words in difference.sentence
+
+
+def test_the_same_integers_in_another_dtype_are_no_difference(tmp_path: Path) -> None:
+    assert compare(tmp_path, {"x": torch.tensor(3)}, {"x": torch.tensor(3, dtype=torch.int32)}).is_same
+
+
 def test_a_prefix_of_all_names_does_not_matter(tmp_path: Path) -> None:
     found = compare(tmp_path, {"model": WEIGHTS, "extra": torch.ones(1)}, WEIGHTS)
     assert [each.name for each in found.differences] == ["extra"]

@@ -6,6 +6,7 @@ import io
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,34 +33,47 @@ class Checkpoint(ABC):
     values: Mapping[str, object]
     """Numbers, texts and the like."""
 
-    @abstractmethod
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor, whole."""
+        with _refuse_damage(self.path, f": {name}"):
+            return self._read(name)
+
+    @abstractmethod
+    def _read(self, name: str) -> torch.Tensor: ...
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a file or folder, whatever its format."""
     if not path.exists():
         raise TTraceError(f"There is no checkpoint at {path}.")
-    try:
+    with _refuse_damage(path):
         if path.is_file():
-            return (
-                SafetensorsCheckpoint(path, [path]) if path.suffix == ".safetensors" else TorchCheckpoint(path, [path])
-            )
+            kind = SafetensorsCheckpoint if path.suffix == ".safetensors" else TorchCheckpoint
+            return kind(path, [path])
         if (path / ".metadata").exists():
             return DistributedCheckpoint(path)
         if files := sorted(path.glob("*.safetensors")):
             return SafetensorsCheckpoint(path, files)
         if files := sorted(file for ending in ("bin", "pt", "pth") for file in path.glob(f"*.{ending}")):
             return TorchCheckpoint(path, files)
-    except TTraceError:
-        raise
-    except Exception as error:  # the readers raise whatever a damaged file leads to
-        raise TTraceError(f"{path} cannot be read as a checkpoint: {type(error).__name__}: {error}") from error
     raise TTraceError(
         f"{path} is no checkpoint that TTrace knows: it has neither .metadata (torch.distributed.checkpoint) nor files "
         "that end with .safetensors, .bin, .pt or .pth."
     )
+
+
+@contextmanager
+def _refuse_damage(path: Path, where: str = "") -> Iterator[None]:
+    """Refuse what the readers of this block cannot read: they raise whatever a damaged or missing file leads to."""
+    try:
+        yield
+    except (TTraceError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # torch.distributed.checkpoint's own is no Exception
+        words = str(error).strip().splitlines()
+        raise TTraceError(
+            f"{path} cannot be read as a checkpoint{where}: {type(error).__name__}: {words[-1] if words else ''}"
+        ) from error
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -81,7 +95,7 @@ class SafetensorsCheckpoint(Checkpoint):
                 tensors[name] = TensorInfo(tuple(part.get_shape()), DTYPES[part.get_dtype()])
         self.tensors = tensors
 
-    def read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
 
@@ -102,7 +116,7 @@ class TorchCheckpoint(Checkpoint):
         self.values = values
         self.tensors = {name: TensorInfo(tuple(leaf.shape), leaf.dtype) for name, leaf in self._loaded.items()}
 
-    def read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str) -> torch.Tensor:
         return self._loaded[name].detach()
 
 
@@ -126,7 +140,7 @@ class DistributedCheckpoint(Checkpoint):
         others = [name for name in known if name not in self.tensors]
         self.values = dict(self._load({name: io.BytesIO() for name in others})) if others else {}
 
-    def read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str) -> torch.Tensor:
         info = self.tensors[name]
         loaded: torch.Tensor = self._load({name: torch.empty(info.shape, dtype=info.dtype, device="cpu")})[name]
         return loaded

@@ -18,7 +18,7 @@ from ttrace.judge.verdict import Cause, CauseName
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.tensors.region import Region
-from ttrace.trace.format import End, Manifest, Record
+from ttrace.trace.format import DTYPE_NAMES, End, Manifest, Record
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
 
@@ -38,7 +38,7 @@ class Sameness(StrEnum):
 
     SAME = "same"
     ROUNDED = "rounded"
-    """Stored in a weaker dtype, and rightly rounded to it."""
+    """Stored in another dtype, with the values to which they round there."""
     DIFFERENT = "different"
     OTHER_SHAPE = "other shape"
     ONLY_REFERENCE = "only in the reference"
@@ -83,7 +83,9 @@ def compare_checkpoints(reference: Checkpoint, candidate: Checkpoint) -> Checkpo
             differences.append(found)
         counts[found.sameness if isinstance(found, TensorDifference) else found] += 1
     if counts[Sameness.ROUNDED]:
-        notes.append(f"{counts[Sameness.ROUNDED]} tensors are stored in a weaker dtype, and rightly rounded to it")
+        notes.append(
+            f"{counts[Sameness.ROUNDED]} tensors are stored in another dtype, with the values to which they round there"
+        )
     for name in sorted(reference.values.keys() & candidate.values.keys()):
         a, b = reference.values[name], candidate.values[name]
         if not _is_equal(a, b):
@@ -142,11 +144,11 @@ def _compare_one(
     a, b = reference.read(ours), candidate.read(theirs)
     if a.shape != b.shape:
         return TensorDifference(ours, Sameness.OTHER_SHAPE, _explain_shape(a, b), shape=tuple(a.shape))
-    if a.dtype == b.dtype and torch.equal(_as_bytes(a), _as_bytes(b)):
-        return Sameness.SAME
     if a.dtype != b.dtype and _is_rounded(a, b):
         return Sameness.ROUNDED
-    differs = a.double() != b.double()
+    differs = _find_different(a, b)
+    if not differs.any():
+        return Sameness.SAME if a.dtype == b.dtype else Sameness.ROUNDED
     region = _find_region(differs)
     cause = _explain(reference, ours, a, b, region) if explains else None
     sentence = cause.sentence if cause is not None else "the values differ"
@@ -159,6 +161,10 @@ def _explain(
     reference: Checkpoint, name: str, a: torch.Tensor, b: torch.Tensor, region: Sequence[tuple[int, int]]
 ) -> Cause:
     """Look for the cause, as a check does for the parameters of a run, in the region that differs."""
+    if torch.equal(a, b):
+        return Cause(CauseName.UNEXPLAINED, "the values are equal, but not their bits: the signs of zeros differ")
+    if any(each.dtype not in DTYPE_NAMES for each in (a, b)):
+        return Cause(CauseName.UNEXPLAINED, f"the values differ; no causes are known for {a.dtype}")
     if a.is_floating_point() and (rounding := _measure_rounding(a, b)):
         return Cause(CauseName.UNEXPLAINED, rounding)
     with tempfile.TemporaryDirectory() as folder:
@@ -253,10 +259,15 @@ def _format_region(region: Sequence[tuple[int, int]]) -> str:
     return f"[{', '.join(f'{begin}:{end}' for begin, end in region)}]"
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View values as integers, so that NaNs are equal to themselves."""
-    flat = tensor.detach().contiguous().flatten()
-    return flat.view(torch.uint8) if flat.numel() else flat
+def _find_different(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Find the elements that differ: in any bit or, in different dtypes, by value."""
+    if a.dtype != b.dtype:
+        return a != b
+    if not a.numel():
+        return torch.zeros(a.shape, dtype=torch.bool, device="cpu")
+    bits = (each.detach().contiguous().flatten().view(torch.uint8).view(each.numel(), -1) for each in (a, b))
+    ours, theirs = bits
+    return (ours != theirs).any(1).view(a.shape)
 
 
 def _is_equal(a: object, b: object) -> bool:

@@ -225,9 +225,9 @@ class Flow:
             "only": ("nothing",),  # parameters and batches are always recorded
             "stop": False,
         }
-        self._run(
-            "candidate until its checkpoint", Stage(self.commands.candidate, self.settings.model_copy(update=update))
-        )
+        stage = Stage(self.commands.candidate, self.settings.model_copy(update=update))
+        self._run("candidate until its checkpoint", stage)
+        stage.clear()  # nobody reads it
 
     def _trace_or_keep(self, name: str, stage: Stage) -> bool:
         """Make the trace, unless an earlier one can be kept; return whether it was kept."""

@@ -20,6 +20,22 @@ from ttrace.trace.reader import Trace
 from zoo.harness.runs import SimulatedRank
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 2 * gradients[0]
+
+
+class Doubling(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = Doubled.apply(super().forward(x))  # type: ignore[no-untyped-call]  # torch's has no types
+        return out
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -94,3 +110,15 @@ def test_what_a_hook_makes_of_a_gradient_is_known(tmp_path: Path) -> None:
 
 def test_without_accused_modules_nothing_is_kept(tmp_path: Path) -> None:
     assert trace(tmp_path, ()) == {}
+
+
+def test_custom_functions_are_recorded_after_a_backward_pass_too(tmp_path: Path) -> None:
+    model = Doubling(4, 4)
+    plan = Plan(out=tmp_path / "trace", inside=(ROOT,), stop=False)
+    session = TracingSession(plan, model, None, SimulatedRank(), Rules.of({}))
+    with session.step():
+        for _ in range(2):
+            model(session.batch(torch.ones(2, 4))).sum().backward()
+    session.close()
+    found = {tensor_id.microbatch for tensor_id in Trace(tmp_path / "trace").shards if "Doubled" in str(tensor_id)}
+    assert found == {0, 1}

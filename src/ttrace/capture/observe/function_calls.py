@@ -92,6 +92,7 @@ class FunctionCalls(TorchFunctionMode):
         self._changes = GradientChanges(dict(sorted(parameters.items(), key=lambda item: not _is_in(modules, item[0]))))
         self._on_result = on_result
         self._is_paused = False
+        self._outer: list[FunctionCalls | None] = []
         self._issued: dict[tuple[str, bool], list[_Issued]] = {}
         self._inside: list[int] | None = None
         """The collectives of the custom autograd function whose forward runs."""
@@ -127,20 +128,21 @@ class FunctionCalls(TorchFunctionMode):
         if self._inside is not None:
             self._inside.append(order)
             return
-        memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        memory = {torch_compat.read_memory(tensor) for tensor in tensors} - {0}
         for issued in self._list_issued():
             if issued.result is not None and torch_compat.read_memory(issued.result) in memory:
                 issued.collectives.append(order)
 
     def __enter__(self) -> FunctionCalls:
         _patches.acquire()
+        self._outer.append(_current.calls)  # it is entered once more around each backward pass
         _current.calls = self
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's has no types
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's has no types
-        _current.calls = None
+        _current.calls = self._outer.pop()
         _patches.release()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
