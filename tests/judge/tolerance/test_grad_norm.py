@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.traces import Case, draw_tensor
+from ttrace.judge.engine import Threads
+from ttrace.judge.tolerance import model
 from ttrace.judge.tolerance.grad_norm import measure_norm_error
+from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import CauseName
 
 
@@ -99,3 +103,19 @@ def test_clipping_by_a_norm_that_is_off_is_rounding(tmp_path: Path) -> None:
 def test_clipping_by_another_norm_is_not(tmp_path: Path) -> None:
     verdicts = clipped(tmp_path, 1e-4)
     assert {verdicts[f"0/-/{name}"] for name in ("./grad_norm", "./clip", "fc.weight/optim.exp_avg_sq")} == {"FAIL"}
+
+
+def test_no_worker_reads_the_stats_that_are_still_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dict that grows while another thread iterates over it ended a run with exit 2."""
+    callers: list[threading.Thread] = []
+
+    def measure_here(norm: float, squares: float, numel: int) -> float:
+        callers.append(threading.current_thread())
+        return measure_norm_error(norm, squares, numel)
+
+    monkeypatch.setattr(model, "measure_norm_error", measure_here)
+    case = Case(tmp_path)
+    case.add_trusted("0/-/fc.weight/param_grad", draw_tensor(4, 8))
+    case.add_trusted("0/-/./grad_norm", torch.tensor(3.0))
+    ToleranceModel.measure(case.reference.close(), [case.twin.close()], engine=Threads(2))
+    assert callers == [threading.main_thread()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from ttrace.errors import SketchError
 from ttrace.judge.compatibility import check_twin
@@ -49,6 +48,8 @@ class ToleranceModel:
     _noise: dict[TensorId, float] = field(default_factory=dict)
     _swayed: dict[TensorId, float] = field(default_factory=dict)
     """By gradient, what was measured of its update: the parameter after it and in later steps ask again."""
+    _norm_errors: dict[int, float] = field(default_factory=dict)
+    """By step, how far off the norm of all gradients may be."""
 
     @classmethod
     def measure(
@@ -76,6 +77,8 @@ class ToleranceModel:
         sizes = {tensor_id: self.reference.num_bytes(tensor_id) for tensor_id in self.reference.shards}
         done, total = 0, sum(sizes.values())
         for ids in (gradients, others):
+            if ids is others:  # before others are measured: those who measure them must not see `stats` grow
+                self._norm_errors = self._measure_norm_errors()
             for sample, stats in engine.map(ToleranceModel._samples, self, make_lots(ids, sizes.__getitem__)):
                 known[sample.id] = sample
                 done += sizes[sample.id]
@@ -172,9 +175,8 @@ class ToleranceModel:
             floors.append(ToleranceTerm(ToleranceRule.NORM, share * self._norm_errors.get(tensor_id.step, 0.0)))
         return TwinSample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), tuple(floors)), tuple(found)
 
-    @cached_property
-    def _norm_errors(self) -> dict[int, float]:
-        """By step, how far off the norm of all gradients may be, once their own stats are there."""
+    def _measure_norm_errors(self) -> dict[int, float]:
+        """Measure from the gradients' stats, by step, how far off the norm of them all may be."""
         found = {}
         for tensor_id in self.reference.shards:
             norm = LogicalTensor.of(self.reference, tensor_id) if tensor_id.kind is Kind.GRAD_NORM else None
