@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "layouts": {"errors", "tensors"},
     "values": {"errors", "tensors"},
     "trace": {"errors", "tensors", "layouts", "values"},
+    "ports": {"errors", "tensors", "layouts", "trace"},
     "reference": {"errors", "patches", "torch_compat", "tensors", "values"},
     "adapters": {
         "errors",

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from ttrace.errors import CaptureError, TraceError
 from ttrace.layouts.pattern import matches
+from ttrace.ports.port_map import PortMap
 from ttrace.tensors.ids import Kind, Site
 from ttrace.trace.storage.seal import open_document, seal_document
 from ttrace.trace.storage.store import Place, parse_place
@@ -63,6 +64,8 @@ class Plan(BaseModel):
     """The mesh of a script that declares none."""
     rules: dict[str, str] = {}
     """The layouts of a script that declares none, by pattern."""
+    port: PortMap | None = None
+    """What corresponds on the two sides, if they are different implementations of a model."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     record: Literal["auto", "full", "sketch"] = "auto"

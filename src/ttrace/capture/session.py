@@ -41,6 +41,7 @@ from ttrace.capture.probes.split_sums import SplitSums
 from ttrace.capture.resolve.inventory import list_modules, switch_dropout_off
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.names import Names
+from ttrace.capture.resolve.port_names import PortNaming, make_port
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.capture.state.buffers import Buffers
 from ttrace.capture.state.model_state import HeldTensors, ModelState
@@ -100,11 +101,12 @@ class TracingSession(SessionEvents):
         self._given_factor = grad_factor
         self._grad_factor = self._read_factor()
         self._divisor = 1
-        self._resolver = LayoutResolver(adapter, rules, reference, num_microbatches)
-        names = Names(chunks, adapter.name)
-        self._generator = Generator(plan, adapter, self._resolver, reference, names.list_table_lengths())
+        port = make_port(plan, chunks, adapter.name, reference)
+        self._naming = PortNaming(port, adapter.name)
+        self._resolver = LayoutResolver(adapter, rules, reference, num_microbatches, port)
+        names = Names(chunks, self._naming)
+        self._generator = Generator(plan, adapter, self._resolver, reference, names.list_table_lengths(), port)
         self._repeated = names.find_repeated()
-
         parameters, aliases = names.parameters(reference.aliases)
         generated = self._generator.fill_parameters(parameters)
         if plan.parameters != "own":
@@ -117,6 +119,7 @@ class TracingSession(SessionEvents):
         # Reference and twins must be traced in full, because tolerances come from them.
         self._compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         self._patches.on_remove(self._compiled.remove)
+        without_dropout = switch_dropout_off(names, self._patches)
         manifest = Manifest(
             role=plan.role,
             rank=adapter.coord.rank,
@@ -127,20 +130,16 @@ class TracingSession(SessionEvents):
             num_microbatches=num_microbatches,
             first_step=plan.first_step,
             isolated=plan.isolated,
-            modules=list_modules(names),
-            parameters={name: parameter.requires_grad for name, parameter in parameters.items()},
+            modules=self._naming.join(list_modules(names)),
+            parameters=self._naming.join({name: each.requires_grad for name, each in parameters.items()}),
             aliases=aliases,
+            padding=self._naming.find_padding({name: each.placement for name, each in generated.items()}),
             opaque=self._compiled.opaque,
             passed=self._skipped.blocks,
             divided=tuple(adapter.divided),
             untraced=(*adapter.untraced, *streaming.untraced),
             reduced=tuple(sorted(adapter.reduced_axes)),
-            notes=(
-                *switch_dropout_off(names, self._patches),
-                *self._compiled.notes(),
-                *adapter.notes,
-                *streaming.notes,
-            ),
+            notes=(*without_dropout, *self._compiled.notes(), *adapter.notes, *streaming.notes),
             attachment=attachment,
             versions=environment.read_versions(),
             environment=environment.read_environment(),
@@ -159,7 +158,9 @@ class TracingSession(SessionEvents):
         # A tensor is recorded before isolation replaces it; outside of isolation, a twin's nudge is recorded with it.
         chain = (self._recorder, self._isolate, nudge) if plan.isolated else (nudge, self._recorder)
         probes: tuple[Probe, ...] = tuple(probe for probe in chain if probe is not None)
-        self._dispatcher = Dispatcher(self._clock, self._resolver, self._recorder, probes, infers=detail.may_sketch)
+        self._dispatcher = Dispatcher(
+            self._clock, self._resolver, self._recorder, probes, port, infers=detail.may_sketch
+        )
         self._tensors = ModuleTensors(
             adapter, self._clock, self._resolver, reference, self._dispatcher, self._recorder, self._isolate, entry
         )
@@ -275,7 +276,7 @@ class TracingSession(SessionEvents):
                 splits={axis: str(split) for axis, split in self._resolver.splits.items()},
                 batch_axes=self._resolver.batch_axes,
                 settings=self._state.settings.groups,
-                settings_of=dict(self._state.settings.by_parameter),
+                settings_of=self._naming.join(self._state.settings.by_parameter),
                 forward_buffers=self._buffers.changed,
                 samples={slot: tuple(rows) for slot, rows in self._batches.samples.items()},
                 unloaded=self._state.unloaded,

@@ -62,6 +62,14 @@ Mesh = Annotated[
 RulesFile = Annotated[
     Path | None, typer.Option("--rules", help="A TOML file with the layouts of hand-written parallelism.")
 ]
+PortMapFile = Annotated[
+    str,
+    typer.Option(
+        "--map",
+        help="A TOML file that says what corresponds, if the two sides are different implementations of a model; or "
+        "the name of a map that TTrace brings.",
+    ),
+]
 Allow = Annotated[
     Path | None, typer.Option("--allow", help="A TOML file of known deviations, each with a reason and a last day.")
 ]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ttrace.capture.plan import Plan
 from ttrace.layouts.rules import read_table
+from ttrace.ports.port_map import PortMap
 from ttrace.tensors.mesh import Mesh
 
 
@@ -29,6 +30,7 @@ def make_plan(
     data: Literal["generated", "own"],
     mesh: str,
     rules: Path | None,
+    port: str = "",
     store: str = "",
 ) -> Plan:
     """Make the plan that these options describe; each parameter is named as its option."""
@@ -50,4 +52,5 @@ def make_plan(
         data=data,
         mesh=str(Mesh.parse(mesh.replace(",", " "))) if mesh else "",
         rules={} if rules is None else read_table(rules),
+        port=PortMap.load(port) if port else None,
     )

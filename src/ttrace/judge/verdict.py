@@ -181,6 +181,7 @@ class CauseName(Enum):
     NOT_LOADED = "not loaded"
     NOT_UPDATED = "not updated"
     OPTIMIZER_SETTINGS = "optimizer settings"
+    PADDED_VOCABULARY = "padded vocabulary"
     UPDATED_TWICE = "updated twice"
     ZEROS = "zeros"
     OFFSET = "offset"

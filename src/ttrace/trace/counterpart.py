@@ -60,7 +60,7 @@ class Counterpart:
         self._rank = rank
         self._keeps = keeps
         self._gradients: dict[str, list[_Gradient]] = {}
-        self._is_equal: set[TensorId] = set()
+        self._is_equal: set[tuple[TensorId, Region | None]] = set()
         """The parameters that are equal in both runs, before the first step."""
 
     @classmethod
@@ -89,7 +89,7 @@ class Counterpart:
             return False
         if tensor_id.kind in _BESIDE_UPDATES and not self._has_update(record):
             return False
-        return all(gradient.record.region == record.region for gradient in self._find_gradients(record))
+        return bool(self._find_gradients(record)) or not self._lost_by(record)
 
     def _has_update(self, record: Record) -> bool:
         """Whether a parameter's update can be measured, if it has one.
@@ -114,7 +114,7 @@ class Counterpart:
         assert other is not None
         if record.id.kind is Kind.PARAM_AFTER:
             before = self._records.get((record.id.at(Kind.PARAM), record.microbatch, record.region))
-            is_known = before is not None and before.id in self._is_equal
+            is_known = before is not None and (before.id, before.region) in self._is_equal
             yield from self._measure_step(record, other, before if is_known else None, parts)
             return
         if record.id.kind is Kind.PARAM_GRAD and record.id.microbatch is None and record.sketch is None:
@@ -122,7 +122,7 @@ class Counterpart:
             return
         found = self._compare(record, other, parts)
         if record.id.kind is Kind.PARAM and found.dd == 0.0 and found.finite_a and found.finite_b:
-            self._is_equal.add(other.id)
+            self._is_equal.add((other.id, other.region))
         yield _finish(record, found)
 
     def _compare(self, record: Record, other: Record, parts: Iterable[memoryview]) -> Stats:
@@ -169,10 +169,14 @@ class Counterpart:
         self._gradients.setdefault(record.id.name, []).append(_Gradient(other, size, indices))
         return replace(_finish(record, total), indices=indices)
 
-    def _find_gradients(self, record: Record) -> Sequence[_Gradient]:
-        """Find the gradients by which elements of a record are lost; a sketch leaves none out."""
+    def _lost_by(self, record: Record) -> Sequence[_Gradient]:
+        """Return the gradients by which elements of a record are lost; a sketch leaves none out."""
         is_asked = record.id.is_of_update and record.sketch is None
         return self._gradients.get(record.id.name, ()) if is_asked else ()
+
+    def _find_gradients(self, record: Record) -> Sequence[_Gradient]:
+        """Find those of the same region: a rank may hold several parts of a tensor."""
+        return [gradient for gradient in self._lost_by(record) if gradient.record.region == record.region]
 
     def _compare_run(
         self, xs: list[Term], ys: list[Term], gradients: Iterable[_Gradient], run: tuple[int, int]

@@ -115,6 +115,8 @@ class Manifest(BaseModel):
     parameters: dict[str, bool] = {}
     """Every parameter this rank owns, and whether it is trained."""
     aliases: dict[str, str] = {}
+    padding: dict[str, PositiveInt] = {}
+    """Rows that a parameter has only as padding: the other side of a port does not have them."""
     opaque: tuple[str, ...] = ()
     """Compiled modules that ran compiled: nothing inside them was recorded."""
     passed: tuple[str, ...] = ()

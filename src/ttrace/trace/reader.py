@@ -352,9 +352,16 @@ def _notes_at_end(rank: RankTrace) -> tuple[str, ...]:
 
 def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
     """Derive the updates from parameters before and after each step."""
-    before = {record.id: record for record in rank.records if record.id.kind is Kind.PARAM}
+    before: dict[tuple[TensorId, Region | None], Record] = {}
     for record in rank.records:
-        old = before.get(record.id.at(Kind.PARAM)) if record.id.kind is Kind.PARAM_AFTER else None
+        if record.id.kind is Kind.PARAM:
+            before[record.id, record.region] = before[record.id, None] = record
+    for record in rank.records:
+        param = record.id.at(Kind.PARAM)
+        # A rank may hold several parts of a parameter, and update a run of one that it holds.
+        old = before.get((param, record.region), before.get((param, None)))
+        if record.id.kind is not Kind.PARAM_AFTER:
+            old = None
         is_run = record.region is not None and record.region.flat is not None
         if old is None or old.stats is not None or record.stats is not None:
             continue  # what was measured has a record of its update

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ttrace.capture.observe.step_counter import StepCounter
@@ -10,6 +12,7 @@ from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.errors import TTraceError
 from ttrace.layouts.placement import Placement
+from ttrace.ports.port import Port
 from ttrace.tensors.holds import HeldIndices
 from ttrace.tensors.ids import Site, TensorId
 from ttrace.values.generate import Distribution
@@ -24,6 +27,7 @@ class Dispatcher:
         resolver: LayoutResolver,
         recorder: Recorder,
         probes: tuple[Probe, ...],
+        port: Port | None = None,
         *,
         infers: bool,
     ) -> None:
@@ -32,6 +36,9 @@ class Dispatcher:
         self._resolver = resolver
         self._recorder = recorder
         self._probes = probes
+        self._port = port
+        self._summands: dict[tuple[TensorId, int], list[torch.Tensor]] = {}
+        """The gradients that parts have sent so far to the input that they share."""
         self._infers = infers
 
     def visit(
@@ -65,7 +72,39 @@ class Dispatcher:
         placement = stated or self.resolve(tensor_id, tensor, microbatch, held, fallback)
         if placement is None and self._infers:
             placement = self._resolver.infer(tensor_id, tensor)
-        return pass_down(self._probes, Visit(tensor_id, tensor, placement, microbatch, entry, values, is_generated))
+        visit = Visit(tensor_id, tensor, placement, microbatch, entry, values, is_generated)
+        return pass_down(self._probes, visit) if self._port is None else self._pass_ported(self._port, visit)
+
+    def _pass_ported(self, port: Port, visit: Visit) -> torch.Tensor | None:
+        """Show a tensor under the candidate's name and with the dims that it has there."""
+        ported = port.port(visit.id.site, visit.tensor.ndim)
+        if ported is None:
+            return None
+        turned = replace(
+            visit,
+            id=replace(visit.id, site=ported.site),
+            tensor=ported.turn(visit.tensor),
+            placement=None if visit.placement is None else ported.place(visit.placement),
+            is_part=ported.part is not None,
+        )
+        if ported.is_summand and ported.part is not None:
+            summands = self._summands.setdefault((turned.id, turned.microbatch), [])
+            summands.append(turned.tensor.detach())
+            if len(summands) < ported.part.count:
+                return None
+            turned = replace(turned, tensor=torch.stack(self._summands.pop((turned.id, turned.microbatch))).sum(0))
+        other = pass_down(self._probes, turned)
+        return None if other is None else ported.turn_back(other)
+
+    def find_id(self, tensor_id: TensorId, tensor: torch.Tensor) -> TensorId:
+        """Return the id under which a tensor is recorded: in a port, the candidate's."""
+        ported = None if self._port is None else self._port.port(tensor_id.site, tensor.ndim)
+        return tensor_id if ported is None else replace(tensor_id, site=ported.site)
+
+    def turn(self, tensor_id: TensorId, tensor: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, Placement]:
+        """Return a view of a tensor, and its placement, as it is recorded."""
+        ported = None if self._port is None else self._port.port(tensor_id.site, tensor.ndim)
+        return (tensor, placement) if ported is None else (ported.turn(tensor), ported.place(placement))
 
     def resolve(
         self,
@@ -79,7 +118,8 @@ class Dispatcher:
         try:
             return self._resolver.resolve(tensor_id, tensor, microbatch, held) or fallback
         except TTraceError as error:
-            self._recorder.keep(str(error))
+            if not tensor_id.kind.is_of_call:  # a rule for a module need not fit the operations inside it
+                self._recorder.keep(str(error))
             return None
 
     def id_of(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:

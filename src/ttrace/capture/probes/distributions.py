@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
@@ -41,6 +42,16 @@ def measure_parameters(parameters: Iterable[torch.Tensor]) -> list[Normal]:
         Normal(mean, std if std > 1e-6 * abs(mean) else _FLAT_STD)
         for mean, std in zip(numbers[::2], numbers[1::2], strict=True)
     ]
+
+
+def pool_normals(parts: Sequence[tuple[int, Normal]]) -> Normal:
+    """Return the mean and spread of several tensors together, each given with its number of elements."""
+    if len(parts) == 1:
+        return parts[0][1]
+    count = sum(number for number, _ in parts)
+    mean = sum(number * own.mean for number, own in parts) / count
+    square = sum(number * (own.std**2 + own.mean**2) for number, own in parts) / count
+    return Normal(mean, math.sqrt(max(square - mean**2, 0.0)))
 
 
 def _compute_moments(parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

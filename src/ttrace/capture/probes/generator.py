@@ -11,11 +11,12 @@ from torch import nn
 
 from ttrace.adapters.adapter import Adapter, OwnedSlice
 from ttrace.capture.plan import Plan
-from ttrace.capture.probes.distributions import copy_to_host, measure_batch, measure_parameters
+from ttrace.capture.probes.distributions import copy_to_host, measure_batch, measure_parameters, pool_normals
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError
 from ttrace.layouts.placement import Placement
+from ttrace.ports.port import Port, Ported
 from ttrace.reference.parameter_source import ParameterSource, find_source
 from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution, Normal, generate_values
@@ -36,7 +37,13 @@ class Generator:
     """
 
     def __init__(
-        self, plan: Plan, adapter: Adapter, resolver: LayoutResolver, reference: ReferenceTrace, tables: Collection[int]
+        self,
+        plan: Plan,
+        adapter: Adapter,
+        resolver: LayoutResolver,
+        reference: ReferenceTrace,
+        tables: Collection[int],
+        port: Port | None = None,
     ) -> None:
         """Set up a generator; `tables` are the lengths of the model's embeddings."""
         self._tables = tables
@@ -44,6 +51,7 @@ class Generator:
         self._adapter = adapter
         self._resolver = resolver
         self._reference = reference
+        self._port = port
         self._measured: dict[Any, Distribution | None] = {}
         """The distributions of batches, by site, shape and dtype."""
 
@@ -71,9 +79,22 @@ class Generator:
             with torch.no_grad():
                 local = self._adapter.to_local(own)
                 local.zero_()  # what lies outside of the region is padding
+                if self._port is not None:
+                    self._fill_ported(tensor_id, self._port.port(tensor_id.site, local.ndim), generated, local)
+                    return generated
                 inner = local[tuple(slice(size) for size in placement.region.local_shape)]
                 inner.copy_(self._generate(tensor_id, generated, local))
         return generated
+
+    def _fill_ported(
+        self, tensor_id: TensorId, ported: Ported | None, generated: GeneratedTensor, local: torch.Tensor
+    ) -> None:
+        """Fill a parameter with its part of what is generated under the candidate's name."""
+        if ported is None:
+            raise CaptureError(f"the map ignores {tensor_id.name}, but a parameter must be generated on both sides.")
+        placed = replace(generated, placement=ported.place(generated.placement))
+        inner = ported.turn(local)[tuple(slice(size) for size in placed.placement.region.local_shape)]
+        inner.copy_(self._generate(replace(tensor_id, site=ported.site), placed, local))
 
     def _place(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement:
         if owned.run is None:
@@ -125,12 +146,25 @@ class Generator:
         if self._plan.parameters == "own":
             return {}
         if self._plan.reference is not None:
-            return {name: self._reference.distribution(TensorId.of(0, None, name, Kind.PARAM)) for name in parameters}
+            wholes = {name: name if self._port is None else self._port.find_whole(name) for name in parameters}
+            return {
+                name: self._reference.distribution(TensorId.of(0, None, whole, Kind.PARAM))
+                for name, whole in wholes.items()
+            }
         measured = measure_parameters(self._adapter.to_local(parameter) for parameter in parameters.values())
         if self._adapter.mesh.num_ranks > 1:
             # A shard must not decide the spread of the whole: only the rounded mean is taken from it.
             measured = [Normal(float(round(own.mean)), 0.02) for own in measured]
+        if self._port is not None:
+            measured = self._pool(self._port, parameters, measured)
         return dict(zip(parameters, measured, strict=True))
+
+    def _pool(self, port: Port, parameters: Mapping[str, torch.Tensor], measured: Sequence[Normal]) -> list[Normal]:
+        """Give all parts of a whole the distribution that it has: the other side knows only the whole."""
+        wholes: dict[str, list[tuple[int, Normal]]] = {}
+        for (name, tensor), own in zip(parameters.items(), measured, strict=True):
+            wholes.setdefault(port.find_whole(name), []).append((tensor.numel(), own))
+        return [pool_normals(wholes[port.find_whole(name)]) for name in parameters]
 
     def choose_batch_distributions(
         self, leaves: Sequence[tuple[TensorId, torch.Tensor]], *, exact: bool

@@ -69,7 +69,7 @@ class ModuleTensors:
         stated = call.gradients.get((kind.primal, slot)) if kind.is_activation_grad else None
         if not kind.is_activation_grad and (placement := self._resolver.resolve_gradient(tensor)) is not None:
             call.gradients[kind.primal, slot] = placement
-        values = self._isolate.distribution(tensor_id) if self._isolate else None
+        values = self._isolate.distribution(self._dispatcher.find_id(tensor_id, tensor)) if self._isolate else None
         entry = call.is_entry(kind) or self._is_gradient_entry(call, kind, tensor)
         return self._dispatcher.visit(
             tensor_id, tensor, call.microbatch, entry=entry, values=values, stated=stated, held=held

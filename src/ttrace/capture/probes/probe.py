@@ -26,6 +26,8 @@ class Visit:
     """The distribution of the tensor or, in isolation, of the values that replace it."""
     is_generated: bool = False
     """Whether the tensor has no data, because `values` generates all of it."""
+    is_part: bool = False
+    """Whether this rank may have other parts of the same tensor, as in a port."""
 
     @property
     def enters_module(self) -> bool:

@@ -106,7 +106,8 @@ class Recorder:
         )
         with self._lock:
             # Gradients of streamed parameters may come in parts.
-            key = (visit.id, visit.microbatch, record.region if visit.id.kind is Kind.PARAM_GRAD else None)
+            may_be_part = visit.is_part or visit.id.kind is Kind.PARAM_GRAD
+            key = (visit.id, visit.microbatch, record.region if may_be_part else None)
             if key in self._seen:
                 return
             self._seen.add(key)

@@ -18,6 +18,7 @@ from ttrace.layouts.rule_placement import apply_rule
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
 from ttrace.layouts.splits import BLOCK, Split
+from ttrace.ports.port import Port
 from ttrace.tensors.holds import HeldIndices, find_held
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
@@ -27,8 +28,16 @@ from ttrace.tensors.region import Region, Shape
 class LayoutResolver:
     """Resolver of layouts to regions, for one rank."""
 
-    def __init__(self, adapter: Adapter, rules: Rules, reference: ReferenceTrace, num_microbatches: int) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        rules: Rules,
+        reference: ReferenceTrace,
+        num_microbatches: int,
+        port: Port | None = None,
+    ) -> None:
         rules.check(adapter.mesh)
+        self._port = port
         self._adapter = adapter
         self._rules = rules
         self._reference = reference
@@ -89,8 +98,14 @@ class LayoutResolver:
 
     def is_like_reference(self, tensor_id: TensorId, tensor: torch.Tensor) -> bool:
         """Whether the reference has a tensor of this shape, or there is no reference yet."""
-        shape = self._reference.shape(tensor_id)
+        shape = self._find_shape(tensor_id, tensor.ndim)
         return shape is None or shape == tuple(tensor.shape)
+
+    def _find_shape(self, tensor_id: TensorId, num_dims: int) -> Shape | None:
+        """Find the reference's shape; None if it has no such tensor, or has it in a shape of its own, as in a port."""
+        if self._port is not None and self._port.is_changed(tensor_id.site, num_dims):
+            return None
+        return self._reference.shape(tensor_id)
 
     def count_microbatch(self, number: int) -> int:
         """Return the number of this rank's microbatch among those of all ranks.
@@ -134,7 +149,7 @@ class LayoutResolver:
             return Placement(own.region(local), by=Provenance(LayoutSource.HOLDS))
         rule = self._rules.decide(tensor_id.site) or self._adapter.find_rule(tensor_id.site, tensor.ndim)
         if rule is not None:
-            return self._apply_rule(tensor_id, rule, local, self._reference.shape(tensor_id), microbatch)
+            return self._apply_rule(tensor_id, rule, local, self._find_shape(tensor_id, tensor.ndim), microbatch)
         if held is not None and held.fits(local):
             return Placement(held.region(local), by=Provenance(LayoutSource.HOLDS_OF_INPUT))
         if tensor_id.kind is Kind.LOSS and self.splits:
@@ -147,7 +162,7 @@ class LayoutResolver:
         """Find where a tensor lies that must be generated here: its layout may be inferred, but not be missing."""
         placement = self.resolve(tensor_id, tensor, microbatch) or self.infer(tensor_id, tensor)
         if placement is None:
-            local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+            local, shape = tuple(tensor.shape), self._find_shape(tensor_id, tensor.ndim)
             assert shape is not None, "what the reference does not know is whole"
             if tensor_id.kind is Kind.BATCH and self._data_axes:
                 raise LayoutError(self._explain_batch(tensor_id, local, shape))
@@ -160,7 +175,7 @@ class LayoutResolver:
 
     def infer(self, tensor_id: TensorId, tensor: torch.Tensor) -> Placement | None:
         """Infer the layout that explains what this rank holds; None if there is none, or more than one."""
-        local, shape = tuple(tensor.shape), self._reference.shape(tensor_id)
+        local, shape = tuple(tensor.shape), self._find_shape(tensor_id, tensor.ndim)
         if shape is None:
             return Placement(Region.whole(local), by=Provenance(LayoutSource.UNKNOWN_TO_REFERENCE))
         splits = {} if tensor_id.kind.is_of_param else self.splits
@@ -192,7 +207,7 @@ class LayoutResolver:
 
     def _extend(self, tensor_id: TensorId, stated: Placement) -> Placement:
         """Extend what a tensor states by axes that its own mesh does not have and that cut it too, as cp outside tp."""
-        mesh, shape = self._adapter.mesh, self._reference.shape(tensor_id)
+        mesh, shape = self._adapter.mesh, self._find_shape(tensor_id, len(stated.region.shape))
         if stated.axes is None or stated.axes >= mesh.sizes.keys() or shape is None:
             return stated
         others = {axis: size for axis, size in self._cutting_sizes.items() if axis not in stated.axes}

@@ -192,7 +192,8 @@ class ModelState:
             self._dispatcher.visit(self._make_id(name, kind), buffer)
 
     def _show_gradient(self, tensor_id: TensorId, owned: OwnedSlice) -> None:
-        source = self._isolate.distribution(tensor_id) if self._isolate else None
+        whole_id = self._dispatcher.find_id(tensor_id, owned.tensor)
+        source = self._isolate.distribution(whole_id) if self._isolate else None
         self._show_slice(tensor_id, owned, source)
         if self._isolate is not None and source is not None:
             like = self._tensors.generated[tensor_id.name].placement
@@ -200,7 +201,8 @@ class ModelState:
                 tensor_id, owned.tensor, fallback=like
             )
             if placement is not None:
-                self._isolate.replace_gradient(tensor_id, owned.tensor, placement, source)
+                tensor, placement = self._dispatcher.turn(tensor_id, owned.tensor, placement)
+                self._isolate.replace_gradient(whole_id, tensor, placement, source)
 
     def _read_microbatch(self) -> int | None:
         return self._clock.microbatch if self._clock.is_watched else None

@@ -45,6 +45,7 @@ def run(
     data: options.Data = "generated",
     mesh: options.Mesh = "",
     rules: options.RulesFile = None,
+    port: options.PortMapFile = "",
     allow: options.Allow = None,
     fail_on: options.FailOn = "unjudged",
     fresh: options.Fresh = False,
@@ -86,6 +87,7 @@ def run(
         data=data,
         mesh=mesh,
         rules=rules,
+        port=port,
     )
     commands = Commands(
         split_command(reference), split_command(candidate), twins, timeout, split_command(resume) if resume else ()

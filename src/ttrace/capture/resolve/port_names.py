@@ -1,0 +1,71 @@
+"""Names of a model whose other side is another implementation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import nn
+
+from ttrace.capture.plan import Plan
+from ttrace.capture.resolve.names import NamePath, Names
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
+from ttrace.errors import CaptureError
+from ttrace.layouts.placement import Placement
+from ttrace.ports.port import Port, Side
+from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.tensors.region import Shape
+
+_Value = TypeVar("_Value")
+
+
+def make_port(plan: Plan, chunks: Sequence[nn.Module], naming: NamePath, reference: ReferenceTrace) -> Port | None:
+    """Make this side of the plan's port, if it has one."""
+    if plan.port is None:
+        return None
+
+    def find_shape(name: str) -> Shape | None:
+        return reference.shape(TensorId.of(0, None, name, Kind.PARAM))
+
+    shapes = {name: tuple(parameter.shape) for name, parameter in Names(chunks, naming).parameters()[0].items()}
+    side: Side = "candidate" if plan.role == "candidate" else "reference"
+    return Port(plan.port, side, shapes, lambda name: _read_number(chunks, name), find_shape)
+
+
+@dataclass(frozen=True)
+class PortNaming:
+    """Naming of what lies in a chunk, with the candidate's names."""
+
+    port: Port | None
+    naming: NamePath
+
+    def __call__(self, chunk: nn.Module, path: str) -> str:
+        name = self.naming(chunk, path)
+        return name if self.port is None else self.port.rename(name)
+
+    def find_padding(self, parameters: Mapping[str, Placement]) -> dict[str, int]:
+        """Find how many rows each parameter has only as padding, given the placements in its own terms."""
+        if self.port is None:
+            return {}
+        found = {}
+        for name, placement in parameters.items():
+            shape = placement.region.shape
+            ported = self.port.port(Site(name, Kind.PARAM), len(shape))
+            if ported is not None and ported.limit is not None and ported.limit < shape[0]:
+                found[name] = shape[0] - ported.limit
+        return found
+
+    def join(self, table: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Replace parts by what they are parts of, in a table by name."""
+        return dict(table) if self.port is None else {self.port.find_whole(name): each for name, each in table.items()}
+
+
+def _read_number(chunks: Iterable[nn.Module], name: str) -> int:
+    """Read a whole number of the config that a model has."""
+    for chunk in chunks:
+        for module in chunk.modules():
+            number = getattr(getattr(module, "config", None), name, None)
+            if isinstance(number, int):
+                return number
+    raise CaptureError(f"the map needs {name}, which the model's config does not have. Give a number in its place.")

@@ -1,0 +1,1 @@
+"""Ports: two implementations of one model, whose modules, parameters and dims correspond as a map says."""

@@ -1,0 +1,236 @@
+"""One side of a port: what each of its tensors is in the candidate's names."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from ttrace.errors import CaptureError
+from ttrace.layouts.pattern import matches
+from ttrace.layouts.placement import Placement
+from ttrace.ports.dim_order import DimOrder
+from ttrace.ports.name_pattern import match_name, rename
+from ttrace.ports.parts import Part, place_rows
+from ttrace.ports.port_map import Join, PortMap
+from ttrace.tensors import ranges as rg
+from ttrace.tensors.ids import Kind, Site
+from ttrace.tensors.region import Region, Shape
+
+Side = Literal["reference", "candidate"]
+
+
+@dataclass(frozen=True)
+class Ported:
+    """What a site is called in the candidate's names, and how its tensors lie there."""
+
+    site: Site
+    order: tuple[int, ...] | None = None
+    """For each dim, the own dim; None if the order is the same."""
+    part: Part | None = None
+    dim: int = 0
+    """The dim along which the part, or padding, lies."""
+    is_summand: bool = False
+    """Whether the parts' tensors add up to the whole's: gradients of the input that they share."""
+    limit: int | None = None
+    """The size of the dim without padding."""
+
+    @property
+    def is_like(self) -> bool:
+        """Whether a tensor lies on both sides alike."""
+        return self.order is None and self.part is None and self.limit is None
+
+    def turn(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a view of a tensor with the candidate's dims."""
+        if self._is_stacked(tensor.ndim):
+            return tensor.unsqueeze(0)
+        return tensor if self.order is None else tensor.permute(self.order)
+
+    def turn_back(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a view with the own dims."""
+        if self._is_stacked(tensor.ndim - 1):
+            return tensor.squeeze(0)
+        if self.order is None:
+            return tensor
+        return tensor.permute(tuple(self.order.index(dim) for dim in range(len(self.order))))
+
+    def place(self, own: Placement) -> Placement:
+        """Return where a tensor lies, given its placement in the own terms."""
+        region = own.region
+        if self.order is not None:
+            shape, dims = (region.shape[dim] for dim in self.order), (region.dims[dim] for dim in self.order)
+            region = Region(tuple(shape), tuple(dims))
+        if self.part is not None and self._is_cut(region):
+            region = self.part.place(region, self.dim % len(region.shape))
+        if self.limit is not None and region.shape:
+            region = _clip(region, self.dim % len(region.shape), self.limit)
+        return replace(own, region=region, layout=own.layout if self.order is None else "")
+
+    def _is_stacked(self, num_dims: int) -> bool:
+        """Whether the whole has one dim more; a run of a flat optimizer has only one in any case."""
+        return self.part is not None and self.part.is_stacked and num_dims > 1
+
+    def _is_cut(self, region: Region) -> bool:
+        """Whether this is a part of the whole: an input, a step count or the like is the same for all parts."""
+        return bool(region.shape) and self.site.kind.primal is not Kind.INPUT
+
+
+class Port:
+    """The map of a port, as one side of it needs it.
+
+    `parameters` are the own parameters' shapes, by their own names; `read_size` reads a number of the model's config;
+    `find_shape` finds the shape of a parameter in the reference, by the candidate's name, if it is known.
+    """
+
+    def __init__(
+        self,
+        port_map: PortMap,
+        side: Side,
+        parameters: Mapping[str, Shape],
+        read_size: Callable[[str], int],
+        find_shape: Callable[[str], Shape | None],
+    ) -> None:
+        self._map = port_map
+        self._side = side
+        self._read_size = read_size
+        self._find_shape = find_shape
+        self._parts = dict(self._find_parts(parameters))
+        self._known: dict[tuple[Site, int], Ported | None] = {}
+
+    def rename(self, name: str) -> str:
+        """Return the candidate's name of a module or parameter; parts keep their own."""
+        if self._side == "candidate" or self._find_part(name) is not None:
+            return name
+        return rename(self._map.names, name) or name
+
+    def find_whole(self, name: str) -> str:
+        """Return the name of the whole that a module or parameter is a part of; others are their own."""
+        part = self._find_part(name)
+        return name if part is None else part.whole
+
+    def is_changed(self, site: Site, num_dims: int) -> bool:
+        """Whether a tensor lies differently on the two sides, so that its own shape is not the reference's."""
+        ported = self.port(site, num_dims)
+        return ported is not None and not ported.is_like
+
+    def port(self, site: Site, num_dims: int) -> Ported | None:
+        """Return what a site is in the candidate's names; None if it is ignored."""
+        key = site, num_dims
+        if key not in self._known:
+            self._known[key] = self._port(site, num_dims)
+        return self._known[key]
+
+    def _port(self, site: Site, num_dims: int) -> Ported | None:
+        kind, part = site.kind, self._find_part(site.name)
+        named = site if part is None else replace(site, name=part.whole)
+        if self._is_ignored(site) or self._is_ignored(named):
+            return None
+        order = None
+        if self._side == "reference":
+            named = replace(named, slot=self._find_slot(named))
+            order = self._find_order(named, num_dims)
+        is_summand = part is not None and kind is Kind.GRAD_INPUT
+        dim = 0 if kind.is_of_param else -1
+        return Ported(named, order, part, dim, is_summand, self._find_limit(named, num_dims))
+
+    def _is_ignored(self, site: Site) -> bool:
+        return any(matches(pattern, site) for pattern in self._map.ignore)
+
+    def _find_slot(self, site: Site) -> str:
+        for pattern, slot in self._map.slots.items():
+            name, _, kind = pattern.partition("/")
+            match = match_name(name, site.name)
+            if match is not None and not match.rest and kind == f"{site.kind.primal}.{site.slot}".rstrip("."):
+                return slot
+        return site.slot
+
+    def _find_order(self, site: Site, num_dims: int) -> tuple[int, ...] | None:
+        found = None
+        for pattern, order in self._map.dims.items():
+            name, _, kind = pattern.partition("/")
+            kinds = (kind,) if kind else (Kind.INPUT, Kind.OUTPUT)
+            if match_name(name, site.name) is not None and site.kind.primal in kinds:
+                found = DimOrder.parse(order).permute(num_dims)
+        return None if found == tuple(range(num_dims)) else found
+
+    def _find_limit(self, site: Site, num_dims: int) -> int | None:
+        """Find the number of rows without padding: a parameter's rows, and a module's last dim."""
+        if self._side == "reference" or not num_dims or site.kind.primal is Kind.INPUT:
+            return None
+        for pattern in self._map.padded:
+            match = match_name(pattern, site.name)
+            if match is not None and not (match.rest and not site.kind.is_of_param):
+                name = site.name if site.kind.is_of_param else f"{site.name}.weight"
+                shape = self._find_shape(name)
+                return shape[0] if shape else None
+        return None
+
+    # Parts
+
+    def _find_part(self, name: str) -> Part | None:
+        return self._parts.get(name)
+
+    def _find_parts(self, parameters: Mapping[str, Shape]) -> Mapping[str, Part]:
+        """Find the parts among the own parameters, and the modules whose weights they are."""
+        found: dict[str, Part] = {}
+        for join in self._map.join:
+            if join.side != self._side:
+                continue
+            wholes: dict[str, dict[int, str]] = defaultdict(dict)
+            for name in parameters:
+                for number, pattern in enumerate(join.parts):
+                    match = match_name(pattern, name)
+                    if match is not None:
+                        own = number if match.number is None else match.number
+                        wholes[match.fill(join.whole)][own] = name
+            for whole, members in wholes.items():
+                found |= self._make_parts(
+                    join, whole, {number: parameters[name] for number, name in members.items()}, members
+                )
+        return found
+
+    def _make_parts(
+        self, join: Join, whole: str, shapes: Mapping[int, Shape], members: Mapping[int, str]
+    ) -> dict[str, Part]:
+        if any("#" in pattern.split(".") for pattern in join.parts):
+            known = self._find_shape(whole)
+            size = known[0] if known else max(members) + 1
+            return {name: Part(whole, i, size, ((i, i + 1),), is_stacked=True) for i, name in members.items()}
+        lacking = set(range(len(join.parts))) - set(members)
+        if lacking:
+            raise CaptureError(f"{whole} lacks its part {join.parts[min(lacking)]}: the map does not fit this model.")
+        sizes = [shapes[number][0] for number in sorted(members)]
+        groups, head = (self._read_number(number) for number in (join.groups, join.rotary))
+        parts: dict[str, Part] = {}
+        for number, name in members.items():
+            rows = place_rows(sizes, number, groups=groups, head=head)
+            parts[name] = Part(whole, number, sum(sizes), rows, len(sizes))
+            pattern = join.parts[number]
+            module, _, last = name.rpartition(".")
+            if last == "weight" and match_name(pattern, module) is not None:
+                parts[module] = Part(whole.rpartition(".")[0], number, sum(sizes), rows, len(sizes))
+        return parts
+
+    def _read_number(self, number: int | str) -> int:
+        if isinstance(number, int):
+            return number
+        numerator, _, denominator = (word.strip() for word in number.partition("/"))
+        return self._read_size(numerator) // (self._read_size(denominator) if denominator else 1)
+
+
+def _clip(region: Region, dim: int, size: int) -> Region:
+    """Leave out what lies beyond this size along a dim: padding, which belongs to no region."""
+    shape, dims = list(region.shape), list(region.dims)
+    if size >= shape[dim]:
+        return region
+    shape[dim] = size
+    dims[dim] = rg.merge((start, min(stop, size)) for start, stop in dims[dim])
+    clipped = Region(tuple(shape), tuple(dims))
+    if region.flat is None:
+        return clipped
+    length = math.prod(clipped.box_shape)  # padding follows all other rows
+    return replace(clipped, flat=rg.merge((start, min(stop, length)) for start, stop in region.flat))
