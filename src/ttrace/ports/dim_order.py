@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
-from ttrace.errors import TTraceError
+import torch
+
+from ttrace.errors import CaptureError, TTraceError
+from ttrace.tensors.region import Region
 
 _REST = "..."
 
@@ -17,26 +20,75 @@ class DimOrder:
     reference: tuple[str, ...]
     candidate: tuple[str, ...]
     has_rest: bool
+    is_merged: bool = False
+    """Whether the named dims are one, in which the last of them varies fastest."""
 
     @classmethod
     @cache
     def parse(cls, text: str) -> DimOrder:
-        """Parse `batch seq ... -> seq batch ...`."""
-        sides = [side.split() for side in text.split("->")]
-        if len(sides) != 2 or not _are_same_dims(*sides):
+        """Parse `batch seq ... -> seq batch ...`, or `(batch seq) ... -> (seq batch) ...` if these are one dim."""
+        is_merged = text.count("(") == text.count(")") == len(text.split("->"))
+        sides = [side.replace("(", " ").replace(")", " ").split() for side in text.split("->")]
+        if len(sides) != 2 or not _are_same_dims(*sides) or ("(" in text and not is_merged):
             raise TTraceError(
                 f"{text!r} is no order of dims: it names the same dims on both sides, as in "
                 "'batch seq ... -> seq batch ...', where '...' stands for the rest and comes last."
             )
         ours, theirs = (tuple(name for name in side if name != _REST) for side in sides)
-        return cls(ours, theirs, _REST in sides[0])
+        return cls(ours, theirs, _REST in sides[0], is_merged)
 
-    def permute(self, num_dims: int) -> tuple[int, ...] | None:
-        """Return for each of the candidate's dims the reference's one; None for a tensor of other dims."""
-        named = len(self.reference)
-        if num_dims < named or (num_dims > named and not self.has_rest):
+    def find_turn(self, num_dims: int, sizes: dict[str, int]) -> DimTurn | None:
+        """Find how a tensor of the reference is turned; None if it need not be, or has other dims than these."""
+        named = 1 if self.is_merged else len(self.reference)
+        if num_dims < named or (num_dims > named and not self.has_rest) or self.reference == self.candidate:
             return None
-        return (*map(self.reference.index, self.candidate), *range(named, num_dims))
+        return DimTurn(self, sizes)
+
+
+@dataclass(frozen=True)
+class DimTurn:
+    """The turn of a tensor's dims into the candidate's order. The sizes of named dims are learned on the way."""
+
+    order: DimOrder
+    sizes: dict[str, int] = field(compare=False)
+
+    def turn(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with the dims of the candidate: a view, unless several dims are one."""
+        order = self.order
+        if order.is_merged:
+            return self._turn_merged(tensor, order.reference, order.candidate)
+        self.sizes.update(zip(order.reference, tensor.shape, strict=False))
+        return tensor.permute(_permute(order.reference, order.candidate, tensor.ndim))
+
+    def turn_back(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with the dims of the reference."""
+        order = self.order
+        if order.is_merged:
+            return self._turn_merged(tensor, order.candidate, order.reference)
+        return tensor.permute(_permute(order.candidate, order.reference, tensor.ndim))
+
+    def _turn_merged(self, tensor: torch.Tensor, ours: tuple[str, ...], theirs: tuple[str, ...]) -> torch.Tensor:
+        apart: torch.Tensor = tensor.unflatten(0, self._list_sizes(ours))
+        return apart.permute(_permute(ours, theirs, apart.ndim)).flatten(0, len(ours) - 1)
+
+    def place(self, region: Region) -> Region:
+        """Return the region with the dims of the candidate."""
+        if self.order.is_merged:
+            if not region.is_whole:
+                raise CaptureError(f"dims {' '.join(self.order.reference)} are one, so that a part cannot be placed.")
+            return region
+        dims = _permute(self.order.reference, self.order.candidate, len(region.shape))
+        return Region(tuple(region.shape[dim] for dim in dims), tuple(region.dims[dim] for dim in dims))
+
+    def _list_sizes(self, names: tuple[str, ...]) -> list[int]:
+        if not self.sizes.keys() >= set(names):
+            raise CaptureError(f"no tensor before shows the sizes of {' and '.join(names)}, which are one dim here.")
+        return [self.sizes[name] for name in names]
+
+
+def _permute(ours: tuple[str, ...], theirs: tuple[str, ...], num_dims: int) -> tuple[int, ...]:
+    """Return for each of their dims our one."""
+    return (*map(ours.index, theirs), *range(len(ours), num_dims))
 
 
 def _are_same_dims(ours: list[str], theirs: list[str]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from ttrace.errors import CaptureError
 from ttrace.layouts.pattern import matches
 from ttrace.layouts.placement import Placement
-from ttrace.ports.dim_order import DimOrder
+from ttrace.ports.dim_order import DimOrder, DimTurn
 from ttrace.ports.name_pattern import match_name, rename
 from ttrace.ports.parts import Part, place_rows
 from ttrace.ports.port_map import Join, PortMap
@@ -29,8 +29,8 @@ class Ported:
     """What a site is called in the candidate's names, and how its tensors lie there."""
 
     site: Site
-    order: tuple[int, ...] | None = None
-    """For each dim, the own dim; None if the order is the same."""
+    order: DimTurn | None = None
+    """How dims are turned; None if their order is the same."""
     part: Part | None = None
     dim: int = 0
     """The dim along which the part, or padding, lies."""
@@ -48,22 +48,19 @@ class Ported:
         """Return a view of a tensor with the candidate's dims."""
         if self._is_stacked(tensor.ndim):
             return tensor.unsqueeze(0)
-        return tensor if self.order is None else tensor.permute(self.order)
+        return tensor if self.order is None else self.order.turn(tensor)
 
     def turn_back(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a view with the own dims."""
         if self._is_stacked(tensor.ndim - 1):
             return tensor.squeeze(0)
-        if self.order is None:
-            return tensor
-        return tensor.permute(tuple(self.order.index(dim) for dim in range(len(self.order))))
+        return tensor if self.order is None else self.order.turn_back(tensor)
 
     def place(self, own: Placement) -> Placement:
         """Return where a tensor lies, given its placement in the own terms."""
         region = own.region
         if self.order is not None:
-            shape, dims = (region.shape[dim] for dim in self.order), (region.dims[dim] for dim in self.order)
-            region = Region(tuple(shape), tuple(dims))
+            region = self.order.place(region)
         if self.part is not None and self._is_cut(region):
             region = self.part.place(region, self.dim % len(region.shape))
         if self.limit is not None and region.shape:
@@ -100,12 +97,17 @@ class Port:
         self._find_shape = find_shape
         self._parts = dict(self._find_parts(parameters))
         self._known: dict[tuple[Site, int], Ported | None] = {}
+        self._own_names: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
+        """The sizes of named dims, as the last tensor that has them shows them."""
 
     def rename(self, name: str) -> str:
         """Return the candidate's name of a module or parameter; parts keep their own."""
         if self._side == "candidate" or self._find_part(name) is not None:
             return name
-        return rename(self._map.names, name) or name
+        found = rename(self._map.names, name) or name
+        self._own_names[found] = name
+        return found
 
     def find_whole(self, name: str) -> str:
         """Return the name of the whole that a module or parameter is a part of; others are their own."""
@@ -138,7 +140,9 @@ class Port:
         return Ported(named, order, part, dim, is_summand, self._find_limit(named, num_dims))
 
     def _is_ignored(self, site: Site) -> bool:
-        return any(matches(pattern, site) for pattern in self._map.ignore)
+        patterns = self._map.ignore.reference if self._side == "reference" else self._map.ignore.candidate
+        own = replace(site, name=self._own_names.get(site.name, site.name))
+        return any(matches(pattern, each) for pattern in patterns for each in (site, own))
 
     def _find_slot(self, site: Site) -> str:
         for pattern, slot in self._map.slots.items():
@@ -148,14 +152,13 @@ class Port:
                 return slot
         return site.slot
 
-    def _find_order(self, site: Site, num_dims: int) -> tuple[int, ...] | None:
-        found = None
-        for pattern, order in self._map.dims.items():
+    def _find_order(self, site: Site, num_dims: int) -> DimTurn | None:
+        for pattern, order in reversed(self._map.dims.items()):
             name, _, kind = pattern.partition("/")
             kinds = (kind,) if kind else (Kind.INPUT, Kind.OUTPUT)
             if match_name(name, site.name) is not None and site.kind.primal in kinds:
-                found = DimOrder.parse(order).permute(num_dims)
-        return None if found == tuple(range(num_dims)) else found
+                return DimOrder.parse(order).find_turn(num_dims, self._sizes)
+        return None
 
     def _find_limit(self, site: Site, num_dims: int) -> int | None:
         """Find the number of rows without padding: a parameter's rows, and a module's last dim."""
@@ -204,10 +207,10 @@ class Port:
         if lacking:
             raise CaptureError(f"{whole} lacks its part {join.parts[min(lacking)]}: the map does not fit this model.")
         sizes = [shapes[number][0] for number in sorted(members)]
-        groups, head = (self._read_number(number) for number in (join.groups, join.rotary))
+        groups, heads = self._read_number(join.groups), [self._read_number(each) for each in join.rotary]
         parts: dict[str, Part] = {}
         for number, name in members.items():
-            rows = place_rows(sizes, number, groups=groups, head=head)
+            rows = place_rows(sizes, number, groups=groups, head=heads[number] if heads else 0)
             parts[name] = Part(whole, number, sum(sizes), rows, len(sizes))
             pattern = join.parts[number]
             module, _, last = name.rpartition(".")

@@ -1,7 +1,5 @@
 """Maps between two implementations of a model: which names correspond, and how tensors are joined, ordered and padded.
 
-ignore = ["*.act_fn"]                       # sites that only one side has, as for --skip
-
 [names]                                     # the reference's modules and parameters = the candidate's; * is one word
 "model.layers.*.mlp.down_proj" = "decoder.layers.*.mlp.linear_fc2"
 
@@ -14,6 +12,9 @@ ignore = ["*.act_fn"]                       # sites that only one side has, as f
 [[join]]                                    # modules or parameters that are one on the other side
 parts = ["model.layers.*.mlp.gate_proj", "model.layers.*.mlp.up_proj"]
 whole = "decoder.layers.*.mlp.linear_fc1"
+
+[ignore]                                    # sites that only one side has; globs as for --skip
+reference = ["*.act_fn"]
 """
 
 from __future__ import annotations
@@ -48,8 +49,18 @@ class Join(BaseModel):
     groups: int | str = 1
     """The whole has this many groups, and each has its share of every part; a text is a number of the model's config,
     or two divided by each other."""
-    rotary: int | str = 0
-    """The size of a head whose rotated halves become pairs of neighbours; 0 for none."""
+    rotary: tuple[int | str, ...] = ()
+    """For each part, the size of the heads whose halves, which are rotated into each other, become neighbours; 0 for a
+    part that is not rotated. Empty if none is."""
+
+
+class IgnoredSites(BaseModel):
+    """Sites that only one side has, or that mean something else on the other: globs as for `--skip`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reference: tuple[str, ...] = ()
+    candidate: tuple[str, ...] = ()
 
 
 class PortMap(BaseModel):
@@ -63,7 +74,7 @@ class PortMap(BaseModel):
     join: tuple[Join, ...] = ()
     padded: tuple[str, ...] = ()
     """The candidate's modules and parameters whose rows are padded there, as those of a vocabulary."""
-    ignore: tuple[str, ...] = ()
+    ignore: IgnoredSites = IgnoredSites()
 
     @field_validator("dims")
     @classmethod

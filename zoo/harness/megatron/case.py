@@ -43,12 +43,17 @@ class Case:
     swiglu: bool = False
     rope: bool = False
     rmsnorm: bool = False
+    eps: float = 1e-5
     mla: bool = False
+    qk_norm: bool = False
+    """Norms of queries and keys."""
     experts: int = 0
     topk: int = 2
     grouped: bool = False
     """All experts of a rank in one weight (`moe_grouped_gemm`)."""
     shared_expert: bool = False
+    sigmoid: bool = False
+    """Routers choose by sigmoids and a bias, as in DeepSeek-V3."""
     dispatcher: Literal["alltoall", "allgather"] = "alltoall"
     aux_loss: float = 1e-2
     custom: Literal["", "contiguous", "transposed"] = ""

@@ -46,6 +46,8 @@ def layer_spec(case: Case, config: Any, vp_stage: int | None) -> Any:
     asked: dict[str, Any] = {"num_experts": case.experts or None, "moe_grouped_gemm": case.grouped}
     if case.mla:
         asked |= {"multi_latent_attention": True, "qk_layernorm": True}
+    if case.qk_norm:
+        asked |= {"qk_layernorm": True}
     spec = versions.call(gpt_layer_specs.get_gpt_layer_local_spec, **asked)
     attention = spec.submodules.self_attention.submodules
     if case.cp > 1 or case.mla:
@@ -55,6 +57,7 @@ def layer_spec(case: Case, config: Any, vp_stage: int | None) -> Any:
     if config.normalization == "RMSNorm":  # MLA brings it by itself
         _normed(spec.submodules, "input_layernorm", "pre_mlp_layernorm")
         _normed(attention, *(("q_layernorm", "kv_layernorm") if case.mla else ()))
+        _normed(attention, *(("q_layernorm", "k_layernorm") if case.qk_norm else ()))
         return versions.block_spec(spec, config, vp_stage, SequenceNorm)
     return spec
 
@@ -73,10 +76,13 @@ def _shape(case: Case) -> dict[str, Any]:
         "ffn_hidden_size": case.ffn,
         "add_bias_linear": case.bias and not case.experts,  # 0.16.1 adds experts' biases only where tp cuts them
         "hidden_dropout": case.dropout,
+        "layernorm_epsilon": case.eps,
         "attention_dropout": case.dropout,
     }
     if case.swiglu:
         shape |= {"gated_linear_unit": True, "activation_func": F.silu}
+    if case.qk_norm:
+        shape |= {"qk_layernorm": True}
     if case.rmsnorm:
         shape |= {"normalization": "RMSNorm"}
     return shape
@@ -124,6 +130,13 @@ def _experts(case: Case) -> dict[str, Any]:
         "moe_token_dispatcher_type": case.dispatcher,
         "moe_grouped_gemm": case.grouped,
     }
+    if case.sigmoid:
+        experts |= {
+            "moe_router_load_balancing_type": "none",
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_topk_scaling_factor": 2.5,
+        }
     return experts | ({"moe_shared_expert_intermediate_size": case.ffn} if case.shared_expert else {})
 
 

@@ -15,6 +15,7 @@ from ttrace.capture.plan import Plan
 from zoo.harness.cells import Traced, shared_out
 from zoo.harness.limits import HANG
 from zoo.harness.megatron.case import Case
+from zoo.harness.megatron.data import Change
 from zoo.harness.megatron.runtime import on_megatron
 from zoo.harness.megatron.wheels import NEWEST
 from zoo.harness.plans import planned
@@ -109,7 +110,7 @@ def trace_candidates(
     return [Timed(one, seconds) for one, seconds in zip(kept, took, strict=True)]
 
 
-def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
+def trace(case: Case, plan: Plan, fault: Fault | None = None, batch: Change = dict) -> None:
     # These import megatron, which only the ranks have.
     from ttrace.adapters.megatron.adapter import Megatron
     from ttrace.capture.session import TracingSession
@@ -126,5 +127,5 @@ def trace(case: Case, plan: Plan, fault: Fault | None = None) -> None:
         with (fault(training) if fault else None) or nullcontext():
             for step in range(plan.num_steps):
                 with session.step():
-                    training.step(step)
+                    training.step(step, batch)
         session.close()

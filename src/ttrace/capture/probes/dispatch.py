@@ -96,6 +96,10 @@ class Dispatcher:
         other = pass_down(self._probes, turned)
         return None if other is None else ported.turn_back(other)
 
+    def is_ignored(self, site: Site, tensor: torch.Tensor) -> bool:
+        """Whether a port ignores this site."""
+        return self._port is not None and self._port.port(site, tensor.ndim) is None
+
     def find_id(self, tensor_id: TensorId, tensor: torch.Tensor) -> TensorId:
         """Return the id under which a tensor is recorded: in a port, the candidate's."""
         ported = None if self._port is None else self._port.port(tensor_id.site, tensor.ndim)

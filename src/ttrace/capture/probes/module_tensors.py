@@ -57,6 +57,8 @@ class ModuleTensors:
         if call.name in self._adapter.divided and not self._is_models_own(kind):
             return None
         site = Site(call.name, kind, slot)
+        if self._dispatcher.is_ignored(site, tensor):
+            return None
         if self._record_shares(call, site, tensor):
             return None
         if kind is Kind.INPUT and call.name == ROOT:
