@@ -41,7 +41,7 @@ from ttrace.capture.probes.split_sums import SplitSums
 from ttrace.capture.resolve.inventory import list_modules, switch_dropout_off
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.names import Names
-from ttrace.capture.resolve.port_names import PortNaming, make_port
+from ttrace.capture.resolve.port_names import PortNames, make_port
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.capture.state.buffers import Buffers
 from ttrace.capture.state.model_state import HeldTensors, ModelState
@@ -102,9 +102,9 @@ class TracingSession(SessionEvents):
         self._grad_factor = self._read_factor()
         self._divisor = 1
         port = make_port(plan, chunks, adapter.name, reference)
-        self._naming = PortNaming(port, adapter.name)
+        self._names = PortNames(port)
         self._resolver = LayoutResolver(adapter, rules, reference, num_microbatches, port)
-        names = Names(chunks, self._naming)
+        names = Names(chunks, adapter.name)
         self._generator = Generator(plan, adapter, self._resolver, reference, names.list_table_lengths(), port)
         self._repeated = names.find_repeated()
         parameters, aliases = names.parameters(reference.aliases)
@@ -130,13 +130,13 @@ class TracingSession(SessionEvents):
             num_microbatches=num_microbatches,
             first_step=plan.first_step,
             isolated=plan.isolated,
-            modules=self._naming.join(list_modules(names)),
-            parameters=self._naming.join({name: each.requires_grad for name, each in parameters.items()}),
-            aliases=aliases,
-            padding=self._naming.find_padding({name: each.placement for name, each in generated.items()}),
-            opaque=self._compiled.opaque,
+            modules=self._names.rename_keys(list_modules(names)),
+            parameters=self._names.rename_keys({name: each.requires_grad for name, each in parameters.items()}),
+            aliases={self._names.rename(alias): self._names.rename(name) for alias, name in aliases.items()},
+            padding=self._names.find_padding({name: each.placement for name, each in generated.items()}),
+            opaque=self._names.rename_all(self._compiled.opaque),
             passed=self._skipped.blocks,
-            divided=tuple(adapter.divided),
+            divided=self._names.rename_all(adapter.divided),
             untraced=(*adapter.untraced, *streaming.untraced),
             reduced=tuple(sorted(adapter.reduced_axes)),
             notes=(*without_dropout, *self._compiled.notes(), *adapter.notes, *streaming.notes),
@@ -276,11 +276,11 @@ class TracingSession(SessionEvents):
                 splits={axis: str(split) for axis, split in self._resolver.splits.items()},
                 batch_axes=self._resolver.batch_axes,
                 settings=self._state.settings.groups,
-                settings_of=self._naming.join(self._state.settings.by_parameter),
-                forward_buffers=self._buffers.changed,
+                settings_of=self._names.rename_keys(self._state.settings.by_parameter),
+                forward_buffers=self._names.rename_all(self._buffers.changed),
                 samples={slot: tuple(rows) for slot, rows in self._batches.samples.items()},
-                unloaded=self._state.unloaded,
-                random=tuple(self._rng_use.modules),
+                unloaded=self._names.rename_all(self._state.unloaded),
+                random=self._names.rename_all(self._rng_use.modules),
                 flags=self._flags,
                 notes=(*self._resolver.list_unused_rules(), *self._state.notes, *isolation_notes, *self._ledger.notes),
                 operations=self._calls.operations,
@@ -380,7 +380,7 @@ class TracingSession(SessionEvents):
         self._dispatcher.visit(choice, chosen, call.microbatch)
         if self._decisions is None or type(chosen) is not torch.Tensor:
             return None
-        return self._decisions.replay(choice, chosen, self._dispatcher.resolve(choice, chosen, call.microbatch))
+        return self._dispatcher.replay(self._decisions, choice, chosen, call.microbatch)
 
     def on_collective(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:
         """Enter a collective into the ledger, and run it."""

@@ -1,11 +1,18 @@
-"""Patterns over names of modules and parameters: `layers.*.mlp`, where `*` stands for one word."""
+"""Patterns over names of modules and parameters: `layers.*.mlp`, where `*` stands for one word.
+
+In patterns over sites, `**` stands for any number of words, and a `*` in a word for any letters: `**.act_fn/output`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-ANY, NUMBER = "*", "#"
+from ttrace.tensors.ids import ROOT, Site
+
+ANY, NUMBER, MANY = "*", "#", "**"
 
 
 @dataclass(frozen=True)
@@ -49,3 +56,24 @@ def rename(names: Mapping[str, str], name: str) -> str | None:
 
 def _match_all(patterns: Iterable[str], name: str) -> Sequence[tuple[str, NameMatch]]:
     return [(pattern, match) for pattern in patterns if (match := match_name(pattern, name)) is not None]
+
+
+def matches_site(pattern: str, site: Site) -> bool:
+    """Whether a site matches `name[/kind[.slot]]`; what is omitted matches anything, an empty slot only itself."""
+    name, kind, slot = _compile(pattern)
+    return bool(kind.fullmatch(site.kind) and name.fullmatch(f"{site.name}.") and slot.fullmatch(site.slot))
+
+
+@cache
+def _compile(pattern: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    name, _, rest = pattern.partition("/")
+    kind, dot, slot = rest.partition(".")
+    words = [name] if name == ROOT else name.split(".")
+    names = "".join("(?:[^.]+[.])*" if word == MANY else f"{_translate(word)}[.]" for word in words)
+    slots = _translate(slot, among=".") if dot else ".*"
+    return re.compile(names), re.compile(_translate(kind or ANY)), re.compile(slots)
+
+
+def _translate(word: str, among: str = "[^.]") -> str:
+    escaped = re.escape(word).replace(r"\*", f"{among}*").replace(r"\?", among)
+    return re.sub(r"\\\[(.*?)\\\]", r"[\1]", escaped)

@@ -11,10 +11,9 @@ from typing import Literal
 import torch
 
 from ttrace.errors import CaptureError
-from ttrace.layouts.pattern import matches
 from ttrace.layouts.placement import Placement
 from ttrace.ports.dim_order import DimOrder, DimTurn
-from ttrace.ports.name_pattern import match_name, rename
+from ttrace.ports.name_pattern import match_name, matches_site, rename
 from ttrace.ports.parts import Part, place_rows
 from ttrace.ports.port_map import Join, PortMap
 from ttrace.tensors import ranges as rg
@@ -97,27 +96,15 @@ class Port:
         self._find_shape = find_shape
         self._parts = dict(self._find_parts(parameters))
         self._known: dict[tuple[Site, int], Ported | None] = {}
-        self._own_names: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
         """The sizes of named dims, as the last tensor that has them shows them."""
 
     def rename(self, name: str) -> str:
-        """Return the candidate's name of a module or parameter; parts keep their own."""
-        if self._side == "candidate" or self._find_part(name) is not None:
-            return name
-        found = rename(self._map.names, name) or name
-        self._own_names[found] = name
-        return found
-
-    def find_whole(self, name: str) -> str:
-        """Return the name of the whole that a module or parameter is a part of; others are their own."""
-        part = self._find_part(name)
-        return name if part is None else part.whole
-
-    def is_changed(self, site: Site, num_dims: int) -> bool:
-        """Whether a tensor lies differently on the two sides, so that its own shape is not the reference's."""
-        ported = self.port(site, num_dims)
-        return ported is not None and not ported.is_like
+        """Return the candidate's name of a module or parameter; that of the whole, if it is a part."""
+        part = self._parts.get(name)
+        if part is not None:
+            return part.whole
+        return name if self._side == "candidate" else rename(self._map.names, name) or name
 
     def port(self, site: Site, num_dims: int) -> Ported | None:
         """Return what a site is in the candidate's names; None if it is ignored."""
@@ -127,8 +114,8 @@ class Port:
         return self._known[key]
 
     def _port(self, site: Site, num_dims: int) -> Ported | None:
-        kind, part = site.kind, self._find_part(site.name)
-        named = site if part is None else replace(site, name=part.whole)
+        kind, part = site.kind, self._parts.get(site.name)
+        named = replace(site, name=self.rename(site.name))
         if self._is_ignored(site) or self._is_ignored(named):
             return None
         order = None
@@ -141,8 +128,7 @@ class Port:
 
     def _is_ignored(self, site: Site) -> bool:
         patterns = self._map.ignore.reference if self._side == "reference" else self._map.ignore.candidate
-        own = replace(site, name=self._own_names.get(site.name, site.name))
-        return any(matches(pattern, each) for pattern in patterns for each in (site, own))
+        return any(matches_site(pattern, site) for pattern in patterns)
 
     def _find_slot(self, site: Site) -> str:
         for pattern, slot in self._map.slots.items():
@@ -155,8 +141,9 @@ class Port:
     def _find_order(self, site: Site, num_dims: int) -> DimTurn | None:
         for pattern, order in reversed(self._map.dims.items()):
             name, _, kind = pattern.partition("/")
-            kinds = (kind,) if kind else (Kind.INPUT, Kind.OUTPUT)
-            if match_name(name, site.name) is not None and site.kind.primal in kinds:
+            match = match_name(name, site.name)
+            is_meant = site.kind.primal in ((kind,) if kind else (Kind.INPUT, Kind.OUTPUT))
+            if match is not None and is_meant and not (kind and match.rest):
                 return DimOrder.parse(order).find_turn(num_dims, self._sizes)
         return None
 
@@ -173,9 +160,6 @@ class Port:
         return None
 
     # Parts
-
-    def _find_part(self, name: str) -> Part | None:
-        return self._parts.get(name)
 
     def _find_parts(self, parameters: Mapping[str, Shape]) -> Mapping[str, Part]:
         """Find the parts among the own parameters, and the modules whose weights they are."""

@@ -13,8 +13,8 @@
 parts = ["model.layers.*.mlp.gate_proj", "model.layers.*.mlp.up_proj"]
 whole = "decoder.layers.*.mlp.linear_fc1"
 
-[ignore]                                    # sites that only one side has; globs as for --skip
-reference = ["*.act_fn"]
+[ignore]                                    # sites that only one side has; ** is any number of words
+reference = ["**.act_fn"]
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Join(BaseModel):
 
 
 class IgnoredSites(BaseModel):
-    """Sites that only one side has, or that mean something else on the other: globs as for `--skip`."""
+    """Sites that only one side has, or that mean something else on the other."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -132,10 +132,12 @@ class Flow:
     def trace_isolated(self, inside: tuple[str, ...]) -> None:
         """Trace all of them again, into the run's folder `isolated`, with every module's inputs generated.
 
-        The calls of torch functions inside the modules `inside` are recorded too. One twin is enough: the isolated run
-        accuses only what was wrong in the ordinary run.
+        The calls of torch functions inside the modules `inside` are recorded too, unless the two sides are different
+        implementations, which call different ones. One twin is enough: the isolated run accuses only what was wrong in
+        the ordinary run.
         """
         run = self.run
+        inside = inside if self.settings.port is None else ()
         settings = self.settings.model_copy(
             update={"isolated": True, "reference": run.reference.resolve(), "inside": inside}
         )

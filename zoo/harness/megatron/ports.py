@@ -18,6 +18,8 @@ from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.rules import Rules
 from ttrace.ports.port_map import PortMap
+from ttrace.ports.suggest import suggest_map
+from ttrace.trace.reader import Trace
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.data import Batch, microbatch
 from zoo.harness.megatron.runtime import on_megatron
@@ -113,11 +115,16 @@ def judge_ports(
     *,
     faults: Sequence[Fault | None] = (),
     vocab: int = 0,
+    port: PortMap | None = None,
 ) -> list[Judgement]:
-    """Judge a family's model of megatron-core in several layouts; `faults` may spoil one each."""
-    trace_reference(family, folder, vocab=vocab)
+    """Judge a family's model of megatron-core in several layouts; `faults` may spoil one each.
+
+    Without `port`, the family's own map is used.
+    """
+    port = port or PortMap.load(family.port_map)
+    trace_reference(family, folder, port, vocab=vocab)
     todo = [(replace(family.case, **layout), folder / f"candidate-{i}") for i, layout in enumerate(layouts)]
-    port, reference = PortMap.load(family.port_map), folder / "reference"
+    reference = folder / "reference"
     on_megatron(num_ranks, _trace_candidates, todo, list(faults), port, reference, vocab or family.case.vocab)
     return [judge(folder, candidate) for _, candidate in todo]
 
@@ -130,9 +137,15 @@ def _trace_candidates(
         trace(case, plan, fault, partial(limit_words, vocab=vocab))
 
 
-def trace_reference(family: Family, folder: Path, *, vocab: int = 0) -> None:
+def suggest(family: Family, folder: Path) -> PortMap:
+    """Suggest a map from one step of each side, traced under its own names."""
+    _trace(family, planned(out=folder / "transformers"), 0)
+    on_megatron(1, trace, family.case, planned(out=folder / "megatron"))
+    return suggest_map(Trace(folder / "transformers"), Trace(folder / "megatron"))
+
+
+def trace_reference(family: Family, folder: Path, port: PortMap, *, vocab: int = 0) -> None:
     """Trace a model of transformers and its twins in this process."""
-    port = PortMap.load(family.port_map)
     _trace(family, planned(out=folder / "reference", port=port), vocab)
     for twin in range(1, NUM_TWINS + 1):
         plan = planned(out=folder / f"twin-{twin}", role="twin", twin=twin, reference=folder / "reference", port=port)

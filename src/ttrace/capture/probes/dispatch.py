@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from ttrace.capture.observe.step_counter import StepCounter
+from ttrace.capture.probes.decisions import Decisions
 from ttrace.capture.probes.probe import Probe, Visit, pass_down
 from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
@@ -104,6 +105,18 @@ class Dispatcher:
         """Return the id under which a tensor is recorded: in a port, the candidate's."""
         ported = None if self._port is None else self._port.port(tensor_id.site, tensor.ndim)
         return tensor_id if ported is None else replace(tensor_id, site=ported.site)
+
+    def replay(
+        self, decisions: Decisions, choice: TensorId, chosen: torch.Tensor, microbatch: int
+    ) -> torch.Tensor | None:
+        """Return the reference's choice in place of one that was made here."""
+        placement = self.resolve(choice, chosen, microbatch)
+        ported = None if self._port is None else self._port.port(choice.site, chosen.ndim)
+        if ported is None:
+            return decisions.replay(choice, chosen, placement)
+        placement = None if placement is None else ported.place(placement)
+        other = decisions.replay(replace(choice, site=ported.site), ported.turn(chosen), placement)
+        return None if other is None else ported.turn_back(other)
 
     def turn(self, tensor_id: TensorId, tensor: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, Placement]:
         """Return a view of a tensor, and its placement, as it is recorded."""

@@ -146,7 +146,7 @@ class Generator:
         if self._plan.parameters == "own":
             return {}
         if self._plan.reference is not None:
-            wholes = {name: name if self._port is None else self._port.find_whole(name) for name in parameters}
+            wholes = {name: name if self._port is None else self._port.rename(name) for name in parameters}
             return {
                 name: self._reference.distribution(TensorId.of(0, None, whole, Kind.PARAM))
                 for name, whole in wholes.items()
@@ -163,8 +163,8 @@ class Generator:
         """Give all parts of a whole the distribution that it has: the other side knows only the whole."""
         wholes: dict[str, list[tuple[int, Normal]]] = {}
         for (name, tensor), own in zip(parameters.items(), measured, strict=True):
-            wholes.setdefault(port.find_whole(name), []).append((tensor.numel(), own))
-        return [pool_normals(wholes[port.find_whole(name)]) for name in parameters]
+            wholes.setdefault(port.rename(name), []).append((tensor.numel(), own))
+        return [pool_normals(wholes[port.rename(name)]) for name in parameters]
 
     def choose_batch_distributions(
         self, leaves: Sequence[tuple[TensorId, torch.Tensor]], *, exact: bool

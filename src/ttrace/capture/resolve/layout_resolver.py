@@ -103,9 +103,12 @@ class LayoutResolver:
 
     def _find_shape(self, tensor_id: TensorId, num_dims: int) -> Shape | None:
         """Find the reference's shape; None if it has no such tensor, or has it in a shape of its own, as in a port."""
-        if self._port is not None and self._port.is_changed(tensor_id.site, num_dims):
+        if self._port is None:
+            return self._reference.shape(tensor_id)
+        ported = self._port.port(tensor_id.site, num_dims)
+        if ported is None or not ported.is_like:
             return None
-        return self._reference.shape(tensor_id)
+        return self._reference.shape(replace(tensor_id, site=ported.site))
 
     def count_microbatch(self, number: int) -> int:
         """Return the number of this rank's microbatch among those of all ranks.

@@ -34,15 +34,21 @@ def make_port(plan: Plan, chunks: Sequence[nn.Module], naming: NamePath, referen
 
 
 @dataclass(frozen=True)
-class PortNaming:
-    """Naming of what lies in a chunk, with the candidate's names."""
+class PortNames:
+    """The names that a trace has for modules and parameters: their own or, in a port, the candidate's."""
 
     port: Port | None
-    naming: NamePath
 
-    def __call__(self, chunk: nn.Module, path: str) -> str:
-        name = self.naming(chunk, path)
+    def rename(self, name: str) -> str:
+        """Return the name of a module or parameter; that of the whole, if it is a part."""
         return name if self.port is None else self.port.rename(name)
+
+    def rename_all(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(self.rename, names)))
+
+    def rename_keys(self, table: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Rename the keys of a table; parts have one entry."""
+        return {self.rename(name): each for name, each in table.items()}
 
     def find_padding(self, parameters: Mapping[str, Placement]) -> dict[str, int]:
         """Find how many rows each parameter has only as padding, given the placements in its own terms."""
@@ -55,10 +61,6 @@ class PortNaming:
             if ported is not None and ported.limit is not None and ported.limit < shape[0]:
                 found[name] = shape[0] - ported.limit
         return found
-
-    def join(self, table: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Replace parts by what they are parts of, in a table by name."""
-        return dict(table) if self.port is None else {self.port.find_whole(name): each for name, each in table.items()}
 
 
 def _read_number(chunks: Iterable[nn.Module], name: str) -> int:
