@@ -72,6 +72,7 @@ def test_a_clean_cell_passes(results: dict[str, Result], name: str) -> None:
     clean = results[name].clean
     assert clean is not None
     assert clean.exit is Exit.PASSED, clean.trouble
+    assert clean.communication == (), "its collectives are right"
 
 
 def test_a_fault_is_found_first_where_it_is(results: dict[str, Result], name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import torch.distributed as dist
 
 from ttrace.attach import DisabledSession
 from ttrace.capture.plan import Plan
+from ttrace.judge.notes.communication import note_communication
+from ttrace.trace.reader import Trace
 from zoo.harness.candidate import Candidate, Cell
-from zoo.harness.cells import LAYOUTS, SHAPE, attached, judge_all, shape_of, trace_cell
+from zoo.harness.cells import LAYOUTS, SHAPE, Traced, attached, shape_of, shared_out, trace_cell
 from zoo.harness.faults import faults_of, inject
-from zoo.harness.results import Result
+from zoo.harness.results import Outcome, Result
+from zoo.harness.runs import judge
 
 NUM_TOGETHER = 12
 """So many cells are traced before they are judged: their traces lie on disk until then."""
@@ -40,13 +44,18 @@ def run_together(folder: Path, cells: dict[Cell, str], references: dict[Any, Pat
         broken = functools.partial(inject, fault, module)
         traced += [trace_cell(cell, folder, SHAPE, references, change) for change in (None, broken)]
         results[cell.name] = Result(fault, module, changed_by_recording(cell, folder))
-    outcomes = judge_all(traced)
+    outcomes = shared_out(traced, _judge_with_notes)
     for result, clean, wrong in zip(results.values(), outcomes[::2], outcomes[1::2], strict=True):
         result.clean, result.broken = clean, wrong
     if dist.get_rank() == 0:
         for one in traced:
             shutil.rmtree(one.candidate)
     return results
+
+
+def _judge_with_notes(one: Traced) -> Outcome:
+    noted = tuple(note_communication(Trace(one.candidate)))
+    return replace(Outcome.of(judge(one.reference, one.candidate)), communication=noted)
 
 
 def changed_by_recording(cell: Cell, folder: Path) -> list[str]:

@@ -36,6 +36,8 @@ class Outcome:
     num_inferred: int
     unjudged: Mapping[str, int]
     """Why tensors were not judged, and how many."""
+    communication: tuple[str, ...] = ()
+    """What was noted of its collectives."""
 
     @classmethod
     def of(cls, judgement: Judgement) -> Outcome:
