@@ -269,7 +269,7 @@ class TracingSession(SessionEvents):
                 self._patches.remove()
             except Exception as error:  # an object of another package refused; the trace is complete all the same
                 self._recorder.keep(f"a patch could not be put back: {type(error).__name__}: {error}")
-            isolation_notes = self._isolate.notes() if self._isolate else ()
+            notes = (*self._state.notes, *(self._isolate.notes() if self._isolate else ()), *self._names.notes())
             end = End(
                 num_steps=self._clock.step,
                 grad_factor=self._grad_factor / self._divisor,
@@ -282,7 +282,7 @@ class TracingSession(SessionEvents):
                 unloaded=self._names.rename_all(self._state.unloaded),
                 random=self._names.rename_all(self._rng_use.modules),
                 flags=self._flags,
-                notes=(*self._resolver.list_unused_rules(), *self._state.notes, *isolation_notes, *self._ledger.notes),
+                notes=(*self._resolver.list_unused_rules(), *notes, *self._ledger.notes),
                 operations=self._calls.operations,
                 sources=environment.fingerprint_sources(),
             )

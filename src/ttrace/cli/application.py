@@ -15,6 +15,7 @@ from ttrace.cli.commands.check import check
 from ttrace.cli.commands.compare import compare
 from ttrace.cli.commands.doctor import doctor
 from ttrace.cli.commands.lint import lint
+from ttrace.cli.commands.map import show_map
 from ttrace.cli.commands.results.archive import archive
 from ttrace.cli.commands.results.diff import diff
 from ttrace.cli.commands.results.explain import explain
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 for command in (run, sweep, trace, check, report, show, diff, explain, compare, archive, lint, selftest, doctor):
     app.command()(command)
+app.command("map")(show_map)
 
 
 @app.callback(invoke_without_command=True)

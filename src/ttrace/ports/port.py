@@ -96,6 +96,8 @@ class Port:
         self._find_shape = find_shape
         self._parts = dict(self._find_parts(parameters))
         self._known: dict[tuple[Site, int], Ported | None] = {}
+        self.ignored: dict[str, None] = {}
+        """The sites that this side has, and that the map ignores."""
         self._sizes: dict[str, int] = {}
         """The sizes of named dims, as the last tensor that has them shows them."""
 
@@ -111,6 +113,8 @@ class Port:
         key = site, num_dims
         if key not in self._known:
             self._known[key] = self._port(site, num_dims)
+            if self._known[key] is None:
+                self.ignored[str(site)] = None
         return self._known[key]
 
     def _port(self, site: Site, num_dims: int) -> Ported | None:

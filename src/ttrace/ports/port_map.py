@@ -92,7 +92,10 @@ class PortMap(BaseModel):
                 text = (_SHIPPED / f"{given}.toml").read_text(encoding="utf-8")
             else:
                 text = path.read_text(encoding="utf-8")
-            return cls.model_validate(tomllib.loads(text))
+            found = cls.model_validate(tomllib.loads(text))
+            if not found.names and not found.join:
+                raise TTraceError(f"{given} maps nothing: it needs a table [names] or [[join]].")
+            return found
         except FileNotFoundError:
             raise TTraceError(
                 f"there is no map {given}. Give the path of a TOML file, or one of {', '.join(list_shipped())}."

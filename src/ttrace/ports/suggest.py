@@ -95,6 +95,8 @@ class _Suggestion:
             )
             for place, (name, member) in enumerate(zip(parts, members, strict=True)):
                 found |= {name: (whole, place), member: (module, place)}
+                if f"{member}.bias" in self.ours.parameters and f"{module}.bias" in self.theirs.parameters:
+                    found[f"{member}.bias"] = f"{module}.bias", place
         return found
 
     def _join_experts(self, pairs: dict[str, str]) -> set[str]:
@@ -198,7 +200,7 @@ class _Suggestion:
             if kind is Kind.DECISION and self._is_turned:
                 return _MERGED
             return ""
-        if len(shape) == len(other) > 2 and (shape[1], shape[0], *shape[2:])[kept] == other[kept]:
+        if len(shape) == len(other) >= 2 and (shape[1], shape[0], *shape[2:])[kept] == other[kept]:
             return _ORDER
         return None
 
@@ -221,7 +223,8 @@ class _Suggestion:
             for name in sites.modules:
                 if name not in known:
                     self.ignored[side].append(f"{name}/*put*")
-            self.ignored[side].append("**/decision.*scores")
+            if Kind.DECISION in sites.kinds:
+                self.ignored[side].append("**/decision.*scores")
         for side, (mine, other) in enumerate(((self.ours, self.theirs), (self.theirs, self.ours))):
             self.ignored[side].extend(f"**/{kind}" for kind in sorted(mine.kinds - other.kinds))
 

@@ -50,6 +50,11 @@ class PortNames:
         """Rename the keys of a table; parts have one entry."""
         return {self.rename(name): each for name, each in table.items()}
 
+    def notes(self) -> list[str]:
+        """Return a note about the sites that the map ignores, if there are any."""
+        ignored = list(self.port.ignored) if self.port is not None else []
+        return [f"the map ignores {len(ignored)} sites, the first is {ignored[0]}"] if ignored else []
+
     def find_padding(self, parameters: Mapping[str, Placement]) -> dict[str, int]:
         """Find how many rows each parameter has only as padding, given the placements in its own terms."""
         if self.port is None:
