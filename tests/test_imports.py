@@ -51,6 +51,7 @@ MAY_IMPORT = {
         "trace",
         "adapters",
         "reference",
+        "ports",
     },
     "judge": {"errors", "tensors", "layouts", "values", "trace"},
     "checkpoints": {"errors", "tensors", "layouts", "trace", "judge"},

@@ -127,6 +127,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         "--load",
         "--save",
         "--forget",
+        "--port",
         "--version",
         "--help",
     }

@@ -1,4 +1,4 @@
-"""Orders of dims: what is turned comes back, and regions follow."""
+"""Orders of dims: what is transposed comes back, and regions follow."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ SWAPPED = DimOrder.parse("batch seq ... -> seq batch ...")
 MERGED = DimOrder.parse("(batch seq) ... -> (seq batch) ...")
 
 
-def test_a_turned_tensor_comes_back() -> None:
+def test_a_transposed_tensor_comes_back() -> None:
     sizes: dict[str, int] = {}
-    turn = SWAPPED.find_turn(3, sizes)
-    assert turn is not None
+    change = SWAPPED.find_transposition(3, sizes)
+    assert change is not None
     x = torch.randn(2, 5, 3)
-    assert turn.turn(x).shape == (5, 2, 3)
-    assert turn.turn_back(turn.turn(x)).equal(x)
+    assert change.apply(x).shape == (5, 2, 3)
+    assert change.undo(change.apply(x)).equal(x)
     assert sizes == {"batch": 2, "seq": 5}
 
 
-def test_a_region_is_turned_with_its_tensor() -> None:
-    turn = SWAPPED.find_turn(3, {})
-    assert turn is not None
+def test_a_region_is_transposed_with_its_tensor() -> None:
+    change = SWAPPED.find_transposition(3, {})
+    assert change is not None
     full = torch.arange(60).view(4, 5, 3)
     region = Region((4, 5, 3), (((1, 3),), ((0, 5),), ((0, 3),)))
-    assert turn.place(region).take(full.transpose(0, 1)).equal(turn.turn(region.take(full)))
+    assert change.place(region).take(full.transpose(0, 1)).equal(change.apply(region.take(full)))
 
 
-def test_dims_that_are_one_are_turned_by_the_sizes_seen_before() -> None:
+def test_dims_that_are_one_are_transposed_by_the_sizes_seen_before() -> None:
     sizes: dict[str, int] = {}
-    before, turn = SWAPPED.find_turn(3, sizes), MERGED.find_turn(2, sizes)
+    before, change = SWAPPED.find_transposition(3, sizes), MERGED.find_transposition(2, sizes)
     assert before is not None
-    assert turn is not None
+    assert change is not None
     x = torch.randn(2, 5, 3)
     with pytest.raises(CaptureError, match="sizes of batch and seq"):
-        turn.turn(x.flatten(0, 1))
-    before.turn(x)
-    assert turn.turn(x.flatten(0, 1)).equal(x.transpose(0, 1).flatten(0, 1))
-    assert turn.turn_back(turn.turn(x.flatten(0, 1))).equal(x.flatten(0, 1))
+        change.apply(x.flatten(0, 1))
+    before.apply(x)
+    assert change.apply(x.flatten(0, 1)).equal(x.transpose(0, 1).flatten(0, 1))
+    assert change.undo(change.apply(x.flatten(0, 1))).equal(x.flatten(0, 1))
 
 
 def test_other_tensors_stay() -> None:
-    assert SWAPPED.find_turn(1, {}) is None
-    assert DimOrder.parse("in out -> out in").find_turn(3, {}) is None
-    assert DimOrder.parse("a b -> a b").find_turn(2, {}) is None
+    assert SWAPPED.find_transposition(1, {}) is None
+    assert DimOrder.parse("in out -> out in").find_transposition(3, {}) is None
+    assert DimOrder.parse("a b -> a b").find_transposition(2, {}) is None
 
 
 @pytest.mark.parametrize(

@@ -37,37 +37,37 @@ class DimOrder:
         ours, theirs = (tuple(name for name in side if name != _REST) for side in sides)
         return cls(ours, theirs, _REST in sides[0], is_merged)
 
-    def find_turn(self, num_dims: int, sizes: dict[str, int]) -> DimTurn | None:
-        """Find how a tensor of the reference is turned; None if it need not be, or has other dims than these."""
+    def find_transposition(self, num_dims: int, sizes: dict[str, int]) -> Transposition | None:
+        """Find how a tensor of the reference is transposed; None if it need not be, or has other dims than these."""
         named = 1 if self.is_merged else len(self.reference)
         if num_dims < named or (num_dims > named and not self.has_rest) or self.reference == self.candidate:
             return None
-        return DimTurn(self, sizes)
+        return Transposition(self, sizes)
 
 
 @dataclass(frozen=True)
-class DimTurn:
-    """The turn of a tensor's dims into the candidate's order. The sizes of named dims are learned on the way."""
+class Transposition:
+    """The transposition of a tensor's dims into the candidate's order. It learns the sizes of named dims."""
 
     order: DimOrder
     sizes: dict[str, int] = field(compare=False)
 
-    def turn(self, tensor: torch.Tensor) -> torch.Tensor:
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the dims of the candidate: a view, unless several dims are one."""
         order = self.order
         if order.is_merged:
-            return self._turn_merged(tensor, order.reference, order.candidate)
+            return self._transpose_merged(tensor, order.reference, order.candidate)
         self.sizes.update(zip(order.reference, tensor.shape, strict=False))
         return tensor.permute(_permute(order.reference, order.candidate, tensor.ndim))
 
-    def turn_back(self, tensor: torch.Tensor) -> torch.Tensor:
+    def undo(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the dims of the reference."""
         order = self.order
         if order.is_merged:
-            return self._turn_merged(tensor, order.candidate, order.reference)
+            return self._transpose_merged(tensor, order.candidate, order.reference)
         return tensor.permute(_permute(order.candidate, order.reference, tensor.ndim))
 
-    def _turn_merged(self, tensor: torch.Tensor, ours: tuple[str, ...], theirs: tuple[str, ...]) -> torch.Tensor:
+    def _transpose_merged(self, tensor: torch.Tensor, ours: tuple[str, ...], theirs: tuple[str, ...]) -> torch.Tensor:
         apart: torch.Tensor = tensor.unflatten(0, self._list_sizes(ours))
         return apart.permute(_permute(ours, theirs, apart.ndim)).flatten(0, len(ours) - 1)
 

@@ -12,7 +12,7 @@ import torch
 
 from ttrace.errors import CaptureError
 from ttrace.layouts.placement import Placement
-from ttrace.ports.dim_order import DimOrder, DimTurn
+from ttrace.ports.dim_order import DimOrder, Transposition
 from ttrace.ports.name_pattern import match_name, matches_site, rename
 from ttrace.ports.parts import Part, place_rows
 from ttrace.ports.port_map import Join, PortMap
@@ -28,8 +28,8 @@ class Ported:
     """What a site is called in the candidate's names, and how its tensors lie there."""
 
     site: Site
-    order: DimTurn | None = None
-    """How dims are turned; None if their order is the same."""
+    order: Transposition | None = None
+    """How dims are transposed; None if their order is the same."""
     part: Part | None = None
     dim: int = 0
     """The dim along which the part, or padding, lies."""
@@ -43,17 +43,17 @@ class Ported:
         """Whether a tensor lies on both sides alike."""
         return self.order is None and self.part is None and self.limit is None
 
-    def turn(self, tensor: torch.Tensor) -> torch.Tensor:
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a view of a tensor with the candidate's dims."""
         if self._is_stacked(tensor.ndim):
             return tensor.unsqueeze(0)
-        return tensor if self.order is None else self.order.turn(tensor)
+        return tensor if self.order is None else self.order.apply(tensor)
 
-    def turn_back(self, tensor: torch.Tensor) -> torch.Tensor:
+    def undo(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a view with the own dims."""
         if self._is_stacked(tensor.ndim - 1):
             return tensor.squeeze(0)
-        return tensor if self.order is None else self.order.turn_back(tensor)
+        return tensor if self.order is None else self.order.undo(tensor)
 
     def place(self, own: Placement) -> Placement:
         """Return where a tensor lies, given its placement in the own terms."""
@@ -142,13 +142,13 @@ class Port:
                 return slot
         return site.slot
 
-    def _find_order(self, site: Site, num_dims: int) -> DimTurn | None:
+    def _find_order(self, site: Site, num_dims: int) -> Transposition | None:
         for pattern, order in reversed(self._map.dims.items()):
             name, _, kind = pattern.partition("/")
             match = match_name(name, site.name)
             is_meant = site.kind.primal in ((kind,) if kind else (Kind.INPUT, Kind.OUTPUT))
             if match is not None and is_meant and not (kind and match.rest):
-                return DimOrder.parse(order).find_turn(num_dims, self._sizes)
+                return DimOrder.parse(order).find_transposition(num_dims, self._sizes)
         return None
 
     def _find_limit(self, site: Site, num_dims: int) -> int | None:

@@ -197,7 +197,7 @@ class _Suggestion:
         """Find the order of dims that makes two shapes one; None if there is none, empty if they are the same."""
         kept = slice(None, -1) if is_part else slice(None)
         if shape[kept] == other[kept] or (is_part and shape[:-1] == other[:-1]):
-            if kind is Kind.DECISION and self._is_turned:
+            if kind is Kind.DECISION and self._is_transposed:
                 return _MERGED
             return ""
         if len(shape) == len(other) >= 2 and (shape[1], shape[0], *shape[2:])[kept] == other[kept]:
@@ -214,7 +214,7 @@ class _Suggestion:
         return found
 
     @property
-    def _is_turned(self) -> bool:
+    def _is_transposed(self) -> bool:
         return _ORDER in self.dims.values()
 
     def _ignore_modules(self, ours: set[str], theirs: set[str]) -> None:

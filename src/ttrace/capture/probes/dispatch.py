@@ -81,21 +81,23 @@ class Dispatcher:
         ported = port.port(visit.id.site, visit.tensor.ndim)
         if ported is None:
             return None
-        turned = replace(
+        ported_visit = replace(
             visit,
             id=replace(visit.id, site=ported.site),
-            tensor=ported.turn(visit.tensor),
+            tensor=ported.apply(visit.tensor),
             placement=None if visit.placement is None else ported.place(visit.placement),
             is_part=ported.part is not None,
         )
         if ported.is_summand and ported.part is not None:
-            summands = self._summands.setdefault((turned.id, turned.microbatch), [])
-            summands.append(turned.tensor.detach())
+            summands = self._summands.setdefault((ported_visit.id, ported_visit.microbatch), [])
+            summands.append(ported_visit.tensor.detach())
             if len(summands) < ported.part.count:
                 return None
-            turned = replace(turned, tensor=torch.stack(self._summands.pop((turned.id, turned.microbatch))).sum(0))
-        other = pass_down(self._probes, turned)
-        return None if other is None else ported.turn_back(other)
+            ported_visit = replace(
+                ported_visit, tensor=torch.stack(self._summands.pop((ported_visit.id, ported_visit.microbatch))).sum(0)
+            )
+        other = pass_down(self._probes, ported_visit)
+        return None if other is None else ported.undo(other)
 
     def is_ignored(self, site: Site, tensor: torch.Tensor) -> bool:
         """Whether a port ignores this site."""
@@ -115,13 +117,13 @@ class Dispatcher:
         if ported is None:
             return decisions.replay(choice, chosen, placement)
         placement = None if placement is None else ported.place(placement)
-        other = decisions.replay(replace(choice, site=ported.site), ported.turn(chosen), placement)
-        return None if other is None else ported.turn_back(other)
+        other = decisions.replay(replace(choice, site=ported.site), ported.apply(chosen), placement)
+        return None if other is None else ported.undo(other)
 
-    def turn(self, tensor_id: TensorId, tensor: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, Placement]:
+    def port(self, tensor_id: TensorId, tensor: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, Placement]:
         """Return a view of a tensor, and its placement, as it is recorded."""
         ported = None if self._port is None else self._port.port(tensor_id.site, tensor.ndim)
-        return (tensor, placement) if ported is None else (ported.turn(tensor), ported.place(placement))
+        return (tensor, placement) if ported is None else (ported.apply(tensor), ported.place(placement))
 
     def resolve(
         self,

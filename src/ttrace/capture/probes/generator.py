@@ -93,7 +93,7 @@ class Generator:
         if ported is None:
             raise CaptureError(f"the map ignores {tensor_id.name}, but a parameter must be generated on both sides.")
         placed = replace(generated, placement=ported.place(generated.placement))
-        inner = ported.turn(local)[tuple(slice(size) for size in placed.placement.region.local_shape)]
+        inner = ported.apply(local)[tuple(slice(size) for size in placed.placement.region.local_shape)]
         inner.copy_(self._generate(replace(tensor_id, site=ported.site), placed, local))
 
     def _place(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement:

@@ -201,7 +201,7 @@ class ModelState:
                 tensor_id, owned.tensor, fallback=like
             )
             if placement is not None:
-                tensor, placement = self._dispatcher.turn(tensor_id, owned.tensor, placement)
+                tensor, placement = self._dispatcher.port(tensor_id, owned.tensor, placement)
                 self._isolate.replace_gradient(whole_id, tensor, placement, source)
 
     def _read_microbatch(self) -> int | None:

@@ -34,6 +34,7 @@ def trace(
     data: options.Data = "generated",
     mesh: options.Mesh = "",
     rules: options.RulesFile = None,
+    port: options.PortMapFile = "",
     timeout: options.Timeout = 1800.0,
     json_output: options.Json = False,
 ) -> None:
@@ -65,6 +66,7 @@ def trace(
         data=data,
         mesh=mesh,
         rules=rules,
+        port=port,
         store=store,
     )
     if reference is not None:

@@ -22,9 +22,9 @@ _MOST = 1 << 26
     CauseName.PADDED_VOCABULARY,
     after=FIRST,
     shown_by="logits agree, and their gradients are those of a softmax over the padded words too",
-    unproven="it needs two implementations; tests/megatron/test_ports.py",
+    unproven="it needs two implementations; tests/ports/test_ports.py",
 )
-def padded_vocabulary(evidence: Evidence) -> Cause | None:
+def find_padded_vocabulary(evidence: Evidence) -> Cause | None:
     """Whether the loss is one over more words: it has no logits for them in the reference."""
     tensor_id = evidence.comparison.id
     if tensor_id.site != Site(ROOT, Kind.LOSS):

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ttrace.judge.causes.error_map import RankMap, map_error
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.reductions import find_conflict_axes
+from ttrace.judge.findings.error_map import RankMap, map_error
 from ttrace.judge.notes.blind_spots import find_blind_spots
 from ttrace.judge.selftest import Power
 from ttrace.judge.sentences import describe

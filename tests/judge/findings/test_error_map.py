@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.traces import Case, draw_tensor, find_comparison
-from ttrace.judge.causes import error_map as module
-from ttrace.judge.causes.error_map import ErrorMap, map_error
+from ttrace.judge.findings import error_map as module
+from ttrace.judge.findings.error_map import ErrorMap, map_error
 
 NAME = "0/0/fc/output"
 
