@@ -177,3 +177,37 @@ def test_the_example_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: 
         *("--resume", f"{torchrun} 4 {script} --steps 1 --load {tmp_path}/two {flag}"),
     )
     assert ran.returncode == code, ran.stdout + ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "code"), [("", 0), ("--bug", 1)])
+def test_tensor_parallelism_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, code: int) -> None:
+    """With uneven shares of a vocabulary on both."""
+    script = f"{ROOT}/tests/support/tensor_parallel_checkpoint.py"
+    torchrun = "torchrun --standalone --nproc-per-node"
+    ran = ttrace(
+        *("run", "--steps", "3", "--twins", "2", "--no-repeat", "--out", str(tmp_path / "run")),
+        *("--reference", f"python {script} --steps 3"),
+        *("--candidate", f"{torchrun} 2 {script} --steps 2 --save {tmp_path}/two"),
+        *("--resume", f"{torchrun} 4 {script} --steps 1 --load {tmp_path}/two {flag}"),
+    )
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    if flag:
+        words = " ".join(ran.stdout.split())
+        assert "4.weight/param is the first wrong tensor" in words
+        assert "the right values in the wrong place along dim 0" in words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "code"), [("", 0), ("--forget", 1)])
+def test_megatron_goes_on_with_stages_in_place_of_tensor_parallelism(tmp_path: Path, flag: str, code: int) -> None:
+    """By megatron-core's own distributed checkpoints."""
+    script = f"-m zoo.harness.megatron.script {ROOT}/tests/support/megatron_checkpoint.py"
+    torchrun = "torchrun --standalone --nproc-per-node"
+    ran = ttrace(
+        *("run", "--steps", "3", "--twins", "1", "--no-repeat", "--out", str(tmp_path / "run")),
+        *("--reference", f"{torchrun} 1 {script} --steps 3"),
+        *("--candidate", f"{torchrun} 2 {script} --tp 2 --steps 2 --save {tmp_path}/two"),
+        *("--resume", f"{torchrun} 2 {script} --pp 2 --steps 1 --first 2 --load {tmp_path}/two {flag}"),
+    )
+    assert ran.returncode == code, ran.stdout + ran.stderr
