@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import ttrace
 from zoo.frameworks.outcomes import Outcome, measure_row
 from zoo.frameworks.page import PAGE, Measured
-from zoo.frameworks.rows import ROWS, TITAN, Row
+from zoo.frameworks.rows import OPTIONS, ROWS, SCRIPTS, TITAN, TORCHRUN, Row
+from zoo.harness.with_wheels import run_on
 
 HOW_TO = PAGE.parents[1] / "howto"
 IN_CI = [row for row in ROWS if row.is_in_ci]
@@ -21,6 +23,18 @@ GOOD = Outcome(ROWS[0].name, "transformers 1.0", 0, 9, 0, {"items": 1}, {"items"
 def test_an_unchanged_script_passes_and_its_bug_is_found(row: Row, tmp_path: Path) -> None:
     outcome = measure_row(row, tmp_path / "run", row.bugs[:1])
     assert outcome.is_good, outcome
+
+
+@pytest.mark.slow
+def test_torchtitans_llama_agrees_with_that_of_transformers(tmp_path: Path) -> None:
+    """By the map that TTrace brings, with tensor and sequence parallelism on torchtitan's side."""
+    candidate = f"{TORCHRUN} {run_on(TITAN)}{SCRIPTS}/titan.py --backend partial_dtensor --tp 2"
+    ran = ttrace(
+        *("run", *OPTIONS, "--map", "llama-torchtitan", "--out", str(tmp_path / "run")),
+        *("--reference", f"python {SCRIPTS}/titan_reference.py", "--candidate", candidate),
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "1206 tensors: 1206 PASS" in ran.stdout
 
 
 @pytest.mark.nightly
