@@ -27,6 +27,7 @@ def test_a_shipped_map_is_read_as_it_is_printed(name: str, tmp_path: Path) -> No
         ('[names]\na = "b"\n[dims]\nb = "x -> y"', "no order of dims"),
         ('[names]\na = "b"\n[[join]]\nparts = []\nwhole = "b"', "is no map"),
         ('[names]\na = "b"\n[shapes]\na = "b"', "is no map"),
+        ('[[join]]\nparts = ["q", "k"]\nwhole = "b"\nrotary = [8]', "a size for each of its 2 parts"),
     ],
 )
 def test_what_is_no_map_is_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -165,17 +166,24 @@ def test_one_step_leaves_nothing_before_the_checkpoint(tmp_path: Path) -> None:
     assert "--resume needs --steps of at least 2" in ran.stderr
 
 
+TORCHRUN = "torchrun --standalone --nproc-per-node"
+
+
+def resume(tmp_path: Path, reference: str, candidate: str, second: str) -> CompletedProcess[str]:
+    """Run three steps of which the second command trains the last, from the checkpoint of the first."""
+    return ttrace(
+        *("run", "--steps", "3", "--twins", "2", "--no-repeat", "--out", str(tmp_path / "run")),
+        *("--reference", f"{reference} --steps 3"),
+        *("--candidate", f"{candidate} --steps 2 --save {tmp_path}/two"),
+        *("--resume", f"{second} --steps 1 --load {tmp_path}/two"),
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("flag", "code"), [("", 0), ("--bug", 1), ("--forget", 1)])
 def test_the_example_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, code: int) -> None:
     script = f"{ROOT}/examples/checkpoint.py"
-    torchrun = "torchrun --standalone --nproc-per-node"
-    ran = ttrace(
-        *("run", "--steps", "3", "--twins", "2", "--no-repeat", "--out", str(tmp_path / "run")),
-        *("--reference", f"python {script} --steps 3"),
-        *("--candidate", f"{torchrun} 2 {script} --steps 2 --save {tmp_path}/two"),
-        *("--resume", f"{torchrun} 4 {script} --steps 1 --load {tmp_path}/two {flag}"),
-    )
+    ran = resume(tmp_path, f"python {script}", f"{TORCHRUN} 2 {script}", f"{TORCHRUN} 4 {script} {flag}")
     assert ran.returncode == code, ran.stdout + ran.stderr
 
 
@@ -184,13 +192,7 @@ def test_the_example_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: 
 def test_tensor_parallelism_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, code: int) -> None:
     """With uneven shares of a vocabulary on both."""
     script = f"{ROOT}/tests/support/tensor_parallel_checkpoint.py"
-    torchrun = "torchrun --standalone --nproc-per-node"
-    ran = ttrace(
-        *("run", "--steps", "3", "--twins", "2", "--no-repeat", "--out", str(tmp_path / "run")),
-        *("--reference", f"python {script} --steps 3"),
-        *("--candidate", f"{torchrun} 2 {script} --steps 2 --save {tmp_path}/two"),
-        *("--resume", f"{torchrun} 4 {script} --steps 1 --load {tmp_path}/two {flag}"),
-    )
+    ran = resume(tmp_path, f"python {script}", f"{TORCHRUN} 2 {script}", f"{TORCHRUN} 4 {script} {flag}")
     assert ran.returncode == code, ran.stdout + ran.stderr
     if flag:
         words = " ".join(ran.stdout.split())
@@ -203,11 +205,10 @@ def test_tensor_parallelism_goes_on_with_another_number_of_ranks(tmp_path: Path,
 def test_megatron_goes_on_with_stages_in_place_of_tensor_parallelism(tmp_path: Path, flag: str, code: int) -> None:
     """By megatron-core's own distributed checkpoints."""
     script = f"-m zoo.harness.megatron.script {ROOT}/tests/support/megatron_checkpoint.py"
-    torchrun = "torchrun --standalone --nproc-per-node"
-    ran = ttrace(
-        *("run", "--steps", "3", "--twins", "1", "--no-repeat", "--out", str(tmp_path / "run")),
-        *("--reference", f"{torchrun} 1 {script} --steps 3"),
-        *("--candidate", f"{torchrun} 2 {script} --tp 2 --steps 2 --save {tmp_path}/two"),
-        *("--resume", f"{torchrun} 2 {script} --pp 2 --steps 1 --first 2 --load {tmp_path}/two {flag}"),
+    ran = resume(
+        tmp_path,
+        f"{TORCHRUN} 1 {script}",
+        f"{TORCHRUN} 2 {script} --tp 2",
+        f"{TORCHRUN} 2 {script} --pp 2 --first 2 {flag}",
     )
     assert ran.returncode == code, ran.stdout + ran.stderr

@@ -13,7 +13,7 @@ import torch
 from ttrace.errors import CaptureError
 from ttrace.layouts.placement import Placement
 from ttrace.ports.dim_order import DimOrder, Transposition
-from ttrace.ports.name_pattern import match_name, matches_site, rename
+from ttrace.ports.name_pattern import NUMBER, match_name, matches_site, rename
 from ttrace.ports.parts import Part, place_rows
 from ttrace.ports.port_map import Join, PortMap
 from ttrace.tensors import ranges as rg
@@ -179,22 +179,21 @@ class Port:
                         own = number if match.number is None else match.number
                         wholes[match.fill(join.whole)][own] = name
             for whole, members in wholes.items():
-                found |= self._make_parts(
-                    join, whole, {number: parameters[name] for number, name in members.items()}, members
-                )
+                found |= self._make_parts(join, whole, members, parameters)
         return found
 
     def _make_parts(
-        self, join: Join, whole: str, shapes: Mapping[int, Shape], members: Mapping[int, str]
+        self, join: Join, whole: str, members: Mapping[int, str], parameters: Mapping[str, Shape]
     ) -> dict[str, Part]:
-        if any("#" in pattern.split(".") for pattern in join.parts):
+        """Make the parts of a whole; `members` are the names of its parameters, by number."""
+        if any(NUMBER in pattern.split(".") for pattern in join.parts):
             known = self._find_shape(whole)
             size = known[0] if known else max(members) + 1
             return {name: Part(whole, i, size, ((i, i + 1),), is_stacked=True) for i, name in members.items()}
         lacking = set(range(len(join.parts))) - set(members)
         if lacking:
             raise CaptureError(f"{whole} lacks its part {join.parts[min(lacking)]}: the map does not fit this model.")
-        sizes = [shapes[number][0] for number in sorted(members)]
+        sizes = [parameters[members[number]][0] for number in sorted(members)]
         groups, heads = self._read_number(join.groups), [self._read_number(each) for each in join.rotary]
         parts: dict[str, Part] = {}
         for number, name in members.items():

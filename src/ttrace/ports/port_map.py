@@ -25,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ttrace.errors import TTraceError
 from ttrace.ports.dim_order import DimOrder
@@ -52,6 +52,12 @@ class Join(BaseModel):
     rotary: tuple[int | str, ...] = ()
     """For each part, the size of the heads whose halves, which are rotated into each other, become neighbours; 0 for a
     part that is not rotated. Empty if none is."""
+
+    @model_validator(mode="after")
+    def _check_rotary(self) -> Join:
+        if self.rotary and len(self.rotary) != len(self.parts):
+            raise ValueError(f"rotary of {self.whole} needs a size for each of its {len(self.parts)} parts")
+        return self
 
 
 class IgnoredSites(BaseModel):

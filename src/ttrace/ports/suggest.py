@@ -48,12 +48,10 @@ class _Suggestion:
                 self.names[ours] = theirs
         self._pair_buffers()
         self._check_parameters(pairs, joined, stacked)
-        for ours, theirs in {
-            **modules,
-            **{part: whole for part, (whole, _) in joined.items() if part in self.ours.modules},
-        }.items():
-            self._pair_slots(ours, theirs, is_part=ours in joined)
-        self._ignore_modules({*modules, *joined}, {*modules.values(), *(whole for whole, _ in joined.values())})
+        for ours, theirs in {**modules, **joined}.items():
+            if ours in self.ours.modules:
+                self._pair_slots(ours, theirs, is_part=ours in joined)
+        self._ignore_modules({*modules, *joined}, {*modules.values(), *joined.values()})
         return PortMap(
             names=self.names,
             slots=self.slots,
@@ -76,9 +74,9 @@ class _Suggestion:
                     self.padded.append(other)
                     yield name, other
 
-    def _join_parts(self, pairs: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-        """Join modules of ours that are one of theirs; return the whole and the place of each and its parameters."""
-        found: dict[str, tuple[str, int]] = {}
+    def _join_parts(self, pairs: Mapping[str, str]) -> dict[str, str]:
+        """Join modules of ours that are one of theirs; return the whole of each, and of its parameters."""
+        found: dict[str, str] = {}
         ours = _by_roles(self.ours.parameters)
         for whole, shape in self.theirs.parameters.items():
             parts = [name for roles in list_parts(find_roles(whole)) for name in ours.get(roles, ())]
@@ -93,10 +91,10 @@ class _Suggestion:
             self.joins.append(
                 Join(parts=tuple(members), whole=module, groups="num_key_value_heads" if is_grouped else 1)
             )
-            for place, (name, member) in enumerate(zip(parts, members, strict=True)):
-                found |= {name: (whole, place), member: (module, place)}
+            for name, member in zip(parts, members, strict=True):
+                found |= {name: whole, member: module}
                 if f"{member}.bias" in self.ours.parameters and f"{module}.bias" in self.theirs.parameters:
-                    found[f"{member}.bias"] = f"{module}.bias", place
+                    found[f"{member}.bias"] = f"{module}.bias"
         return found
 
     def _join_experts(self, pairs: dict[str, str]) -> set[str]:
@@ -133,11 +131,9 @@ class _Suggestion:
                 self.ignored[0].append(name)
         self.ignored[1].extend(name for name in self.theirs.buffers if name not in paired)
 
-    def _check_parameters(
-        self, pairs: Mapping[str, str], joined: Mapping[str, tuple[str, int]], stacked: set[str]
-    ) -> None:
+    def _check_parameters(self, pairs: Mapping[str, str], joined: Mapping[str, str], stacked: set[str]) -> None:
         lacking = [name for name in self.ours.parameters if name not in pairs and name not in joined]
-        known = {*pairs.values(), *(whole for whole, _ in joined.values()), *stacked}
+        known = {*pairs.values(), *joined.values(), *stacked}
         extra = [name for name in self.theirs.parameters if name not in known]
         if lacking or extra:
             raise TTraceError(
@@ -148,7 +144,7 @@ class _Suggestion:
 
     # Modules
 
-    def _pair_modules(self, joined: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+    def _pair_modules(self, joined: Mapping[str, str]) -> dict[str, str]:
         """Pair the modules of the same role; where an inner module has it too, the outer one."""
         theirs = _by_roles(sorted(self.theirs.modules, key=len))
         found = {}
@@ -175,14 +171,14 @@ class _Suggestion:
             cuts = is_part and kind is Kind.OUTPUT
             left = dict(others)
             for slot, shape in mine.items():
-                fits = [
-                    key for key, other in left.items() if self._find_order(shape, other, kind, is_part=cuts) is not None
-                ]
+                orders = {key: self._find_order(shape, other, kind, is_part=cuts) for key, other in left.items()}
+                fits = {key: order for key, order in orders.items() if order is not None}
                 named = slot if slot in fits else next(iter(fits), None)
                 if named is None:
                     self._ignore(0, ours, kind, slot)
                     continue
-                order = self._find_order(shape, left.pop(named), kind, is_part=cuts)
+                order = fits[named]
+                del left[named]
                 if named != slot:
                     self.slots[_format_site(theirs, kind, slot)] = named
                 if order:
@@ -196,7 +192,7 @@ class _Suggestion:
     def _find_order(self, shape: Shape, other: Shape, kind: Kind, *, is_part: bool) -> str | None:
         """Find the order of dims that makes two shapes one; None if there is none, empty if they are the same."""
         kept = slice(None, -1) if is_part else slice(None)
-        if shape[kept] == other[kept] or (is_part and shape[:-1] == other[:-1]):
+        if shape[kept] == other[kept]:
             if kind is Kind.DECISION and self._is_transposed:
                 return _MERGED
             return ""

@@ -13,7 +13,7 @@ from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.errors import TTraceError
 from ttrace.layouts.placement import Placement
-from ttrace.ports.port import Port
+from ttrace.ports.port import Port, Ported
 from ttrace.tensors.holds import HeldIndices
 from ttrace.tensors.ids import Site, TensorId
 from ttrace.values.generate import Distribution
@@ -101,11 +101,14 @@ class Dispatcher:
 
     def is_ignored(self, site: Site, tensor: torch.Tensor) -> bool:
         """Whether a port ignores this site."""
-        return self._port is not None and self._port.port(site, tensor.ndim) is None
+        return self._port is not None and self._find_ported(site, tensor) is None
+
+    def _find_ported(self, site: Site, tensor: torch.Tensor) -> Ported | None:
+        return None if self._port is None else self._port.port(site, tensor.ndim)
 
     def find_id(self, tensor_id: TensorId, tensor: torch.Tensor) -> TensorId:
         """Return the id under which a tensor is recorded: in a port, the candidate's."""
-        ported = None if self._port is None else self._port.port(tensor_id.site, tensor.ndim)
+        ported = self._find_ported(tensor_id.site, tensor)
         return tensor_id if ported is None else replace(tensor_id, site=ported.site)
 
     def replay(
@@ -113,7 +116,7 @@ class Dispatcher:
     ) -> torch.Tensor | None:
         """Return the reference's choice in place of one that was made here."""
         placement = self.resolve(choice, chosen, microbatch)
-        ported = None if self._port is None else self._port.port(choice.site, chosen.ndim)
+        ported = self._find_ported(choice.site, chosen)
         if ported is None:
             return decisions.replay(choice, chosen, placement)
         placement = None if placement is None else ported.place(placement)
@@ -122,7 +125,7 @@ class Dispatcher:
 
     def port(self, tensor_id: TensorId, tensor: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, Placement]:
         """Return a view of a tensor, and its placement, as it is recorded."""
-        ported = None if self._port is None else self._port.port(tensor_id.site, tensor.ndim)
+        ported = self._find_ported(tensor_id.site, tensor)
         return (tensor, placement) if ported is None else (ported.apply(tensor), ported.place(placement))
 
     def resolve(
