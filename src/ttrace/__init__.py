@@ -6,11 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ttrace.attach import Session, attach
-from ttrace.errors import CaptureError, LayoutError, TraceError, TTraceError
+from ttrace.errors import CaptureError, DisagreementError, LayoutError, TraceError, TTraceError
 
 if TYPE_CHECKING:
     from ttrace.layouts.layout import Layout
     from ttrace.layouts.splits import split
+    from ttrace.monitor.trace_schedule import TraceSchedule
+    from ttrace.monitor.watch import watch
     from ttrace.reference.pipelined import pipelined
     from ttrace.reference.streamed import streamed
     from ttrace.tensors.holds import holds
@@ -20,18 +22,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CaptureError",
+    "DisagreementError",
     "Layout",
     "LayoutError",
     "Mesh",
     "Session",
     "TTraceError",
     "TraceError",
+    "TraceSchedule",
     "__version__",
     "attach",
     "holds",
     "pipelined",
     "split",
     "streamed",
+    "watch",
 ]
 
 _MODULES = {
@@ -41,6 +46,8 @@ _MODULES = {
     "pipelined": "ttrace.reference.pipelined",
     "split": "ttrace.layouts.splits",
     "streamed": "ttrace.reference.streamed",
+    "TraceSchedule": "ttrace.monitor.trace_schedule",
+    "watch": "ttrace.monitor.watch",
 }
 """Public names whose modules import torch. They are imported on first use, so that `ttrace --help` needs no torch."""
 

@@ -32,10 +32,17 @@ class Session(Protocol):
     """A traced training. A script gets one from `ttrace.attach`."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Enter the returned block around one optimizer update."""
+        """Enter the returned block around one optimizer update.
+
+        The script ends as soon as everything is recorded: a candidate after the last traced step, a reference after a
+        few more iterations, which are its twins.
+        """
 
     def batch(self, batch: _Batch) -> _Batch:
-        """Return the data to train on instead: this rank's part of generated data. Call it inside of a step."""
+        """Return the data to train on instead: this rank's part of generated data.
+
+        Call it once for each microbatch, inside of a step; outside of one it raises a `CaptureError`.
+        """
 
     def close(self) -> None:
         """Stop tracing before the plan's last step."""
@@ -66,12 +73,18 @@ def attach(
 ) -> Session:
     """Trace this model's training steps, if the script was started by `ttrace`; otherwise set no hook at all.
 
-    Call it after the model is parallelised and the process group is there. Several pipeline stages on one rank, and
-    several optimizers, come as a list. `mesh` and `rules` are for hand-written parallelism: the axes slowest first
-    (`{"dp": 2, "tp": 4}`), and layouts by site, as a mapping (`{"*.fc1/output": "batch hidden/tp"}`) or a TOML file.
-    `num_microbatches` is the size of the axis `mb`, for layouts that name it. `grad_factor` is what a later reduction
-    still applies to activation gradients, for instance 1/dp; DDP, FSDP2 and pipelining say it themselves. `adapter` is
-    the adapter to use, a class or an instance; without it the registered adapter that recognises the model is used.
+    Call it after the model is parallelised and the process group exists.
+
+    - `model`: the model as it was wrapped, or a list of this rank's pipeline stages.
+    - `optimizer`: the optimizer whose steps, states and updates are traced, or a list of several.
+    - `mesh`: for hand-written parallelism, the axes, slowest first: `{"dp": 2, "tp": 4}`, `"dp=2 tp=4"`, a `DeviceMesh`
+      or a `ttrace.Mesh`. The process groups of Megatron state the mesh: there it raises a `CaptureError`.
+    - `rules`: layouts by site, as a mapping (`{"*.fc1/output": "batch hidden/tp"}`), or the path of a TOML file with a
+      table `[layouts]`.
+    - `num_microbatches`: the size of the axis `mb`, for layouts that name it.
+    - `grad_factor`: the factor that a later reduction still applies to activation gradients, such as 1/dp; DDP, FSDP2
+      and pipelining state it themselves.
+    - `adapter`: the adapter to use, a class or an instance; by default the registered one that recognizes the model.
     """
     if not os.environ.get(PLAN_VARIABLE):
         return DisabledSession()

@@ -5,11 +5,11 @@ A message names the tensor, what was found, what was needed, and the next move.
 
 
 class TTraceError(Exception):
-    """Anything TTrace refuses to do, with the reason in words."""
+    """Anything TTrace refuses to do, with the reason in words; the base class of all others."""
 
 
 class LayoutError(TTraceError):
-    """A layout or rule that cannot be read, or that does not fit the tensor in front of it."""
+    """A layout, split, rule or mesh that cannot be read, or that does not fit the tensor."""
 
 
 class TraceError(TTraceError):
@@ -25,4 +25,8 @@ class SketchError(TraceError):
 
 
 class CaptureError(TTraceError):
-    """A run that cannot be traced as asked."""
+    """A script that cannot be traced as it is."""
+
+
+class DisagreementError(TTraceError):
+    """Ranks of a watched run that hold different values where all must be equal."""

@@ -193,8 +193,16 @@ class Watch:
             return
         self._is_withdrawn = True
         try:
-            problem = self._first.describe_problem() if self._traced is None else self._traced.close()
+            problem = self._first.describe_problem() if self._traced is None else _end_steps(self._traced)
             if problem:
                 self._on_problem(problem)
         finally:
             self._patches.remove()
+
+
+def _end_steps(traced: TracedSteps) -> str:
+    """End the step that runs; return why nothing was traced."""
+    try:
+        return traced.close()
+    except SystemExit:  # everything is recorded, so the script should end; it is ending already
+        return ""

@@ -10,6 +10,8 @@ except ImportError:  # the same under the name of its other package
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
 from ttrace.callbacks.training_watch import TrainingWatch
+from ttrace.monitor.monitor import Monitor
+from ttrace.monitor.watch import watch
 
 
 class TTraceCallback(Callback):
@@ -27,3 +29,18 @@ class TTraceCallback(Callback):
 
     def on_fit_end(self, *_: Any) -> None:
         self._watch.stop()
+
+
+class WatchCallback(Callback):
+    """Watch the training of this Trainer without a reference; the arguments are those of `ttrace.watch`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self.monitor: Monitor | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        self.monitor = watch(trainer.strategy.model, trainer.optimizers, **self._settings)
+
+    def on_train_end(self, *_: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.close()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from ttrace.callbacks.training_watch import TrainingWatch
+from ttrace.monitor.monitor import Monitor
+from ttrace.monitor.watch import watch
 
 
 class TTraceCallback(TrainerCallback):
@@ -23,3 +26,23 @@ class TTraceCallback(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._watch.stop()
+
+
+class WatchCallback(TrainerCallback):
+    """Watch the training of this Trainer without a reference; the arguments are those of `ttrace.watch`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self.monitor: Monitor | None = None
+
+    def on_train_begin(self, args: Any, *_: Any, **known: Any) -> None:
+        """Watch the model as it is before DDP wraps it: ranks of a Trainer have data of their own, unless it is cut."""
+        model, settings = known["model"], dict(self._settings)
+        is_cut = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        if args.world_size > 1 and not is_cut:
+            settings.setdefault("mesh", {"dp": args.world_size})
+        self.monitor = watch(model, known["optimizer"], **settings)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.close()

@@ -83,7 +83,11 @@ def _find_source(name: str, file: str, targets: tuple[str, ...]) -> str | None:
     is_installed = _is_installed(file, targets)
     is_standard = file.startswith(_STANDARD) and not is_installed
     shows_version = not is_installed or "." not in name or name.endswith("version")
-    return str(Path(file).absolute()) if name != GENERATED_MODULE and shows_version and not is_standard else None
+    if name == GENERATED_MODULE or not shows_version or is_standard:
+        return None
+    with contextlib.suppress(OSError):  # the script may have removed the folder that it is in
+        return str(Path(file).absolute())
+    return None
 
 
 def _is_installed(file: str | None, targets: tuple[str, ...]) -> bool:

@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from ttrace.errors import CaptureError, TraceError
+from ttrace.errors import CaptureError, TTraceError
+from ttrace.files import read_text, replace_file
 from ttrace.layouts.pattern import matches
 from ttrace.ports.port_map import PortMap
 from ttrace.tensors.ids import Kind, Site
@@ -80,6 +81,9 @@ class Plan(BaseModel):
     max_bytes_held: PositiveInt = MAX_BYTES_HELD
     """The most bytes of host memory that recording uses at any time: the arena through which tensors are written, and
     tensors that must be copied first, because they lie on an accelerator or are not contiguous."""
+    forward_only: bool = False
+    """Whether a step has no backward pass: only what enters and leaves modules is recorded, as one sequence for all
+    calls."""
     deterministic: bool = False
     """Whether torch chooses deterministic kernels where it has them."""
     stop: bool = True
@@ -135,13 +139,13 @@ class Plan(BaseModel):
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(seal_document(self.model_dump_json(indent=1)), encoding="utf-8")
+        replace_file(path, seal_document(self.model_dump_json(indent=1)))
 
     @classmethod
     def load(cls, path: Path) -> Plan:
         try:
-            return cls.model_validate_json(open_document(path.read_text(encoding="utf-8"), str(path)))
-        except (OSError, ValueError, RecursionError, TraceError) as error:
+            return cls.model_validate_json(open_document(read_text(path), str(path)))
+        except (OSError, ValueError, RecursionError, TTraceError) as error:
             raise CaptureError(f"{path} is no plan: {error}") from None
 
     @classmethod

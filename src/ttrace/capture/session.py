@@ -44,6 +44,7 @@ from ttrace.capture.resolve.names import Names
 from ttrace.capture.resolve.port_names import PortNames, make_port
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.capture.state.buffers import Buffers
+from ttrace.capture.state.forward_tensors import ForwardTensors
 from ttrace.capture.state.model_state import HeldTensors, ModelState
 from ttrace.capture.state.streaming import Streaming
 from ttrace.errors import CaptureError, TTraceError
@@ -161,16 +162,14 @@ class TracingSession(SessionEvents):
         self._dispatcher = Dispatcher(
             self._clock, self._resolver, self._recorder, probes, port, infers=detail.may_sketch
         )
-        self._tensors = ModuleTensors(
-            adapter, self._clock, self._resolver, reference, self._dispatcher, self._recorder, self._isolate, entry
-        )
+        known = adapter, self._clock, self._resolver, reference, self._dispatcher, self._recorder, self._isolate, entry
+        self._tensors = ForwardTensors(*known, nudge=nudge) if plan.forward_only else ModuleTensors(*known)
         self._batches = Batches(self._clock, self._resolver, self._generator, self._dispatcher)
-        self.is_closed = False
-        self._is_in_step = False
-        self._hooks = Hooks(self._compiled.watched, self)
+        self.is_closed = self._is_in_step = False
+        self._hooks = Hooks(self._compiled.watched, self, without_gradients=plan.forward_only)
         self._patches.on_remove(self._hooks.remove)
-        known, hooks, clock = reference.operations, self._hooks, self._clock
-        self._calls = FunctionCalls(plan.inside, parameters, known, hooks, clock, self._on_call)
+        operations, hooks, clock = reference.operations, self._hooks, self._clock
+        self._calls = FunctionCalls(plan.inside, parameters, operations, hooks, clock, self._on_call)
         watched, append = self._compiled.watched, self._recorder.write_collective
         self._ledger = Ledger(plan, adapter, clock, watched, append, self._calls)
         self._patches.on_remove(self._ledger.remove)
@@ -207,6 +206,7 @@ class TracingSession(SessionEvents):
                 self._ledger.begin_step()
                 self._state.on_start()
                 yield
+                self._tensors.flush()
                 if self._optimizer is None:
                     self._state.on_final_gradients()
                 self._state.on_end()
@@ -245,10 +245,7 @@ class TracingSession(SessionEvents):
         self._hooks.begin_microbatch()
 
     def generate(self, data: dict[str, Any], number: int, *, exact: bool = False) -> dict[str, Any]:
-        """Return generated data for this rank's microbatch of this number; scalars keep their values.
-
-        With `exact`, integers lie in the range of the given ones, though an embedding may have more rows.
-        """
+        """Return generated data for this microbatch; with `exact`, integers in the range of the given ones."""
         return self._batches.replace(data, number, exact=exact) if self._clock.is_running else data
 
     def compare(self, slot: str, data: torch.Tensor, number: int) -> None:
@@ -278,7 +275,8 @@ class TracingSession(SessionEvents):
                 settings=self._state.settings.groups,
                 settings_of=self._names.rename_keys(self._state.settings.by_parameter),
                 forward_buffers=self._names.rename_all(self._buffers.changed),
-                samples={slot: tuple(rows) for slot, rows in self._batches.samples.items()},
+                samples=self._batches.kept,
+                replaced=self._batches.replaced,
                 unloaded=self._names.rename_all(self._state.unloaded),
                 random=self._names.rename_all(self._rng_use.modules),
                 flags=self._flags,

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from ttrace.files import create_file
+
 STACK = "stack.txt"
 """The file in a rank's folder: the number of the process in the first line, then its stack, if it was asked for."""
 SIGNAL = getattr(signal, "SIGUSR2", None)
@@ -23,7 +25,7 @@ def offer_stack(folder: Path) -> Callable[[], None]:
         return lambda: None
     path = folder / STACK
     folder.mkdir(parents=True, exist_ok=True)
-    file = path.open("w", encoding="utf-8")
+    file = os.fdopen(create_file(path), "w", encoding="utf-8")
     file.write(f"{os.getpid()}\n")
     file.flush()
     faulthandler.register(SIGNAL, file=file, all_threads=False, chain=False)

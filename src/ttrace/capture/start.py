@@ -42,6 +42,19 @@ class Declarations:
         return Declarations(mesh, rules, self.num_microbatches, self.grad_factor, self.adapter)
 
 
+def choose_adapter(
+    model: nn.Module | Sequence[nn.Module], optimizer: Optimizer | Sequence[Optimizer] | None, declared: Declarations
+) -> tuple[list[nn.Module], Optimizer | None, Adapter]:
+    """Choose the adapter for what a script passes; return the chunks, the optimizer to observe, and the adapter."""
+    chunks = [
+        unwrap_module(each) for each in (model if isinstance(model, (list, tuple)) else [cast("nn.Module", model)])
+    ]
+    optimizers = [unwrap_optimizer(each) for each in list_optimizers(optimizer)]
+    given = optimizers[0] if len(optimizers) == 1 else optimizers or None
+    adapter = make_adapter(declared.adapter, chunks, given, declared.mesh)
+    return chunks, adapter.find_optimizer(given), adapter
+
+
 def start_session(
     model: nn.Module | Sequence[nn.Module],
     optimizer: Optimizer | Sequence[Optimizer] | None,
@@ -53,13 +66,7 @@ def start_session(
     """Start to trace as the plan at this address says; `attachment` is what automatic attachment found."""
     plan = Plan.find(address)
     declared = declared.or_planned(plan)
-    chunks = [
-        unwrap_module(each) for each in (model if isinstance(model, (list, tuple)) else [cast("nn.Module", model)])
-    ]
-    optimizers = [unwrap_optimizer(each) for each in list_optimizers(optimizer)]
-    optimizer = optimizers[0] if len(optimizers) == 1 else optimizers or None
-    adapter = make_adapter(declared.adapter, chunks, optimizer, declared.mesh)
-    optimizer = adapter.find_optimizer(optimizer)
+    chunks, optimizer, adapter = choose_adapter(model, optimizer, declared)
 
     def start(each: Plan) -> TracingSession:
         return TracingSession(

@@ -22,6 +22,8 @@ from ttrace.errors import TTraceError
 _UNJUDGED = 2
 _LEAST_SIGNAL = 128
 """Exit codes above say by which signal a command was ended: 130 for Ctrl-C, 143 for SIGTERM."""
+_COMPLETION = "_TTRACE_COMPLETE"
+"""The variable by which a shell asks for completions."""
 _NEEDED = {"torch": "PyTorch 2.8 or later"}
 
 
@@ -54,7 +56,8 @@ def _run() -> int:
         code = app(standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as error:
-        if isinstance(error.code, int) and error.code >= _LEAST_SIGNAL:
+        is_meant = error.code in (None, 0) or _COMPLETION in os.environ  # typer's way to end a completion
+        if is_meant or (isinstance(error.code, int) and error.code >= _LEAST_SIGNAL):
             raise
         raise BrokenPipeError from None  # how rich and typer end when nobody reads on
     except Exception as error:
@@ -74,8 +77,9 @@ def _hide_numpy_warning() -> None:
 
 def _refuse(message: str) -> int:
     """Say why there is no verdict, to programs and to people."""
-    from rich.console import Console
     from rich.text import Text
+
+    from ttrace.report.terminal.console import CleanConsole
 
     with suppress(OSError):  # a pipe that nobody reads does not make it a finding
         if "--json" in sys.argv:
@@ -83,7 +87,7 @@ def _refuse(message: str) -> int:
 
             sys.stdout.write(json.dumps(make_failure_report(message)) + "\n")
             sys.stdout.flush()
-        Console(stderr=True).print(Text.assemble(("ttrace: ", "bold red"), message), soft_wrap=True)
+        CleanConsole(stderr=True).print(Text.assemble(("ttrace: ", "bold red"), message), soft_wrap=True)
     return _UNJUDGED
 
 

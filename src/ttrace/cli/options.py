@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from ttrace.cli.completion import complete_id, complete_map, complete_run
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write into.")]
 Seed = Annotated[int, typer.Option(help="Another seed gives other parameters and data.")]
@@ -45,6 +47,12 @@ Deterministic = Annotated[
     bool,
     typer.Option("--deterministic", help="Have torch and cuBLAS choose deterministic kernels where they have them."),
 ]
+ForwardOnly = Annotated[
+    bool,
+    typer.Option(
+        "--forward-only", help="Compare only what modules return, as of generation: all calls are one sequence."
+    ),
+]
 Attach = Annotated[
     Literal["auto", "script"],
     typer.Option(
@@ -66,6 +74,7 @@ PortMapFile = Annotated[
     str,
     typer.Option(
         "--map",
+        autocompletion=complete_map,
         help="A TOML file that says what corresponds, if the two sides are different implementations of a model; or "
         "the name of a map that TTrace brings.",
     ),
@@ -90,4 +99,8 @@ BaselineFile = Annotated[Path | None, typer.Option("--baseline", help="A file of
 UpdateBaseline = Annotated[
     bool, typer.Option("--update-baseline", help="Write this run's findings into the file of --baseline.")
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.")]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="The folder that `ttrace run --out` wrote.", autocompletion=complete_run),
+]
+Tensor = Annotated[str, typer.Argument(metavar="ID", help="A tensor id.", autocompletion=complete_id)]

@@ -12,6 +12,7 @@ import typer
 
 from ttrace.cli.screen import console
 from ttrace.errors import TTraceError
+from ttrace.files import replace_file, write_named
 from ttrace.judge.baseline import NOTHING, Baseline
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import sweep as sweep_report
@@ -109,7 +110,20 @@ def finish_sweep(out: Path, result: SweepResult, *, json_output: bool, fail_on: 
     else:
         next_command = f"ttrace check {shlex.quote(worst.folder)}"
         sweep_report.show(console(), table, next_command, str(out / "sweep.html"))
+    if github.is_on():
+        _write_for_github(result)
     raise typer.Exit(_status(result.exit, fail_on))
+
+
+def _write_for_github(result: SweepResult) -> None:
+    """Annotate the lines of the smallest cells that fail; the summary has the condition, and these cells."""
+    table = result.table
+    github.add_summary(github.format_sweep(table.condition, table.counts, result.exit))
+    for cell in result.cells:
+        if cell.judgement is not None and cell.cell.name in table.smallest:
+            for line in github.format_errors(cell.judgement.findings, Path.cwd()):
+                typer.echo(line, err=True)
+            github.add_summary(github.format_summary(cell.judgement, cell.cell.name))
 
 
 def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> json_report.Report:
@@ -123,16 +137,21 @@ def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: 
 
 def write_page(run: Run, judgement: Judgement, out: Path | None = None) -> Path:
     """Write the report as a page, and return where it is."""
-    out = run.folder / PAGE if out is None else out
+    is_named, out = out is not None, run.folder / PAGE if out is None else out
     about = About.of(run.folder, run.next_command(judgement), run.most_detailed.folder)
-    _write(out, render_document(build_page(judgement, about)), "Choose another place with `ttrace report -o`.")
+    advice = "Choose another place with `ttrace report -o`."
+    _write(out, render_document(build_page(judgement, about)), advice, is_named=is_named)
     return out
 
 
 def _write(
-    path: Path, text: str, advice: str = "Free the disk, or copy the folder to where it can be written."
+    path: Path,
+    text: str,
+    advice: str = "Free the disk, or copy the folder to where it can be written.",
+    *,
+    is_named: bool = False,
 ) -> None:
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        (write_named if is_named else replace_file)(path, text)
     except OSError as error:
         raise TTraceError(f"{path} cannot be written: {error}. {advice}") from None

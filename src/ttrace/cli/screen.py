@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ttrace.report.terminal.console import CleanConsole
+
 
 def console() -> Console:
     """Make a console for standard output; wide in a pipe, so that ids stay in one piece for grep and copy."""
     is_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if is_terminal else 160)
+    return CleanConsole(width=None if is_terminal else 160)
 
 
 def make_bar(console: Console, *more: ProgressColumn) -> Progress:

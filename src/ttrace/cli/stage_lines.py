@@ -9,12 +9,14 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from ttrace.report.terminal.console import CleanConsole
+
 
 class StageLines:
     """One line per stage. On a terminal the current stage has a live line; in a pipe its line appears when it ends."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or CleanConsole(stderr=True)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         # In a pipe even a live line that is removed leaves an empty one.
         is_hidden = not self._console.is_terminal

@@ -13,7 +13,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from ttrace.errors import TTraceError
+from ttrace.files import read_settings, write_named
 from ttrace.judge.verdict import CauseName, Exit, Finding, Judgement
+from ttrace.limits import parse_json
 
 
 class Known(BaseModel):
@@ -50,13 +52,13 @@ class Baseline:
     @classmethod
     def load(cls, path: Path) -> Baseline:
         try:
-            return cls(_File.model_validate_json(path.read_text(encoding="utf-8")).findings)
+            return cls(_File.model_validate(parse_json(read_settings(path), path)).findings)
         except (OSError, ValueError, RecursionError) as error:
             raise TTraceError(f"{path} is no baseline: {error}. --update-baseline writes one.") from None
 
     def save(self, path: Path) -> None:
         try:
-            path.write_text(_File(findings=self.known).model_dump_json(indent=1) + "\n")
+            write_named(path, _File(findings=self.known).model_dump_json(indent=1) + "\n")
         except OSError as error:
             raise TTraceError(f"{path} cannot be written: {error}.") from None
 

@@ -23,6 +23,7 @@ from ttrace.judge.findings.missing_annotations import (
     add_layout_doubt,
     excuse_partial_calls,
     excuse_unstated_sums,
+    find_inferred_cuts,
     find_unseen_clip,
     find_unstated_factor,
 )
@@ -34,6 +35,7 @@ from ttrace.judge.findings.samples import (
     describe_other_samples,
     excuse_moved_samples,
     note_moved_samples,
+    note_repeated_rows,
 )
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.notes.attachment import note_attachment
@@ -41,6 +43,7 @@ from ttrace.judge.notes.blind_spots import note_blind_spots
 from ttrace.judge.notes.communication import note_communication
 from ttrace.judge.notes.depth import note_depth
 from ttrace.judge.notes.environment import note_environment
+from ttrace.judge.notes.log_probs import note_log_probs
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.reason import EXCUSED, Reason, Why
 from ttrace.judge.sentences import describe
@@ -180,11 +183,10 @@ def _find_causes(
     found = find_global_scale(accusable, rounding.stats, margin=rounding.scale_margin)
     found = found or tuple(map(name_mis_scaled, find_origins(accusable, rounding.reference, candidate)))
     found = explain_by_absences(found, absences)
-    found = tuple(add_microbatches(finding, comparisons, candidate) for finding in found)
-    communication = Communication(candidate)
+    found = tuple(add_microbatches(found, comparisons, candidate))
+    communication, cuts = Communication(candidate), find_inferred_cuts(comparisons)
     return tuple(
-        add_ledger(add_layout_doubt(finding, comparisons), communication)
-        for finding in merge_gradients(found, comparisons)
+        add_ledger(add_layout_doubt(finding, cuts), communication) for finding in merge_gradients(found, comparisons)
     )
 
 
@@ -206,20 +208,23 @@ def _collect_notes(
     reference: Trace,
     candidate: Trace,
 ) -> tuple[str, ...]:
+    is_trained = any(kind.is_of_param and kind is not Kind.PARAM for kind in {c.id.kind for c in comparisons})
     notes = [
         *(note_environment(reference, candidate) if found else ()),
         *note_attachment(reference, candidate),
         *reference.notes,
         *candidate.notes,
         *note_factor(reference, candidate),
-        *_note_one_rank(candidate),
+        *(_note_one_rank(candidate) if is_trained else ()),
         *_note_inferred_layouts(comparisons),
         *_note_excused(comparisons),
         *note_communication(candidate),
+        *note_log_probs(comparisons, reference, candidate),
+        *note_repeated_rows(reference, candidate),
         *allowances,
     ]
     if not reference.manifest.isolated:
-        notes += [*note_depth(comparisons), *note_blind_spots(comparisons, candidate)]
+        notes += [*note_depth(comparisons), *(note_blind_spots(comparisons, candidate) if is_trained else ())]
     return tuple(dict.fromkeys(notes))
 
 

@@ -9,7 +9,6 @@ until = 2027-01-31
 from __future__ import annotations
 
 import datetime
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +17,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from ttrace.errors import TTraceError
+from ttrace.files import read_settings
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.layouts.pattern import matches
+from ttrace.limits import parse_toml
 
 
 class Allowance(BaseModel):
@@ -49,7 +50,7 @@ class Policy:
     @classmethod
     def load(cls, path: Path) -> Policy:
         try:
-            file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+            file = _File.model_validate(parse_toml(read_settings(path), path))
         except (OSError, ValueError, RecursionError) as error:
             raise TTraceError(
                 f"{path} allows nothing: {error}. It needs [[allow]] tables with site, reason and until = YYYY-MM-DD."

@@ -10,6 +10,7 @@ from enum import Enum, IntEnum, StrEnum
 from ttrace.judge.communication import LedgerEvidence
 from ttrace.judge.reason import EXCUSED, Reason, Why
 from ttrace.layouts.source import Provenance
+from ttrace.notebook import make_table
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.lines.collectives import Collective, Phase
 from ttrace.values.stats import Stats
@@ -209,6 +210,8 @@ class CauseName(Enum):
     STEP_COUNT = "step count"
     WEAKER_DTYPE = "weaker dtype"
     FUNCTION = "function"
+    ROW_FACTORS = "row factors"
+    ATTENTION_SCORES = "attention scores"
     SOME_RANKS = "some ranks"
     TIED_COPIES = "tied copies"
     REPLICAS_DIFFER = "replicas differ"
@@ -233,6 +236,10 @@ class Cause:
     sentence: str
     axis: str | None = None
     evidence: tuple[str, ...] = ()
+
+
+UNEXAMINED = Cause(CauseName.UNEXPLAINED, "its cause was not looked for, as many findings come before it")
+"""The cause of findings after the first thirty."""
 
 
 @dataclass(frozen=True)
@@ -308,3 +315,19 @@ class Judgement:
 
     def count(self, verdict: Verdict) -> int:
         return sum(comparison.verdict is verdict for comparison in self.comparisons)
+
+    def _repr_html_(self) -> str:
+        """Show the verdict and the findings in a notebook."""
+        words = {
+            Exit.PASSED: "✓ every tensor agrees",
+            Exit.FOUND: "✗ something is wrong",
+            Exit.UNJUDGED: "? no verdict",
+        }
+        counts = ", ".join(f"{num} {verdict}" for verdict in Verdict if (num := self.count(verdict)))
+        rows = [
+            (str(finding.comparison.id), finding.cause.sentence, f"{finding.comparison.excess:.2g}", finding.source)
+            for finding in self.findings
+        ]
+        rows += [("", problem, "", "") for problem in self.problems]
+        head = ("wrong tensor", "cause", "error / tolerance", "module")
+        return make_table(f"{words[self.exit]} ({counts or 'nothing compared'})", head, rows)

@@ -68,6 +68,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
+        """Read `batch/dp hidden/tp +cp`."""
         return _parse(text)
 
     def __str__(self) -> str:

@@ -7,15 +7,16 @@ without pending sums.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ttrace.errors import LayoutError
+from ttrace.files import read_settings
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.pattern import matches
 from ttrace.layouts.source import LayoutSource, Provenance
+from ttrace.limits import parse_toml
 from ttrace.tensors.ids import Site
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
 
@@ -101,7 +102,7 @@ def _parse_layout(pattern: str, layout: str) -> Layout:
 def read_table(path: Path) -> dict[str, str]:
     """Read the table of a rules file: patterns and their layouts."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("layouts")
+        table = parse_toml(read_settings(path), path).get("layouts")
     except (OSError, ValueError, RecursionError) as error:
         raise LayoutError(
             f"rules file {path} cannot be read: {error}. Give the path of a TOML file with a table [layouts]."

@@ -40,6 +40,8 @@ class LayoutSource(Enum):
     """The reference has no such tensor, so it is taken to be whole."""
     FIRST_FORWARD = "first_forward"
     """The first forward pass, with which a recomputation is compared."""
+    RANKS = "ranks"
+    """No layout was stated, but both sides have the same ranks: each is compared with its own."""
     SHAPES = "shapes"
     """No layout was stated; exactly one explains the shapes."""
 

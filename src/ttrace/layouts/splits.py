@@ -18,7 +18,7 @@ from ttrace.tensors.ranges import Ranges, length, merge, select, whole
 SplitFunction = Callable[..., Ranges]
 
 _FUNCTIONS: dict[str, SplitFunction] = {}
-_TEXT = re.compile(r"(?P<name>[a-z_]+)(?:\((?P<args>\d+(?:,\d+)*)\))?")
+_TEXT = re.compile(r"(?P<name>[a-z_]+)(?:\((?P<args>[0-9]{1,18}(?:,[0-9]{1,18})*)\))?")
 
 
 def split(function: SplitFunction) -> SplitFunction:
@@ -106,13 +106,15 @@ def striped(size: int, rank: int, world: int, width: int = 1) -> Ranges:
 @split
 def fused(size: int, rank: int, world: int, *parts: int) -> Ranges:
     """Cut each of several matrices into blocks: `fused(2)` for gate and up, `fused(4,1,1)` for q, k and v."""
-    weights = (1,) * parts[0] if len(parts) == 1 else parts
-    if 0 in weights or not weights or size % sum(weights):
+    num_parts = parts[0] if len(parts) == 1 else sum(parts)
+    if 0 in parts or not parts or size % num_parts:
         raise LayoutError(
             f"fused({','.join(map(str, parts))}): {size} indices do not divide into these parts. "
             "Write fused(n) for n equal parts or fused(a,b,...) for their proportions, of a size they divide."
         )
-    unit, at, pieces = size // sum(weights), 0, []
+    # As many parts as a text says would fill the memory; an empty dim has no indices to give to them.
+    weights = () if size == 0 else (1,) * num_parts if len(parts) == 1 else parts
+    unit, at, pieces = size // num_parts, 0, []
     for weight in weights:
         part = whole(weight * unit)
         pieces += [(at + a, at + b) for a, b in select(part, merge(block(weight * unit, rank, world)))]

@@ -19,7 +19,6 @@ reference = ["**.act_fn"]
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -28,6 +27,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ttrace.errors import TTraceError
+from ttrace.files import read_settings
+from ttrace.limits import parse_toml
 from ttrace.ports.dim_order import DimOrder
 
 _SHIPPED = resources.files("ttrace.ports") / "maps"
@@ -97,8 +98,8 @@ class PortMap(BaseModel):
             if given in list_shipped():
                 text = (_SHIPPED / f"{given}.toml").read_text(encoding="utf-8")
             else:
-                text = path.read_text(encoding="utf-8")
-            found = cls.model_validate(tomllib.loads(text))
+                text = read_settings(path)
+            found = cls.model_validate(parse_toml(text, given))
             if not found.names and not found.join:
                 raise TTraceError(f"{given} maps nothing: it needs a table [names] or [[join]].")
             return found

@@ -39,7 +39,8 @@ def pipelined(
     """Build this rank's part of a model, with memory for no other part; pass it to `attach` and to `GPipe`.
 
     The blocks are the list of modules with the most parameters; each stage has an equal share of them, the first stage
-    also all that the model registers before them, the last all that follows. Attach it with `mesh={"pp": num_stages}`.
+    also all that the model registers before them, the last all that follows. Attach it with `mesh={"pp": num_stages}`,
+    and run it with `GPipe` of `ttrace.reference.pipelined`.
     """
     stage = dist.get_rank() if stage is None else stage
     num_stages = dist.get_world_size() if num_stages is None else num_stages

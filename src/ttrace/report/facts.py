@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ttrace.judge.communication import LedgerEvidence, LedgerFact
-from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Exit, Finding, Judgement, Verdict, WrongOperation
+from ttrace.judge.verdict import (
+    FACTORS,
+    UNEXAMINED,
+    CauseName,
+    Comparison,
+    Exit,
+    Finding,
+    Judgement,
+    Verdict,
+    WrongOperation,
+)
 from ttrace.report.layout_source import describe_provenance
 from ttrace.trace.lines.collectives import Collective
 
@@ -24,7 +34,8 @@ def group_alike(findings: Sequence[Finding]) -> list[list[Finding]]:
     groups: dict[tuple[str, str, str | None], list[Finding]] = {}
     for i, finding in enumerate(findings):
         cause = finding.cause
-        key = str(i) if cause.name is CauseName.UNEXPLAINED else cause.name.value
+        is_alone = cause.name is CauseName.UNEXPLAINED and cause != UNEXAMINED
+        key = str(i) if is_alone else cause.sentence if cause == UNEXAMINED else cause.name.value
         groups.setdefault((key, finding.comparison.id.kind, cause.axis), []).append(finding)
     return list(groups.values())
 
@@ -79,7 +90,7 @@ def _describe_ledger(evidence: LedgerEvidence, module: str) -> str:
     ran = ", and ".join(quote_collective(one) for one in evidence.collectives)
     match evidence.fact:
         case LedgerFact.RAN:
-            return f"{ran} ran here: on a copy or on other values, or before they were complete"
+            return f"{ran} ran here: on other values, or at another time, such as after clipping"
         case LedgerFact.TOO_OFTEN:
             return f"{ran} ran here"
         case LedgerFact.IN_SIBLING:

@@ -19,6 +19,7 @@ _SENTENCES = {
     LayoutSource.UNCUT_MESH: "no axis of this mesh cuts tensors",
     LayoutSource.UNKNOWN_TO_REFERENCE: "unknown to the reference",
     LayoutSource.FIRST_FORWARD: "the first forward",
+    LayoutSource.RANKS: "rank by rank",
     LayoutSource.SHAPES: "inferred from shapes",
 }
 

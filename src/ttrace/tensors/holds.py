@@ -44,7 +44,8 @@ def holds(tensor: _Tensor, indices: torch.Tensor, size: int, dim: int = 0) -> _T
         rows = ttrace.holds(rows, slots, num_tokens * top_k)
         out = self.experts(rows, counts)
 
-    Outputs and gradients of that call with as many rows hold the same indices. Without tracing this sets an attribute.
+    Outputs and gradients of that call with as many rows hold the same indices, unless a rule names them. For the tensor
+    itself, this takes precedence over rules. Without tracing this sets an attribute.
     """
     where = dim % tensor.ndim if tensor.ndim else 0
     if indices.ndim != 1 or not tensor.ndim or tensor.shape[where] != indices.numel():

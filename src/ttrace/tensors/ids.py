@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from urllib.parse import quote
 
 from ttrace.errors import TTraceError
+from ttrace.text import HIDDEN
 
 ROOT = "."
 """The name of the model itself, whose own path is empty."""
@@ -97,6 +99,13 @@ def is_inside(inner: str, outer: str) -> bool:
     return outer in (ROOT, inner) or inner.startswith(f"{outer}.")
 
 
+def list_around(name: str) -> list[str]:
+    """List a module and all modules around it, the model last."""
+    parts = name.split(".") if name != ROOT else []
+    return [*(".".join(parts[:count]) for count in range(len(parts), 0, -1)), ROOT]
+
+
+@lru_cache(maxsize=1 << 17)
 def drop_numbers(name: str) -> str:
     """Replace the numbers in a name, so that a module has the same name in all layers, and so do all experts."""
     return re.sub(r"\d+", "#", name)
@@ -117,9 +126,9 @@ def make_scores_slot(slot: str) -> str:
     return f"{slot}.scores"
 
 
-_UNSAFE = re.compile(r"[/@%\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNSAFE = re.compile(rf"[/@%\s{HIDDEN.pattern[1:-1]}]")
 """Characters with a meaning in ids, and invisible ones: white space, control characters, halves of characters."""
-_NAME = re.compile(r"[^/@\s]+")
+_NAME = re.compile(rf"[^/@\s{HIDDEN.pattern[1:-1]}]+")
 _TEXT = re.compile(
     r"(?P<step>[0-9]{1,18})/(?P<mb>[0-9]{1,18}|-)/(?P<name>[^/@\s]+)(?:@(?P<call>[0-9]{1,18}))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
 )
@@ -162,7 +171,7 @@ class TensorId:
         match = _TEXT.fullmatch(text)
         if match is None or match["kind"] not in Kind.__members__.values():
             raise TTraceError(
-                f"{text!r} is no tensor id. Write step/microbatch/name[@call]/kind[.slot], for instance "
+                f"{text[:200]!r} is no tensor id. Write step/microbatch/name[@call]/kind[.slot], for instance "
                 "0/2/layers.3.mlp.fc1/output, with '-' for no microbatch."
             )
         microbatch = None if match["mb"] == "-" else int(match["mb"])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from ttrace.errors import TraceError
+from ttrace.limits import Limits, refuse_more
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import End, Manifest, rank_folder
 
 _SHARED = ("role", "mesh", "seed", "num_ranks", "num_microbatches", "isolated")
+_MOST_NAMED = 16
 
 
 def check_ranks(where: str, ranks: Sequence[tuple[Manifest, End | None]]) -> None:
     """Refuse ranks that are not of one run and one launch, in the order of their folders."""
     first, _ = ranks[0]
+    refuse_more(where, "its number of ranks", first.num_ranks, Limits.get().num_ranks)
     num_ranks = Mesh.parse(first.mesh).num_ranks
     if num_ranks != first.num_ranks:
         raise TraceError(
@@ -38,6 +42,15 @@ def check_ranks(where: str, ranks: Sequence[tuple[Manifest, End | None]]) -> Non
                 f"{where}/{rank_folder(manifest.rank)} and {where}/{rank_folder(first.rank)} were written by different "
                 "launches, so parts of two runs are mixed. Trace again: `ttrace run --fresh`."
             )
+
+
+def list_missing(where: str, num_ranks: int, present: Set[int]) -> Iterator[str]:
+    """List the ranks that left no trace: the first by their numbers, since a trace may claim any number of ranks."""
+    missing = (number for number in range(num_ranks) if number not in present)
+    for number in itertools.islice(missing, _MOST_NAMED):
+        yield f"{where}: rank {number} of {num_ranks} left no trace"
+    if num_ranks - len(present) > _MOST_NAMED:
+        yield f"{where}: nor did {num_ranks - len(present) - _MOST_NAMED} more ranks of {num_ranks}"
 
 
 def check_end(where: str, end: End) -> None:

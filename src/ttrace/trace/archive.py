@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.files import create_file, open_regular, replace_file
 from ttrace.trace.delta import INDEX, Index, Segment, pack, packed_file
 from ttrace.trace.documents import seal_model
 from ttrace.trace.format import END, Record, chunk_file
@@ -22,7 +23,6 @@ from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.seal import seal_document
 from ttrace.trace.storage.tensor_bytes import view_memory
-from ttrace.trace.writer import write_whole
 from ttrace.values.checksum import compute_checksum
 
 Done = Callable[[], None]
@@ -41,7 +41,11 @@ def archive(folder: Path, against: str, done: Done = lambda: None) -> None:
                 for segments in pool.map(partial(_pack_chunk, rank, base), range(len(_list_chunks(rank)))):
                     chunks.append(segments)
                     done()
-                write_whole(_folder(rank) / INDEX, seal_document(Index(chunks=tuple(chunks)).model_dump_json()))
+                replace_file(
+                    _folder(rank) / INDEX,
+                    seal_document(Index(chunks=tuple(chunks)).model_dump_json()),
+                    is_synced=True,
+                )
                 _write_base_name(rank, against)
             for chunk in _list_chunks(rank):
                 chunk.unlink()
@@ -52,7 +56,7 @@ def restore(folder: Path, done: Done = lambda: None) -> None:
     for rank in Trace(folder).ranks:
         if rank.packed is not None:
             for number in range(rank.packed.num_chunks):
-                with (_folder(rank) / chunk_file(number)).open("wb") as file:
+                with os.fdopen(create_file(_folder(rank) / chunk_file(number)), "wb") as file:
                     for data in rank.packed.read_chunk(number):
                         file.write(view_memory(data))
                     file.flush()
@@ -68,7 +72,8 @@ def _pack_chunk(rank: RankTrace, base: Trace, number: int) -> tuple[Segment, ...
     chunk = _folder(rank) / chunk_file(number)
     records = [record for record in rank.records if record.chunk == number]
     segments, at = [], 0
-    with chunk.open("rb") as source, (_folder(rank) / packed_file(number)).open("wb") as file:
+    packed_chunk = _folder(rank) / packed_file(number)
+    with os.fdopen(open_regular(chunk), "rb") as source, os.fdopen(create_file(packed_chunk), "wb") as file:
         for begin, end, record in _find_segments(records, chunk.stat().st_size):
             if record is None:
                 source.seek(begin)
@@ -108,7 +113,8 @@ def _list_chunks(rank: RankTrace) -> list[Path]:
 
 def _write_base_name(rank: RankTrace, against: str) -> None:
     assert rank.end is not None
-    write_whole(_folder(rank) / END, seal_model(rank.end.model_copy(update={"against": against})))
+    text = seal_model(rank.end.model_copy(update={"against": against}))
+    replace_file(_folder(rank) / END, text, is_synced=True)
 
 
 def _folder(rank: RankTrace) -> Path:

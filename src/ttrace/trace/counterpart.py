@@ -95,12 +95,13 @@ class Counterpart:
         """Whether a parameter's update can be measured, if it has one.
 
         In later steps it cannot: the parameter before it differs from the other run's, and has not been kept. Nor where
-        a rank updates only a part of what it holds.
+        a rank updates only a part of what it holds, or has the gradient of another part.
         """
         tensor_id = record.id
         kind = Kind.PARAM_AFTER if tensor_id.kind is Kind.PARAM else Kind.PARAM
-        beside = self._regions.get(tensor_id.at(kind), [])
-        return not beside or (tensor_id.step == 0 and record.region in beside)
+        beside, gradients = (self._regions.get(tensor_id.at(each), []) for each in (kind, Kind.PARAM_GRAD))
+        is_like = record.region in beside and (not gradients or record.region in gradients)
+        return not beside or (tensor_id.step == 0 and is_like)
 
     def _is_kept(self, tensor_id: TensorId) -> bool:
         """Whether this is kept; an update needs the parameter before and after its step."""

@@ -7,6 +7,7 @@ one before it: where a run differs by rounding alone, most of these bytes are ze
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict
 
 from ttrace.errors import TraceError
+from ttrace.files import open_regular, read_file
+from ttrace.limits import check_memory
 from ttrace.trace.documents import validate
-from ttrace.trace.format import Record
+from ttrace.trace.format import Count, Record
 from ttrace.trace.storage.store import Place
 from ttrace.trace.storage.tensor_bytes import view_memory
 from ttrace.values.checksum import compute_checksum
@@ -32,13 +35,13 @@ Base = Callable[[Record], torch.Tensor | None]
 class Segment(NamedTuple):
     """Some bytes of a chunk, and where they are in the packed file."""
 
-    begin: NonNegativeInt
-    end: NonNegativeInt
-    at: NonNegativeInt
-    num_packed: NonNegativeInt
-    checksum: NonNegativeInt
+    begin: Count
+    end: Count
+    at: Count
+    num_packed: Count
+    checksum: Count
     """CRC-32C of the unpacked bytes: with another reference than the one used for packing, they would differ."""
-    order: NonNegativeInt | None
+    order: Count | None
     """The order of the first record that has these bytes; None if none has."""
 
 
@@ -79,7 +82,8 @@ class PackedChunks:
     def _index(self) -> Index:
         where = self._folder / INDEX
         try:
-            return validate(Index, where.read_bytes().decode(), str(where))
+            data = read_file(where) if isinstance(where, Path) else where.read_bytes()
+            return validate(Index, data.decode(), str(where))
         except (OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{where} cannot be read ({error}).") from None
 
@@ -94,6 +98,7 @@ class PackedChunks:
     def _unpack_segment(self, number: int, segment: Segment) -> torch.Tensor:
         path = self._folder / packed_file(number)
         where = f"{path}: bytes {segment.begin} to {segment.end} of the chunk"
+        check_memory(where, segment.end - segment.begin)
         base, width = None, 1
         if segment.order is not None and segment.order < len(self._records):
             record = self._records[segment.order]
@@ -124,9 +129,10 @@ def pack(data: torch.Tensor, base: torch.Tensor | None) -> bytes:
 
 def unpack(data: bytearray, num_bytes: int, width: int, base: torch.Tensor | None) -> torch.Tensor:
     """Restore the bytes of elements of this width; the base is the one that was used for packing."""
-    planes = bytearray(zlib.decompress(data, wbits=-zlib.MAX_WBITS, bufsize=num_bytes))
-    if len(planes) != num_bytes:
-        raise ValueError(f"there are {len(planes)} of them")
+    squeezed = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
+    planes = bytearray(squeezed.decompress(data, num_bytes + 1))  # never more, whatever they would become
+    if len(planes) != num_bytes or not squeezed.eof:
+        raise ValueError(f"there are {'more' if len(planes) > num_bytes else len(planes)} of them")
     return _xor(torch.frombuffer(planes, dtype=torch.uint8).view(width, -1).flip(0).t().reshape(-1), base)
 
 
@@ -142,6 +148,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def _read_bytes(path: Place, begin: int, end: int) -> bytearray:
     if not isinstance(path, Path):
         return path.read(begin, end)
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
+        if end > (size := os.fstat(file.fileno()).st_size):
+            raise ValueError(f"the file ends at {size}, before {end}")
         file.seek(begin)
         return bytearray(file.read(end - begin))

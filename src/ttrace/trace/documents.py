@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from ttrace.errors import TraceError
+from ttrace.limits import parse_json
 from ttrace.trace.format import FORMAT, End, Manifest
 from ttrace.trace.storage.seal import open_document, seal_document
 
@@ -56,7 +56,7 @@ def _open(text: str, where: str) -> str:
         return open_document(text, where)
     except TraceError:
         with suppress(ValueError, AttributeError, RecursionError):  # the first format had no seals
-            _check_format(json.loads(text), where)
+            _check_format(parse_json(text, where), where)
         raise
 
 
@@ -68,7 +68,7 @@ def _check_format(document: dict[str, Any], where: str) -> None:
 
 def _validate(model: type[_Model], text: str, where: str) -> _Model:
     try:
-        _check_format(json.loads(text), where)
+        _check_format(parse_json(text, where), where)
         return model.model_validate_json(text, strict=True)
     except (ValueError, AttributeError, RecursionError) as error:
         raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None

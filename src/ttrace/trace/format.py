@@ -6,20 +6,31 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ttrace.errors import TraceError
 from ttrace.layouts.source import LayoutSource, Provenance
+from ttrace.limits import MOST
 from ttrace.tensors.ids import ROOT, Kind, TensorId
 from ttrace.tensors.region import Region
+from ttrace.text import clean_line
 from ttrace.values.generate import Distribution
 from ttrace.values.stats import Stats
 
 FORMAT = 4
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
+
+_NAME = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9_.-]*)?")
+Line = Annotated[str, AfterValidator(clean_line)]
+"""A text of a trace: one line, which shows all that it holds."""
+Count = Annotated[int, Field(ge=0, le=MOST)]
+PositiveCount = Annotated[int, Field(ge=1, le=MOST)]
+Seed = Annotated[int, Field(ge=-MOST - 1, le=2 * MOST + 1)]
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -52,8 +63,8 @@ class ModuleInfo(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    type: str
-    source: str = ""
+    type: Line
+    source: Line = ""
 
 
 class Attachment(BaseModel):
@@ -61,14 +72,14 @@ class Attachment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str
+    model: Line
     """The class of the model, and of what wraps it."""
-    optimizers: tuple[str, ...]
-    data: str
+    optimizers: tuple[Line, ...]
+    data: Line
     """Where data enters, in words."""
     keeps_data: bool = False
     """Whether the script's own data was kept."""
-    num_microbatches: NonNegativeInt
+    num_microbatches: Count
     """The number of microbatches of this rank's first step."""
     labels: bool
     """Whether it is known where labels enter. If not, a loss that differs may come from other labels."""
@@ -79,17 +90,17 @@ class Operation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    slot: str
+    slot: Line
     """The slot of its result: the function's name, and a number."""
-    source: str
+    source: Line
     """The file and line of the script that called it."""
-    takes: tuple[str, ...] = ()
+    takes: tuple[Line, ...] = ()
     """What it takes: slots of other operations, `input`, and names of parameters, as far as they are known."""
     is_view: bool = False
     """Whether its result is a view, whose values are not recorded again."""
-    backward: str = ""
+    backward: Line = ""
     """The file and line of its backward, if that is a custom autograd function's."""
-    collectives: tuple[NonNegativeInt, ...] = ()
+    collectives: tuple[Count, ...] = ()
     """The collectives that changed its result before it was used: their orders in the ledger."""
 
 
@@ -99,41 +110,41 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int = FORMAT
-    role: str
-    rank: NonNegativeInt
-    num_ranks: PositiveInt
-    mesh: str
-    seed: int
-    launch: str = ""
+    role: Line
+    rank: Count
+    num_ranks: PositiveCount
+    mesh: Line
+    seed: Seed
+    launch: Line = ""
     """A different text for each launch, the same on all its ranks; empty if no launcher wrote the plan."""
-    num_microbatches: PositiveInt = 1
-    first_step: NonNegativeInt = 0
+    num_microbatches: PositiveCount = 1
+    first_step: Count = 0
     """The first traced step: of those before it, another launch has made the checkpoint that this one loaded."""
     isolated: bool = False
     """Whether the inputs of modules were replaced."""
-    modules: dict[str, ModuleInfo] = {}
-    parameters: dict[str, bool] = {}
+    modules: dict[Line, ModuleInfo] = {}
+    parameters: dict[Line, bool] = {}
     """Every parameter this rank owns, and whether it is trained."""
-    aliases: dict[str, str] = {}
-    padding: dict[str, PositiveInt] = {}
+    aliases: dict[Line, Line] = {}
+    padding: dict[Line, PositiveCount] = {}
     """Rows that a parameter has only as padding: the other side of a port does not have them."""
-    opaque: tuple[str, ...] = ()
+    opaque: tuple[Line, ...] = ()
     """Compiled modules that ran compiled: nothing inside them was recorded."""
-    passed: tuple[str, ...] = ()
+    passed: tuple[Line, ...] = ()
     """Blocks that an isolated reference did not run: an identical block ran in their place."""
-    divided: tuple[str, ...] = (ROOT,)
+    divided: tuple[Line, ...] = (ROOT,)
     """Modules of which each pipeline stage has a part: only the end stages see their inputs and outputs."""
     untraced: tuple[Kind, ...] = ()
     """Kinds that this run has, but at no moment when they can be recorded."""
-    reduced: tuple[str, ...] = ()
+    reduced: tuple[Line, ...] = ()
     """Axes over which the framework reduces gradients: along them final gradients are equal, bit for bit."""
-    measured: str | None = None
+    measured: Line | None = None
     """The launch of the run against which tensors were measured instead of stored; None if none were."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Line, ...] = ()
     attachment: Attachment | None = None
     """What automatic attachment found; None if the script attached by itself."""
-    versions: dict[str, str] = {}
-    environment: dict[str, str] = {}
+    versions: dict[Line, Line] = {}
+    environment: dict[Line, Line] = {}
     """The variables that change how training computes."""
 
 
@@ -143,45 +154,49 @@ class End(BaseModel):
     # A factor that is not finite must survive, so that the reader can refuse it (trace/agreement.py).
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
-    num_records: int = 0
-    records_sum: str = ""
+    num_records: Count = 0
+    records_sum: Line = ""
     """The CRC-32 of all lines, so that a removed or doubled line is noticed."""
-    collectives_sum: str = ""
+    collectives_sum: Line = ""
     """The CRC-32 of the whole ledger of collectives; empty if there is none."""
-    num_steps: int
-    launch: str = ""
+    num_steps: Count
+    launch: Line = ""
     """As in the manifest."""
     grad_factor: float = 1.0
     """The factor that this side's gradient reduction still applies to activation gradients; some know it only late."""
-    unloaded: tuple[str, ...] = ()
+    unloaded: tuple[Line, ...] = ()
     """Of a run that goes on from a checkpoint, what it did not change, though it changed others."""
-    random: tuple[str, ...] = ()
+    random: tuple[Line, ...] = ()
     """The innermost modules that drew random numbers."""
-    splits: dict[str, str] = {}
+    splits: dict[Line, Line] = {}
     """How axes cut activations, as the framework states it, for layouts that are inferred."""
-    batch_axes: tuple[str, ...] = ()
+    batch_axes: tuple[Line, ...] = ()
     """The axes along which each rank had some rows of the reference's batch."""
-    settings: tuple[dict[str, str], ...] = ()
+    settings: tuple[dict[Line, Line], ...] = ()
     """The optimizer's distinct settings."""
-    settings_of: dict[str, NonNegativeInt] = {}
+    settings_of: dict[Line, Count] = {}
     """By parameter, an index into `settings`."""
-    forward_buffers: tuple[str, ...] = ()
+    forward_buffers: tuple[Line, ...] = ()
     """The buffers that forward passes change; recorded by the reference."""
-    samples: dict[str, tuple[str, ...]] = {}
+    samples: dict[Line, tuple[Line, ...]] = {}
     """Of data that the script kept, by step and slot: a digest of each row that this rank had."""
-    flags: dict[str, str] = {}
+    replaced: dict[Line, tuple[Line, ...]] = {}
+    """The same of data that generated ones replaced, if they were on the host."""
+    flags: dict[Line, Line] = {}
     """Settings of torch that change how kernels round, and the device, at the end of the last step."""
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    operations: dict[str, tuple[Operation, ...]] = {}
+    problems: tuple[Line, ...] = ()
+    notes: tuple[Line, ...] = ()
+    operations: dict[Line, tuple[Operation, ...]] = {}
     """Of modules whose calls of torch functions were recorded, those of the first call, in order."""
     sources: dict[str, str] = {}
     """The files that this rank loaded, and their fingerprints."""
-    against: str = ""
+    against: Line = ""
     """The trace in the same folder to which this one is stored as a difference; empty if it is not archived."""
 
     @model_validator(mode="after")
     def _check_settings(self) -> End:
+        if not _NAME.fullmatch(self.against):
+            raise ValueError("against must be the name of a trace beside this one")
         if any(number >= len(self.settings) for number in self.settings_of.values()):
             raise ValueError("settings_of names settings that are not there")
         return self
@@ -245,6 +260,11 @@ class Record:
         shape, dtype = self.stored_form
         return math.prod(shape) * dtype.itemsize
 
+    @property
+    def has_values(self) -> bool:
+        """Whether the values are known, and not only a sketch of them or how far they are from others."""
+        return self.sketch is None and self.stats is None
+
     def with_mean(self, mean: float) -> Record:
         """Return this record of a sketch with the mean of the values."""
         assert self.sketch is not None
@@ -262,9 +282,30 @@ def is_fitting(record: Record) -> bool:
     return record.region is None or record.region.local_shape == record.shape
 
 
+def check_place(record: Record) -> None:
+    """Refuse bytes that end before they begin, or that begin between two numbers, where none are written."""
+    if record.begin > record.end:
+        raise TraceError(f"{record.id}: its bytes begin at {record.begin}, after their end at {record.end}.")
+    if record.begin % 8:
+        raise TraceError(f"{record.id}: its bytes begin at {record.begin}, which is no multiple of 8.")
+
+
 def check_region(record: Record) -> None:
     """Refuse a record whose region is of another shape than its data."""
     if not is_fitting(record):
         assert record.region is not None
         needed = record.region.local_shape
         raise TraceError(f"{record.id}: its region {record.region} has shape {needed}, its data {record.shape}.")
+
+
+def is_update_known(before: Record, after: Record) -> bool:
+    """Whether what a step did follows from two records of a parameter."""
+    if before.shape == after.shape and before.sketch is not None and after.sketch is not None:
+        return before.sketch.num_buckets == after.sketch.num_buckets
+    if before.sketch is not None:
+        return before.values is not None and before.id.step == 0 and after.region is not None
+    if before.shape == after.shape:
+        return after.sketch is None or after.region is not None
+    if after.region is None or not after.region.flat:
+        return False
+    return max(stop for _, stop in after.region.flat) <= math.prod(before.shape)

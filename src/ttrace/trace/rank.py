@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +14,8 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.files import check_inside, open_regular, read_file
+from ttrace.limits import Limits, check_memory
 from ttrace.trace.agreement import check_end
 from ttrace.trace.delta import Base, PackedChunks
 from ttrace.trace.documents import parse_end, parse_manifest
@@ -49,7 +53,7 @@ class RankTrace:
     def records(self) -> tuple[Record, ...]:
         """Every complete record, in order of appearance."""
         path = self.folder / RECORDS
-        data = _read_bytes_if_any(path) or b""
+        data = _read_bytes_if_any(path, Limits.get().lines_bytes) or b""
         # The text after the last newline is of a write that was interrupted.
         lines = _decode(data, path).split("\n")[:-1]
         if self.end is None or sum_of(data) != self.end.records_sum:
@@ -60,7 +64,7 @@ class RankTrace:
     def collectives(self) -> tuple[Collective, ...]:
         """The ledger: what this rank communicated, in order."""
         path = self.folder / COLLECTIVES
-        data = _read_bytes_if_any(path)
+        data = _read_bytes_if_any(path, Limits.get().lines_bytes)
         if data is None:
             if self.end is not None and self.end.collectives_sum:
                 raise TraceError(f"{path} cannot be read: it is not there. {TRACE_AGAIN}")
@@ -128,6 +132,7 @@ class RankTrace:
         """Generate the values that a record's tensor had before the first step, for its region."""
         assert record.region is not None
         assert record.values is not None
+        check_memory(record.id, math.prod(record.region.local_shape) * record.dtype.itemsize)
         # Generated values do not change from step to step: where there is no memory there are no updates.
         first = replace(record.id, step=0)
         return generate_values(
@@ -136,9 +141,12 @@ class RankTrace:
 
     def release(self, record: Record) -> None:
         """Release the memory of a record's bytes; their file stays mapped."""
+        memory = self._maps.get(record.chunk)
+        if memory is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
         begin, end = -(-record.begin // mmap.PAGESIZE) * mmap.PAGESIZE, record.end // mmap.PAGESIZE * mmap.PAGESIZE
-        if record.chunk in self._maps and end > begin and hasattr(mmap, "MADV_DONTNEED"):
-            self._maps[record.chunk].madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        if begin < end <= len(memory):  # a record that was refused may say anything
+            memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _read(self, record: Record, folder: Remote) -> bytearray:
         path = folder / chunk_file(record.chunk)
@@ -151,7 +159,8 @@ class RankTrace:
         if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
             path = folder / chunk_file(record.chunk)
             try:
-                with path.open("rb") as file:
+                check_inside(path, folder.parent)
+                with os.fdopen(open_regular(path), "rb") as file:
                     self._maps[record.chunk] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
                 raise TraceError(f"{record.id}: its data file {path} cannot be read ({error}). {TRACE_AGAIN}") from None
@@ -172,9 +181,12 @@ def _read_text_if_any(path: Place) -> str | None:
     return None if data is None else _decode(data, path)
 
 
-def _read_bytes_if_any(path: Place) -> bytes | None:
+def _read_bytes_if_any(path: Place, most: int | None = None) -> bytes | None:
     try:
-        return path.read_bytes()
+        if isinstance(path, Remote):
+            return path.read_bytes()
+        check_inside(path, path.parent.parent)
+        return read_file(path, most)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -13,16 +13,18 @@ import torch
 
 from ttrace.errors import NoTraceError, SketchError, TraceError
 from ttrace.layouts.splits import Split
+from ttrace.limits import Limits, check_memory, refuse_more
 from ttrace.tensors.ids import Kind, TensorId, is_inside
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.tensors.region import Region
-from ttrace.trace.agreement import check_ranks
+from ttrace.trace.agreement import check_ranks, list_missing
 from ttrace.trace.delta import Base
 from ttrace.trace.format import (
     MANIFEST,
     Manifest,
     Operation,
     Record,
+    is_update_known,
     rank_folder,
 )
 from ttrace.trace.rank import RankTrace
@@ -89,6 +91,7 @@ class UsedShard(Shard):
     def tensor(self) -> torch.Tensor:
         if self.record.stats is None:
             return super().tensor()
+        check_memory(self.id, self.record.stats.count)
         used, indices = torch.zeros(self.record.stats.count, dtype=torch.bool, device="cpu"), self.read_stored()
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < used.numel():
             raise TraceError(f"{self.id}: it has indices of elements that it does not have. Trace again.")
@@ -154,9 +157,9 @@ class Trace:
     def read_base(self, record: Record) -> torch.Tensor | None:
         """Read what this trace has in the region of another trace's record, in its dtype; elsewhere zeros."""
         region = record.region or Region.whole(record.shape)
-        held = [(shard, shard.record.region) for shard in self.shards.get(record.id, ()) if shard.record.sketch is None]
+        held = [(shard, shard.record.region) for shard in self.shards.get(record.id, ()) if shard.record.has_values]
         found = [(shard, theirs) for shard, theirs in held if theirs is not None and theirs.shape == region.shape]
-        if record.sketch is not None or not found:
+        if not record.has_values or not found:
             return None
         result = torch.zeros(record.shape, dtype=record.dtype, device="cpu")
         for shard, theirs in found:
@@ -336,9 +339,7 @@ class Trace:
 
     def gaps(self) -> Iterator[str]:
         """Yield a sentence for each rank that left no trace, or did not finish it."""
-        present = {rank.manifest.rank for rank in self.ranks}
-        for missing in sorted(set(range(self.manifest.num_ranks)) - present):
-            yield f"{self.folder}: rank {missing} of {self.manifest.num_ranks} left no trace"
+        yield from list_missing(str(self.folder), self.manifest.num_ranks, {rank.manifest.rank for rank in self.ranks})
         for rank in self.ranks:
             if rank.end is None:
                 yield (
@@ -362,11 +363,8 @@ def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
         old = before.get((param, record.region), before.get((param, None)))
         if record.id.kind is not Kind.PARAM_AFTER:
             old = None
-        is_run = record.region is not None and record.region.flat is not None
-        if old is None or old.stats is not None or record.stats is not None:
-            continue  # what was measured has a record of its update
-        is_known = old.sketch is None or (old.values is not None and old.id.step == 0)
-        if old.shape == record.shape or (is_run and is_known):
+        # What was measured has a record of its update.
+        if old is not None and old.stats is record.stats is None and is_update_known(old, record):
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)
 
 
@@ -375,7 +373,10 @@ def _open_ranks(folder: Place) -> Iterable[RankTrace]:
 
     @cache
     def open_beside(name: str) -> Base:
-        return Trace(folder.parent / name).read_base
+        base = Trace(folder.parent / name)
+        if any(rank.end is not None and rank.end.against for rank in base.ranks):
+            raise TraceError(f"{base.folder} is an archive too, so {folder} cannot be read as a difference to it.")
+        return base.read_base
 
     def open_rank(place: Place) -> RankTrace | None:
         return RankTrace(place, open_beside) if (place / MANIFEST).exists() else None
@@ -386,6 +387,7 @@ def _open_ranks(folder: Place) -> Iterable[RankTrace]:
     first = open_rank(folder / rank_folder(0))
     if first is None:
         return []
+    refuse_more(folder, "its number of ranks", first.manifest.num_ranks, Limits.get().num_ranks)
     others = [folder / rank_folder(number) for number in range(1, first.manifest.num_ranks)]
     with ThreadPoolExecutor(_NUM_ASKING) as pool:
         return [first, *(rank for rank in pool.map(open_rank, others) if rank is not None)]

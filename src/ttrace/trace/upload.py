@@ -52,15 +52,16 @@ class Upload:
             self._settle()
 
     def close(self) -> None:
-        """Put the records and the end, and remove the spool."""
-        try:
-            (self.folder / RECORDS).put(self.spool / RECORDS)
-            if (self.spool / COLLECTIVES).exists():
-                (self.folder / COLLECTIVES).put(self.spool / COLLECTIVES)
-            (self.folder / END).put(self.spool / END)
-        finally:
-            self._thread.close()
-            shutil.rmtree(self.spool, ignore_errors=True)
+        """Put the records and the end."""
+        (self.folder / RECORDS).put(self.spool / RECORDS)
+        if (self.spool / COLLECTIVES).exists():
+            (self.folder / COLLECTIVES).put(self.spool / COLLECTIVES)
+        (self.folder / END).put(self.spool / END)
+
+    def discard(self) -> None:
+        """End the thread, and remove the spool; what is in the store stays there."""
+        self._thread.close()
+        shutil.rmtree(self.spool, ignore_errors=True)
 
     def _put_chunk(self, chunk: Path, records: str) -> None:
         try:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
+from ttrace.files import check_inside, replace_file
 from ttrace.trace.counterpart import Counterpart
 from ttrace.trace.delta import INDEX
 from ttrace.trace.documents import seal_model
@@ -36,7 +37,7 @@ from ttrace.trace.format import (
 )
 from ttrace.trace.lines.collectives import COLLECTIVES, LedgerFile
 from ttrace.trace.lines.record_line import encode_at, encode_form
-from ttrace.trace.storage.buffered_file import Arena, BufferedFile, write_at
+from ttrace.trace.storage.buffered_file import Arena, BufferedFile, open_lines, write_at
 from ttrace.trace.storage.pinned_chunks import ArrivedBytes, Change
 from ttrace.trace.storage.seal import seal_line
 from ttrace.trace.storage.store import Place, Remote
@@ -53,6 +54,7 @@ BUFFER_BYTES = 8 << 20
 _LEAST_SHARED = 4096
 """Writing a smaller tensor again is quicker than looking it up."""
 _FORMAT = '"__metadata__":{"format":"pt"}'
+_ADVICE = "Free the disk or change its permissions, or choose another --out."
 _LARGEST_PADDING = 128
 """Letters of a padding's entry in the header: what a tensor's becomes if its bytes are lost."""
 
@@ -79,17 +81,14 @@ class Writer:
         self._launch, self._claim = manifest.launch, claim
         self._check_claim()
         place = folder / rank_folder(manifest.rank)
-        self._upload = Upload(place) if isinstance(place, Remote) else None
-        self.folder = place if isinstance(place, Path) else self._upload.spool  # type: ignore[union-attr]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # Remove an earlier trace in this folder, its end first: a killed rerun must not look complete.
-        old_files = (self.folder / name for name in (END, RECORDS, COLLECTIVES, INDEX))
-        for old in (*old_files, *self.folder.glob("chunk-*")):
-            old.unlink(missing_ok=True)
-        write_whole(self.folder / MANIFEST, seal_model(manifest))
-        if self._upload is not None:
-            self._upload.begin()
-        self._records = (self.folder / RECORDS).open("wb", buffering=0)
+        self._upload: Upload | None = None
+        try:
+            self._upload = Upload(place) if isinstance(place, Remote) else None
+            self.folder = place if isinstance(place, Path) else self._upload.spool  # type: ignore[union-attr]
+            self._begin(manifest)
+        except (OSError, TraceError) as error:
+            self._discard_spool()
+            raise TraceError(f"{place} cannot be written, so nothing is traced: {error}. {_ADVICE}") from None
         self._records_bytes = 0
         self._records_crc = 0
         self._num_records = 0
@@ -104,6 +103,18 @@ class Writer:
         self._num_chunks = 0
         self._process = os.getpid()
         atexit.register(self._flush_at_exit)
+
+    def _begin(self, manifest: Manifest) -> None:
+        """Begin a trace. An earlier one is removed, its end first: a killed rerun must not look complete."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_inside(self.folder, self.folder.parent)
+        old_files = (self.folder / name for name in (END, RECORDS, COLLECTIVES, INDEX))
+        for old in (*old_files, *self.folder.glob("chunk-*"), *self.folder.glob(".*.tmp")):
+            old.unlink(missing_ok=True)
+        replace_file(self.folder / MANIFEST, seal_model(manifest), is_synced=True)
+        if self._upload is not None:
+            self._upload.begin()
+        self._records = open_lines(self.folder / RECORDS)
 
     def write(
         self,
@@ -178,14 +189,24 @@ class Writer:
 
     def close(self, end: End) -> None:
         """Complete the trace; the number of records and what was lost are filled in here."""
+        try:
+            self._complete(end)
+        except OSError as error:
+            raise TraceError(f"{self.folder} could not be completed, so it is no trace: {error}. {_ADVICE}") from None
+        except TraceError as error:
+            raise error from None  # of a store: its own traceback would hide the sentence
+        finally:
+            atexit.unregister(self._flush_at_exit)
+            self._records.close()
+            self._arena.close()
+            self._discard_spool()
+
+    def _complete(self, end: End) -> None:
         self._close_chunk()
         lines = b"".join(self._lines)
         write_at(self._records.fileno(), self._records_bytes, lines)
         self._records.truncate(self._records_bytes + len(lines))
         os.fsync(self._records.fileno())
-        self._records.close()
-        self._arena.close()
-        atexit.unregister(self._flush_at_exit)
         if self._upload is not None:
             self._upload.settle()
             self._problems += self._upload.problems
@@ -197,9 +218,13 @@ class Writer:
             "launch": self._launch,
             "problems": (*end.problems, *self._problems),
         }
-        write_whole(self.folder / END, seal_model(end.model_copy(update=filled)))
+        replace_file(self.folder / END, seal_model(end.model_copy(update=filled)), is_synced=True)
         if self._upload is not None:
             self._upload.close()
+
+    def _discard_spool(self) -> None:
+        if self._upload is not None:
+            self._upload.discard()
 
     def _check_claim(self) -> None:
         """Refuse to touch a folder that a later launch writes: this process outlived its own."""
@@ -207,7 +232,7 @@ class Writer:
             return
         try:
             owner = self._claim.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+        except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
             owner = ""
         if owner != self._launch:
             raise TraceError(
@@ -352,18 +377,3 @@ def _padding(begin: int, end: int) -> str:
 
 def _offsets(begin: int, end: int) -> str:
     return f'"data_offsets":[{begin},{end}]'
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears complete or not at all, on disk only after all that the folder had before."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    temporary.replace(path)

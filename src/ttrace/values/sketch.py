@@ -27,8 +27,8 @@ NUM_BUCKETS = 1024
 _NAME = "sketch"
 """Of the stream of signs and turns."""
 _WORD_BITS = 6
-_WORD = 1 << _WORD_BITS
-"""The number of signs in one random word."""
+WORD_BUCKETS = 1 << _WORD_BITS
+"""The number of signs in one random word; the number of buckets is a multiple of it."""
 _TURNS = 1 << 62
 """Words from this index on are turns; those before it are signs."""
 
@@ -38,8 +38,8 @@ def compute_sketch(local: torch.Tensor, region: Region, k: int = NUM_BUCKETS, *,
 
     An element that is not finite makes its bucket not finite. Another seed gives other signs and turns: traces have 0.
     """
-    if k < 1 or k % _WORD:
-        raise ValueError(f"a sketch has a multiple of {_WORD} buckets, not {k}")
+    if k < 1 or k % WORD_BUCKETS:
+        raise ValueError(f"a sketch has a multiple of {WORD_BUCKETS} buckets, not {k}")
     if tuple(local.shape) != region.local_shape:
         raise ValueError(f"a tensor of shape {tuple(local.shape)} does not hold a region of {region.local_shape}")
     stream = WordStream.of(_NAME, seed)
@@ -69,7 +69,7 @@ def _compute_with_torch(local: torch.Tensor, region: Region, stream: WordStream,
     for chunk, part in cut_region(region, local):
         rows, columns = chunk.linear(local.device)
         index = (rows[:, None] + columns).view(-1)
-        minus = (stream.words(index >> _WORD_BITS) >> (index & (_WORD - 1))) & 1
+        minus = (stream.words(index >> _WORD_BITS) >> (index & (WORD_BUCKETS - 1))) & 1
         block = torch.div(index, k, rounding_mode="floor")
         turn = ((stream.words(block + _TURNS) >> 32) & 0xFFFFFFFF) * k >> 32
         numbers = part.to(torch.float64).reshape(-1)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from ttrace.capture.plan import Plan, claim_of
-from ttrace.errors import TTraceError
+from ttrace.errors import TraceError, TTraceError
+from ttrace.files import replace_file
 from ttrace.judge.engine import use_all_cores
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
 from ttrace.report.numbers import format_bytes
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.seal import seal_document
+from ttrace.trace.storage.seal import read_document, seal_document
 from ttrace.workflow.disk_space import DiskSpace
 from ttrace.workflow.git import describe_commit
 from ttrace.workflow.launch import Launches
@@ -87,11 +88,25 @@ class Flow:
         try:
             if fresh:
                 run.clear()
+            self._note_other_commands(about)
             run.clear_reports()
             run.folder.mkdir(parents=True, exist_ok=True)
-            (run.folder / MARK).write_text(seal_document(json.dumps(about, indent=1)), encoding="utf-8")
+            replace_file(run.folder / MARK, seal_document(json.dumps(about, indent=1)))
         except OSError as error:
             raise TTraceError(f"{run.folder} cannot be written: {error}. Choose another --out.") from None
+
+    def _note_other_commands(self, about: Mapping[str, str]) -> None:
+        """Say that an earlier run of other commands is replaced: somebody may have wanted to keep it."""
+        try:
+            earlier = read_document(self.run.folder / MARK)
+        except TraceError:  # it is damaged, and will be replaced
+            return
+        others = [side for side in ("reference", "candidate") if side in earlier and earlier[side] != about[side]]
+        if others:
+            self.on_note(
+                f"{self.run.folder} had a run with another {' and another '.join(others)}: its traces are replaced "
+                "(use another --out to keep both)"
+            )
 
     def trace(self) -> None:
         """Trace reference, twins and candidate; what of an earlier run no longer belongs to them is removed."""

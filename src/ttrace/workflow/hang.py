@@ -13,6 +13,8 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.script_files import is_of_script
 from ttrace.capture.stacks import SIGNAL, STACK
 from ttrace.errors import TraceError
+from ttrace.files import read_file
+from ttrace.limits import Limits
 from ttrace.report.facts import quote_collective, shorten_place
 from ttrace.trace.lines.collectives import COLLECTIVES, decode_collectives
 
@@ -63,7 +65,7 @@ def _list_frames(path: Path) -> list[tuple[str, str, str]]:
 
 def _describe_last(path: Path) -> str:
     try:
-        found = decode_collectives(path.read_bytes(), str(path), None)
+        found = decode_collectives(read_file(path, Limits.get().lines_bytes), str(path), None)
     except (OSError, TraceError):
         found = ()
     if not found:

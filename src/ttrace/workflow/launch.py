@@ -23,6 +23,7 @@ from ttrace.automatic.variables import make_variables
 from ttrace.capture.numeric_flags import WORKSPACE, WORKSPACE_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
+from ttrace.files import create_file
 from ttrace.workflow import supervisor
 from ttrace.workflow.hang import describe_hang
 
@@ -41,7 +42,7 @@ class LaunchResult:
     def find_error(self, num_lines: int = 15) -> str:
         """Find what went wrong in the log: the first error with its traceback, else the last lines.
 
-        Under torchrun every rank's error comes before a summary that says nothing.
+        Under torchrun every rank's error comes before a summary, which tells more only of a rank that a signal ended.
         """
         lines = self.log.read_text(errors="replace").splitlines()
         at = next((i for i, line in enumerate(lines) if _ERROR.match(line)), None)
@@ -49,9 +50,19 @@ class LaunchResult:
             return "\n".join(lines[-num_lines:])
         if match := _OURS.match(lines[at]):
             return match["message"]
+        if "ChildFailedError" in lines[at]:
+            return "\n".join(lines[-num_lines:])
         return "\n".join(lines[max(at - num_lines + 1, 0) : at + 1])
 
+    def suggest_launcher(self) -> str:
+        """Suggest torchrun for a script that asked for its rank and has none; nothing if it failed otherwise."""
+        if _NO_RANK not in self.log.read_text(errors="replace"):
+            return ""
+        words = shlex.join(("torchrun", "--standalone", "--nproc-per-node", "1", *self.command[1:]))
+        return f"\nThe script needs a launcher. With one rank: {words}"
 
+
+_NO_RANK = "environment variable RANK expected, but not set"
 _ERROR = re.compile(r"(\[rank\d+\]:\s*)?([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit)\b(:|$)")
 _OURS = re.compile(r"(\[rank\d+\]:\s*)?ttrace\.errors\.\w+: (?P<message>.*)")
 
@@ -183,7 +194,7 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
     log, mark = (folder / f"{plan.out.name}.{ending}" for ending in ("log", "hooked"))
     mark.unlink(missing_ok=True)
     start = time.monotonic()
-    with log.open("wb") as output:
+    with os.fdopen(create_file(log), "wb") as output:
         environment = {**os.environ, PLAN_VARIABLE: plan.address(plan_file.resolve())}
         if plan.deterministic:
             environment.setdefault(WORKSPACE_VARIABLE, WORKSPACE)

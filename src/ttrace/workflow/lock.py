@@ -14,9 +14,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
 
 from ttrace.errors import TTraceError
+from ttrace.files import read_text
+from ttrace.limits import parse_json
 
 LOCK = ".lock"
 """The file that is locked. It is never removed: otherwise two processes could hold two files of this name."""
@@ -45,7 +48,8 @@ def _lock(folder: Path, kind: int) -> Iterator[None]:
     path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
     except OSError as error:
         raise TTraceError(f"{folder} cannot be written: {error}. Choose another folder.") from None
     with file:
@@ -58,11 +62,11 @@ def _lock(folder: Path, kind: int) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks: traces still say which launch wrote them
         if kind == fcntl.LOCK_EX:
-            _write_holder(path)
+            _write_holder(path, file)
         yield
 
 
-def _write_holder(path: Path) -> None:
+def _write_holder(path: Path, file: FileIO) -> None:
     """Write who holds the lock, for the message that another process prints."""
     holder = {
         "pid": os.getpid(),
@@ -71,14 +75,15 @@ def _write_holder(path: Path) -> None:
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     try:
-        path.write_text(json.dumps(holder), encoding="utf-8")
+        file.truncate(0)
+        file.write(json.dumps(holder).encode())
     except OSError as error:
         raise TTraceError(f"{path} cannot be written: {error}.") from None
 
 
 def _describe_holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
+        holder = parse_json(read_text(path), path)
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}: {holder['command']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, TTraceError):
         return "another process"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shlex
 import shutil
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ttrace.errors import NoTraceError, TTraceError
+from ttrace.files import check_inside, read_text
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.compatibility import check_candidate, check_measured, check_role
 from ttrace.judge.engine import Engine, OnProgress, use_all_cores
@@ -23,12 +23,14 @@ from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
+from ttrace.limits import parse_json
 from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
 from ttrace.trace.relayout import RelayoutTrace
 from ttrace.trace.storage.seal import read_document
 from ttrace.trace.storage.store import Place
+from ttrace.workflow.lock import CELLS
 from ttrace.workflow.stages import check_launch
 
 
@@ -117,6 +119,12 @@ class Run:
         for name in (REPORT, PAGE, EXIT_CODE):
             (self.folder / name).unlink(missing_ok=True)
 
+    def copy_references(self, other: Run) -> None:
+        """Copy the reference and its twins from another run; they come without marks, so a later run makes its own."""
+        for trace in (other.reference, other.echo, *other.twins()):
+            if _is_trace(trace):
+                shutil.copytree(trace, self.folder / trace.name)
+
     def archive(self, progress: OnProgress) -> None:
         """Store all other traces as differences to their reference."""
         self._change(lambda path, done: archive(path, self.reference.name, done), progress)
@@ -144,6 +152,7 @@ class Run:
 
     def check_complete(self) -> None:
         """Refuse a folder without both traces, and say what it has."""
+        self._check_links()
         missing = [path.name for path in (self.reference, self.candidate) if not _is_trace(path)]
         if not missing:
             read_document(self.folder / MARK)
@@ -164,6 +173,14 @@ class Run:
         inside = sorted(path.parent.name for path in self.folder.glob(f"*/{MARK}"))
         hint = f" There are runs in it: {', '.join(inside[:5])}." if inside else " `ttrace run --out` makes one."
         raise TTraceError(f"{self.folder} holds no run.{hint}")
+
+    def _check_links(self) -> None:
+        """Refuse links that lead out of the run; cells of a sweep link to its shared references."""
+        folder = self.folder.absolute()
+        root = folder.parent.parent if folder.parent.name == CELLS else folder
+        for path in (*self.folder.glob("*"), *self.isolated.folder.glob("*"), *self.full.folder.glob("*")):
+            if path.is_symlink() and path.name not in (REPORT, PAGE, EXIT_CODE):  # those are replaced
+                check_inside(path, root)
 
     def judge(
         self,
@@ -227,8 +244,8 @@ class Run:
             written = report.stat().st_mtime_ns
             if any(path.stat().st_mtime_ns > written for paths in traces for path in paths):
                 return {}
-            return {tensor["id"]: tensor["verdict"] for tensor in json.loads(report.read_bytes())["tensors"]}
-        except (OSError, ValueError, TypeError, LookupError):  # absent, or no report
+            return {tensor["id"]: tensor["verdict"] for tensor in parse_json(read_text(report), report)["tensors"]}
+        except (OSError, ValueError, TypeError, LookupError, TTraceError):  # absent, or no report
             return {}
 
     def selftest(self, *, margin: float = MARGIN, progress: OnProgress | None = None) -> SelfTest:

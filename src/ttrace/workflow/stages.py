@@ -12,6 +12,7 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -22,12 +23,12 @@ from pydantic import BaseModel, ConfigDict
 from ttrace.capture.environment import read_environment
 from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TraceError, TTraceError
+from ttrace.files import check_inside, read_text, replace_file
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.fingerprint import find_changed_file, fingerprint_file
 from ttrace.trace.storage.seal import open_document, seal_document
 from ttrace.trace.storage.store import Remote
-from ttrace.trace.writer import write_whole
 from ttrace.workflow.git import describe_commit
 from ttrace.workflow.launch import Launches, LaunchResult, launch
 
@@ -79,6 +80,15 @@ class Stage:
         `then` are stages that the same process is asked to continue with: those that it completed are there
         afterwards, but not marked as done yet.
         """
+        try:
+            return self._run(timeout, then, launches)
+        except OSError as error:
+            raise TTraceError(
+                f"{shlex.join(self.command)} cannot be traced: {error}. Is the disk of {self.plan.out} full or "
+                "read-only, or are too many files open?"
+            ) from None
+
+    def _run(self, timeout: float, then: Sequence[Stage], launches: Launches | None) -> Trace:
         number = uuid.uuid4().hex
         for stage in (self, *then):
             stage.claim(number)
@@ -90,6 +100,7 @@ class Stage:
         if launched.status != 0 and not is_excused:
             raise TTraceError(
                 f"{words} ended with status {launched.status}:\n{launched.find_error()}\n(from {launched.log})"
+                f"{launched.suggest_launcher()}"
             )
         if not self._is_begun():
             raise TTraceError(
@@ -106,7 +117,8 @@ class Stage:
                 f"{words} succeeded, but its rank {unfinished[0].manifest.rank} never finished the traced steps: "
                 f"{launched.unattached or asked} Its output is in {launched.log}."
             )
-        self.mark()
+        if not any(trace.problems()):  # otherwise the next run shall make it again
+            self.mark()
         return trace
 
     def _explain_no_trace(self, launched: LaunchResult) -> str:
@@ -144,7 +156,7 @@ class Stage:
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             git=_git_state(Path.cwd()),
         )
-        _mark_of(self.plan.out).write_text(seal_document(mark.model_dump_json(indent=1)), encoding="utf-8")
+        replace_file(_mark_of(self.plan.out), seal_document(mark.model_dump_json(indent=1)))
 
     def claim(self, launch: str) -> None:
         """Claim the place of the trace for a launch: an earlier trace is removed, and its launch may write no more."""
@@ -153,7 +165,8 @@ class Stage:
             raise TTraceError(f"{plan.out} holds the reference. Choose another --out.")
         claim = claim_of(plan.out)
         claim.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(claim, launch)
+        check_inside(plan.out, plan.out.parent)
+        replace_file(claim, launch, is_synced=True)
         self.clear()
 
     def clear(self) -> None:
@@ -165,7 +178,8 @@ class Stage:
         for manifest in plan.out.glob(f"rank-*/{MANIFEST}"):
             shutil.rmtree(manifest.parent)
         if plan.out.is_dir() and not any(plan.out.iterdir()):
-            plan.out.rmdir()
+            with suppress(OSError):  # another file system may be mounted there
+                plan.out.rmdir()
 
     def _is_begun(self) -> bool:
         where = self.plan.written
@@ -227,7 +241,7 @@ def _mark_of(out: Path) -> Path:
 
 def _read_mark(out: Path) -> _Mark | None:
     try:
-        text = _mark_of(out).read_text(encoding="utf-8")
+        text = read_text(_mark_of(out))
         return _Mark.model_validate_json(open_document(text, str(_mark_of(out))))
-    except (OSError, ValueError, RecursionError, TraceError):
+    except (OSError, ValueError, RecursionError, TTraceError):
         return None  # a damaged mark counts as none

@@ -30,8 +30,12 @@ Sources = tuple[tuple[Node | None, int], ...]
 class Hooks:
     """Hooks on the given modules, until `remove`."""
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]], events: SessionEvents) -> None:
+    def __init__(
+        self, modules: Iterable[tuple[str, nn.Module]], events: SessionEvents, *, without_gradients: bool = False
+    ) -> None:
+        """Set the hooks; `without_gradients`, calls count also where gradients are off."""
         self._events = events
+        self._is_always_on = without_gradients
         self._calls: list[tuple[nn.Module, ModuleCall | None]] = []
         self._is_driven = False
         self.root: ModuleCall | None = None
@@ -58,7 +62,9 @@ class Hooks:
         self._calls.clear()
 
     @torch_compat.outside_function_modes
-    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any = None) -> Any:
+        if not self._handles:  # another hook of this call has removed all: torch still calls those that it had listed
+            return None
         if name == ROOT and not is_recompute() and not self._is_driven:
             self._calls.clear()
         call = self._begin_call(name)
@@ -92,7 +98,8 @@ class Hooks:
     def _begin_call(self, name: str) -> ModuleCall | None:
         again = is_recompute()
         # Without gradients, only the first pass of a segment that is recomputed later counts; an evaluation does not.
-        if not (torch.is_grad_enabled() or again or any(call is not None for _, call in self._calls)):
+        is_on = torch.is_grad_enabled() or self._is_always_on
+        if not (is_on or again or any(call is not None for _, call in self._calls)):
             return None
         return self._events.on_call(name, again=again)
 

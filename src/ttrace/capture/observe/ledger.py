@@ -95,7 +95,7 @@ class Ledger:
         """Write a line, and return the collective; its order and time are those of the first one like it."""
         try:
             one, text = self._find_form(name, arguments)
-            moment = Moment(self._num, self._clock.step, self._clock.microbatch, time.time_ns() // 1000)
+            moment = Moment(self._num, self._clock.step, self._clock.microbatch, max(0, time.time_ns() // 1000))
             self._append(encode_at(moment, text))
         except Exception as error:
             self.notes[f"the ledger lacks a collective ({name}): {type(error).__name__}: {error}"] = None

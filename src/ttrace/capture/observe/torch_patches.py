@@ -26,6 +26,8 @@ from ttrace.patches import OutermostCall, Patches, SharedPatches
 _sessions: dict[int, SessionEvents] = {}
 """The session of each thread, by the thread's id."""
 _script = OutermostCall()
+_BUFFERS = distributed_compat.find_context_parallel_buffers()
+"""Imported here, not in the step: it may fail where too many files are open, and a step must not."""
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def _install(patches: Patches) -> None:
     # may take the norm of the gradients of some layers, or of one stage. The norm that it clips by is observed.
     patches.wrap(*torch_compat.find_total_norm(), _wrap_total_norm)
     patches.wrap_cell(torch_compat.find_clip_cell(), _wrap_clip)
-    patches.wrap(*distributed_compat.find_context_parallel_buffers(), _wrap_buffers)
+    patches.wrap(*_BUFFERS, _wrap_buffers)
     for name in ("capture_begin", "replay"):
         patches.wrap(torch.cuda.CUDAGraph, name, _refuse_graph)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

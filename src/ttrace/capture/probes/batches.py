@@ -19,6 +19,9 @@ from ttrace.tensors.ids import LABELS, ROOT, Kind, Site, TensorId
 from ttrace.tensors.region import Region
 from ttrace.trace.storage.tensor_bytes import view_memory
 
+_Rows = dict[str, tuple[str, ...]]
+"""By step and slot, the digest of each row that this rank had."""
+
 
 class Batches:
     """Generator of batches. It replaces each tensor by this rank's part of generated data, and shows it to probes."""
@@ -30,8 +33,9 @@ class Batches:
         self._resolver = resolver
         self._generator = generator
         self._dispatcher = dispatcher
-        self.samples: dict[str, list[str]] = {}
-        """Of data that the script keeps, by step and slot: the digest of each row."""
+        self.kept: _Rows = {}
+        self.replaced: _Rows = {}
+        """Of data that were replaced, if they were on the host."""
 
     def generate(self, batch: Any) -> Any:
         """Generate the next batch, with this batch's own structure, shapes, ranges and dtypes."""
@@ -53,8 +57,7 @@ class Batches:
             placement = self._resolver.resolve(tensor_id, leaf, number) or self._resolver.infer(tensor_id, leaf)
             if placement is not None:
                 self._dispatcher.visit(tensor_id, leaf.detach(), number, fallback=placement)
-            rows = self.samples.setdefault(f"{self._clock.step}/{site.slot}", [])
-            rows += map(_digest, leaf.detach().cpu().unbind() if leaf.ndim else [leaf.detach().cpu()])
+            _add_rows(self.kept, f"{self._clock.step}/{site.slot}", leaf.detach().cpu())
 
     def _observe(self, batch: Any, number: int) -> list[tuple[Site, torch.Tensor]]:
         """Learn from the shapes of a batch how it is divided; return its tensors."""
@@ -74,7 +77,11 @@ class Batches:
             other.update(self.replace(dict(batch), number, exact=exact))
             return other
         paths, structure = flatten_with_paths(batch), pytree.tree_structure(batch)
-        tensors = [(self._dispatcher.id_of(site, number), leaf) for site, leaf in self._observe(batch, number)]
+        observed = self._observe(batch, number)
+        for site, leaf in observed:
+            if leaf.device.type == "cpu" and leaf.ndim:
+                _add_rows(self.replaced, f"{self._clock.step}/{site.slot}", leaf.detach())
+        tensors = [(self._dispatcher.id_of(site, number), leaf) for site, leaf in observed]
         distributions = self._generator.choose_batch_distributions(tensors, exact=exact)
         chosen = iter(zip(tensors, distributions, strict=True))
         leaves = []
@@ -87,6 +94,10 @@ class Batches:
                 )
             leaves.append(leaf)
         return pytree.tree_unflatten(leaves, structure)
+
+
+def _add_rows(known: _Rows, slot: str, data: torch.Tensor) -> None:
+    known[slot] = (*known.get(slot, ()), *map(_digest, data.unbind() if data.ndim else [data]))
 
 
 def _digest(row: torch.Tensor) -> str:

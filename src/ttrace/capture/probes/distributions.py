@@ -38,10 +38,13 @@ def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def measure_parameters(parameters: Iterable[torch.Tensor]) -> list[Normal]:
     """Measure the mean and spread of each parameter as it was initialised."""
     numbers = read_numbers(number for parameter in parameters for number in _compute_moments(parameter))
-    return [
-        Normal(mean, std if std > 1e-6 * abs(mean) else _FLAT_STD)
-        for mean, std in zip(numbers[::2], numbers[1::2], strict=True)
-    ]
+    return [_make_normal(mean, std) for mean, std in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def _make_normal(mean: float, std: float) -> Normal:
+    if not math.isfinite(mean) or not math.isfinite(std):  # memory that nobody initialised, or masks of -inf
+        return Normal(0.0, _FLAT_STD)
+    return Normal(mean, std if std > 1e-6 * abs(mean) else _FLAT_STD)
 
 
 def pool_normals(parts: Sequence[tuple[int, Normal]]) -> Normal:
@@ -74,7 +77,7 @@ def measure_batch(data: torch.Tensor, tables: Collection[int] = ()) -> Distribut
     if data.numel() == 0:
         return None
     if data.is_floating_point():
-        return measure_parameters([data])[0]
+        return measure_parameters([data])[0] if bool(data.isfinite().all()) else None
     if data.dtype == torch.bool:
         return Mask(float(data.to(torch.float64).mean()))
     low, high = int(data.min()), int(data.max())

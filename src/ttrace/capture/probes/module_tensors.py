@@ -41,6 +41,7 @@ class ModuleTensors:
         self._adapter = adapter
         self._clock = clock
         self._resolver = resolver
+        self._reference = reference
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._isolate = isolate
@@ -76,6 +77,9 @@ class ModuleTensors:
         return self._dispatcher.visit(
             tensor_id, tensor, call.microbatch, entry=entry, values=values, stated=stated, held=held
         )
+
+    def flush(self) -> None:
+        """Show what was kept until the end of the step: nothing."""
 
     def watch_loss(self, call: ModuleCall, loss: torch.Tensor) -> None:
         """Show a module's own loss, times its weight, when its gradient arrives."""

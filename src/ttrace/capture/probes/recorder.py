@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -42,16 +43,28 @@ class Recorder:
 
     def __init__(self, writer: Writer, plan: Plan, detail: Detail, local: Local) -> None:
         self._writer: Writer | BackgroundWriter = writer
-        self.write_collective = writer.write_collective
+        self._append_collective = writer.write_collective
         self._plan = plan
         self._detail = detail
         self._local = local
         self._lock = threading.Lock()
-        self._seen: set[tuple[TensorId, int, Region | None]] = set()
+        self._seen: dict[int, set[tuple[TensorId, int, Region | None]]] = {}
+        """By step, what was recorded; of the last two steps, as a run may have very many."""
         self._problems: dict[str, None] = {}
+        self._process = os.getpid()
+
+    @property
+    def _is_fork(self) -> bool:
+        """Whether this is a fork of the process that is traced: it has the same files, and must write nothing."""
+        return os.getpid() != self._process
+
+    def write_collective(self, line: str) -> None:
+        """Append a collective to the ledger, as it was encoded."""
+        if not self._is_fork:
+            self._append_collective(line)
 
     def visit(self, visit: Visit) -> None:
-        if not self._plan.wants(visit.id.site):
+        if self._is_fork or not self._plan.wants(visit.id.site):
             return
         try:
             self._record(visit)
@@ -66,12 +79,15 @@ class Recorder:
 
     def flush(self) -> None:
         """Hand all records so far to the operating system: the process may end at any time."""
+        if self._is_fork:
+            return
         with self._lock:
             self._writer.flush()
 
     def close(self, end: End) -> None:
         """Complete the trace; the problems kept so far are added to its end."""
-        self._writer.close(end.model_copy(update={"problems": (*end.problems, *self._problems)}))
+        if not self._is_fork:
+            self._writer.close(end.model_copy(update={"problems": (*end.problems, *self._problems)}))
 
     def _record(self, visit: Visit) -> None:
         if type(visit.tensor) is torch.Tensor:
@@ -102,15 +118,16 @@ class Recorder:
             microbatch=visit.microbatch,
             values=visit.values,
             sketch=sketch,
-            time=time.time_ns() // 1000,
+            time=max(0, time.time_ns() // 1000),  # a clock may be set to before 1970
         )
         with self._lock:
             # Gradients of streamed parameters may come in parts.
             may_be_part = visit.is_part or visit.id.kind is Kind.PARAM_GRAD
             key = (visit.id, visit.microbatch, record.region if may_be_part else None)
-            if key in self._seen:
+            seen = self._find_seen(visit.id.step)
+            if key in seen:
                 return
-            self._seen.add(key)
+            seen.add(key)
             if visit.is_generated:
                 self._writer.write_generated(record)
                 return
@@ -118,6 +135,12 @@ class Recorder:
                 self._writer = BackgroundWriter(self._writer, self.keep)
             change = Change.NEVER if sketch else Change.LATER if visit.id.kind in _HELD_KINDS else Change.SOON
             self._writer.write(record, stored, mean, change)
+
+    def _find_seen(self, step: int) -> set[tuple[TensorId, int, Region | None]]:
+        if step not in self._seen:
+            for old in [each for each in self._seen if each < step - 1]:
+                del self._seen[old]
+        return self._seen.setdefault(step, set())
 
     def _choose_stored(
         self, visit: Visit, local: torch.Tensor

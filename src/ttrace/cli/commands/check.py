@@ -9,13 +9,19 @@ from typing import Annotated
 import typer
 
 from ttrace.cli import options
+from ttrace.cli.completion import complete_run
 from ttrace.errors import TTraceError
 from ttrace.judge.margin import MARGIN
 from ttrace.workflow.engines.engine_name import EngineName, is_reporter
 
 
 def check(
-    where: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or the URL of its traces in a store.")],
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run's folder, or the URL of its traces in a store.", autocompletion=complete_run
+        ),
+    ],
     engine: Annotated[
         EngineName,
         typer.Option(help="Where to compare: in threads or processes here, in this job of torchrun, or on Ray."),
@@ -33,11 +39,11 @@ def check(
     json_output: options.Json = False,
 ) -> None:
     """Judge a recorded run again; nothing is run."""
-    from rich.console import Console
     from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ttrace.cli import outcome, screen
     from ttrace.layouts.rules import Rules
+    from ttrace.report.terminal.console import CleanConsole
     from ttrace.trace.storage.store import Remote, parse_place
     from ttrace.workflow import stored
     from ttrace.workflow.engines.select import open_engine
@@ -48,7 +54,7 @@ def check(
     rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     strictness = Strictness.load(margin, allow)
     reports = is_reporter(engine)
-    console = Console(stderr=json_output, quiet=not reports)
+    console = CleanConsole(stderr=json_output, quiet=not reports)
     folder = parse_place(where)
     if isinstance(folder, Remote) and engine == "torchrun":  # its partial results lie in the run's own folder
         raise TTraceError("--engine torchrun needs the traces in a folder: copy them from the store, or use another.")

@@ -22,13 +22,12 @@ def doctor(
 
     Print versions, what is off and why, kernels, accelerators, the disk, and whether torchrun starts two ranks.
     """
-    from rich.console import Console
-
     from ttrace.cli import screen
     from ttrace.report.terminal import doctor as report
+    from ttrace.report.terminal.console import CleanConsole
     from ttrace.workflow.doctor.examination import examine
 
-    with screen.show_progress("doctor", Console(stderr=True)):
+    with screen.show_progress("doctor", CleanConsole(stderr=True)):
         health = examine(out, timeout)
     if json_output:
         typer.echo(json.dumps(report.as_json(health)))

@@ -7,13 +7,18 @@ from typing import Annotated
 
 import typer
 
+from ttrace.cli.completion import complete_map
 from ttrace.errors import TTraceError
 
 
 def show_map(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME | REFERENCE CANDIDATE]", help="A map that TTrace brings; or two traces."),
+        typer.Argument(
+            metavar="[NAME | REFERENCE CANDIDATE]",
+            help="A map that TTrace brings; or two traces.",
+            autocompletion=complete_map,
+        ),
     ] = None,
     suggest: Annotated[
         bool, typer.Option("--suggest", help="Suggest a map from the names and shapes in a trace of each side.")

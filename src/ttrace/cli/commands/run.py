@@ -40,6 +40,7 @@ def run(
     repeat: options.Repeat = True,
     compiled: options.Compiled = "eager",
     microbatch_grads: options.MicrobatchGrads = False,
+    forward_only: options.ForwardOnly = False,
     deterministic: options.Deterministic = False,
     attach: options.Attach = "auto",
     data: options.Data = "generated",
@@ -82,6 +83,7 @@ def run(
         own_parameters=own_parameters,
         compiled=compiled,
         microbatch_grads=microbatch_grads,
+        forward_only=forward_only,
         deterministic=deterministic,
         attach="script" if resume else attach,  # a script's own first step is not the first traced one
         data=data,
@@ -94,8 +96,8 @@ def run(
     )
     lines = StageLines()
     flow = Flow(Run(out), commands, settings, on_stage=lines.on_stage, on_note=lines.on_note)
-    # In isolation parameters are the reference's at step 0, and not those of a checkpoint.
-    isolates = isolate and not resume
+    # In isolation parameters are the reference's at step 0, not those of a checkpoint, and a cache is no input.
+    isolates = isolate and not resume and not forward_only
     investigation = Investigation(flow, Strictness.load(margin, allow), repeats=repeat, isolates=isolates)
     flow.check_folder()
     with hold(out):

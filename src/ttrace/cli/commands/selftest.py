@@ -15,13 +15,12 @@ def selftest(folder: options.RunFolder, margin: options.Margin = MARGIN, json_ou
 
     Known faults are put into copies of the recorded tensors, in memory.
     """
-    from rich.console import Console
-
     from ttrace.cli import screen
     from ttrace.report.terminal import selftest as selftest_report
+    from ttrace.report.terminal.console import CleanConsole
     from ttrace.workflow.run import Run
 
-    with screen.show_progress("selftest", Console(stderr=json_output)) as progress:
+    with screen.show_progress("selftest", CleanConsole(stderr=json_output)) as progress:
         found = Run(folder).selftest(margin=margin, progress=progress)
     if json_output:
         typer.echo(json.dumps(selftest_report.as_json(found)))

@@ -39,17 +39,16 @@ def sweep(
 
     The cells of the matrix share their references.
     """
-    from rich.console import Console
-
     from ttrace.capture.plan import Plan
     from ttrace.cli import outcome, screen
     from ttrace.report.facts import SYMBOLS
+    from ttrace.report.terminal.console import CleanConsole
     from ttrace.workflow.lock import hold
     from ttrace.workflow.run import Strictness
     from ttrace.workflow.sweeps.sweep import CellResult, Sweep, check_sweep_folder, count_ranks
     from ttrace.workflow.sweeps.sweep_file import Matrix
 
-    console = Console(stderr=True)
+    console = CleanConsole(stderr=True)
     matrix = Matrix.load(file)
     check_sweep_folder(out)
     with hold(out):

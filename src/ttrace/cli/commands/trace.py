@@ -29,6 +29,7 @@ def trace(
     own_parameters: options.OwnParameters = False,
     compiled: options.Compiled = "eager",
     microbatch_grads: options.MicrobatchGrads = False,
+    forward_only: options.ForwardOnly = False,
     deterministic: options.Deterministic = False,
     attach: options.Attach = "auto",
     data: options.Data = "generated",
@@ -42,10 +43,10 @@ def trace(
 
     It is a reference, or a twin or candidate of one.
     """
-    from rich.console import Console
-
     from ttrace.cli.plans import make_plan
+    from ttrace.judge.verdict import Exit
     from ttrace.report.terminal import listing
+    from ttrace.report.terminal.console import CleanConsole
     from ttrace.workflow.disk_space import DiskSpace
     from ttrace.workflow.stages import Stage
 
@@ -61,6 +62,7 @@ def trace(
         own_parameters=own_parameters,
         compiled=compiled,
         microbatch_grads=microbatch_grads,
+        forward_only=forward_only,
         deterministic=deterministic,
         attach=attach,
         data=data,
@@ -78,7 +80,11 @@ def trace(
     summary = listing.summarize(settings.written)
     if json_output:
         typer.echo(json.dumps(summary))
-        return
-    Console().print(f"{summary['tensors']} tensors of {summary['ranks']} ranks in {settings.written}", soft_wrap=True)
-    if not store:
-        Console().print(f"next: ttrace show {out}", highlight=False)
+    else:
+        what = f"{summary['tensors']} tensors of {summary['ranks']} ranks in {settings.written}"
+        CleanConsole().print(what, soft_wrap=True)
+        listing.show_problems(CleanConsole(), summary["problems"])
+        if not store:
+            CleanConsole().print(f"next: ttrace show {out}", highlight=False)
+    if summary["problems"]:
+        raise typer.Exit(Exit.UNJUDGED)

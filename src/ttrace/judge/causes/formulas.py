@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from ttrace.judge.causes.evidence import MOST_OF_ERROR, Block, Evidence
+from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Block, Evidence
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tensors.values import Values
@@ -30,6 +30,8 @@ _FUNCTIONS: Mapping[str, Function] = {
     "GELU": F.gelu,
 }
 """Functions that are easily applied twice, or forgotten. The softmax is over the last dim."""
+_FEW = 4
+"""Rows or positions of which there are fewer prove nothing."""
 _LIKELY = 0.5
 """If a function leaves more of the error than this in the first block, the others are not looked at."""
 
@@ -64,6 +66,63 @@ def _leave_of_candidate(function: Function, block: Block) -> torch.Tensor:
 
 def _leave_of_reference(function: Function, block: Block) -> torch.Tensor:
     return function(block.theirs) - block.ours
+
+
+@cause(
+    CauseName.ROW_FACTORS,
+    after="find_function",
+    shown_by="each row is the reference's times a number of its own: a norm with another epsilon, chances that are not "
+    "normalised",
+    bug="port-norm-eps",
+)
+def find_row_factors(e: Evidence) -> Cause | None:
+    """Find rows that are the reference's times a number each: a normalisation divides by something else."""
+    shape = e.reference.shape
+    if e.comparison.id.kind is not Kind.OUTPUT or e.num_buckets or len(shape) < 2 or shape[-1] < _FEW:
+        return None
+    if e.values is None:
+        return None
+    rest = e.measure_rest(lambda block: block.theirs - _measure_factors(block) * block.ours)
+    if not e.is_explained_error(rest):
+        return None
+    factors = torch.cat([_measure_factors(block).flatten() for block in e.blocks()])
+    low, high = factors.aminmax()
+    return Cause(
+        CauseName.ROW_FACTORS,
+        f"each row is the reference's times a number of its own, {low:.4g} to {high:.4g}: a normalisation divides by "
+        "something else, such as another epsilon or sum",
+        evidence=(f"apart from these numbers the error is {rest:.1e}",),
+    )
+
+
+def _measure_factors(block: Block) -> torch.Tensor:
+    """Measure the number by which each row of the last dim differs."""
+    return (block.ours * block.theirs).sum(-1, keepdim=True) / block.ours.square().sum(-1, keepdim=True).clamp_min(
+        1e-300
+    )
+
+
+@cause(
+    CauseName.ATTENTION_SCORES,
+    after="find_bias",
+    shown_by="the first position, which sees only itself, is right, and every other is wrong: rotary embeddings, scale "
+    "or mask differ",
+    bug="port-rope-theta",
+)
+def find_attention_scores(e: Evidence) -> Cause | None:
+    """Find a sequence of which only the first position is right: causal attention has nothing to weigh there."""
+    if e.comparison.id.kind is not Kind.OUTPUT or e.num_buckets or len(e.reference.shape) < 3:
+        return None
+    for dim, sums in list(e.row_sums.items())[:2]:
+        errors = (sums.dd / sums.aa.clamp_min(1e-300)).sqrt()
+        if len(errors) >= _FEW and errors[0] <= e.tolerance and errors[1:].min() > MOST_TOLERANCES * e.tolerance:
+            return Cause(
+                CauseName.ATTENTION_SCORES,
+                f"index 0 of dim {dim} is right, and all {len(errors) - 1} others are wrong: the scores of attention "
+                "differ, by rotary embeddings, a scale or a mask",
+                evidence=(f"the error at index 0 is {errors[0]:.1e}, elsewhere at least {errors[1:].min():.1e}",),
+            )
+    return None
 
 
 @cause(

@@ -1,4 +1,4 @@
-"""Causes that the numbers themselves show: not finite, zero, or integers that are off by a constant."""
+"""Causes that the numbers themselves show: not finite, zero, or off by a constant."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import torch
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.registry import FIRST, cause
 from ttrace.judge.verdict import Cause, CauseName, Verdict
+from ttrace.tensors.ids import Kind
 from ttrace.tensors.region import Region
 from ttrace.values.chunks import cut_chunks
 from ttrace.values.compare import add_terms
+
+SAME = 1e-3
+"""So much, relative to it, a number that was added everywhere may vary: sums are rounded."""
 
 
 @cause(
@@ -61,13 +65,16 @@ def find_zeros(e: Evidence) -> Cause | None:
 @cause(
     CauseName.OFFSET,
     after="find_zeros",
-    shown_by="integers that differ from the reference's by one number on each rank, as positions with another start do",
-    unproven="no entry has wrong integers; tests/judge/causes/test_numbers.py",
+    shown_by="integers that differ from the reference's by one number on each rank, as positions with another start "
+    "do; or a parameter or buffer that is the reference's plus one number",
+    bug="checkpoint-norms-shifted-twice",
 )
 def find_offset(e: Evidence) -> Cause | None:
     """Find integers that are the reference's plus one number for each rank: positions with another start."""
-    if e.reference.dtype.is_floating_point or e.reference.dtype == torch.bool or e.values is None:
+    if e.reference.dtype == torch.bool or e.values is None or e.num_buckets:
         return None
+    if e.reference.dtype.is_floating_point:
+        return _find_added_number(e)
     surplus: dict[int, set[int]] = {}
     counts = dict.fromkeys(range(len(e.candidate.pieces)), 0)
     for block in e.blocks():
@@ -90,6 +97,17 @@ def find_offset(e: Evidence) -> Cause | None:
     ]
     words = ", ".join(named).replace("reference +", "reference + ").replace("reference -", "reference - ")
     return Cause(CauseName.OFFSET, f"integers differ by a constant; {words}")
+
+
+def _find_added_number(e: Evidence) -> Cause | None:
+    """Find a parameter or buffer to which one number was added everywhere."""
+    if e.comparison.id.kind not in (Kind.PARAM, Kind.BUFFER) or e.stats.count < 2:
+        return None
+    gaps = [bound for block in e.blocks() for bound in (block.theirs - block.ours).aminmax()]
+    low, high = float(min(gaps)), float(max(gaps))
+    if low == 0.0 or abs(high - low) > SAME * abs(low):
+        return None
+    return Cause(CauseName.OFFSET, f"every value is the reference's {'+' if low > 0 else '-'} {abs(low):.4g}")
 
 
 def _name_ranks(ranks: set[int], *, alone: bool) -> str:

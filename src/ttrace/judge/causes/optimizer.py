@@ -18,7 +18,7 @@ from ttrace.trace.reader import Settings, Shard, Trace
     CauseName.NOT_LOADED,
     after="find_not_finite",
     shown_by="the checkpoint changed others, and this parameter or buffer still holds what it was initialised with",
-    unproven="entries of the zoo are one launch; tests/workflow/test_resume.py",
+    unproven="entries of the zoo are loaded from older values; tests/workflow/test_resume.py",
 )
 def find_not_loaded(e: Evidence) -> Cause | None:
     """Find a parameter or buffer that a checkpoint should have replaced."""
@@ -152,8 +152,9 @@ def find_other_step_count(e: Evidence) -> Cause | None:
     unproven="no entry clips on one side; tests/judge/causes/test_optimizer.py",
 )
 def find_clipping_on_one_side(e: Evidence) -> Cause | None:
-    """Find clipping that changes the gradients of only one side."""
-    if e.comparison.id.kind not in (Kind.UPDATE, Kind.OPTIM):
+    """Find clipping that changes the gradients of only one side, in a step that both have trained."""
+    is_of_step = e.comparison.id.kind in (Kind.UPDATE, Kind.OPTIM)
+    if not is_of_step or e.comparison.id.step < e.candidate_trace.manifest.first_step:
         return None
     clip = TensorId.of(e.comparison.id.step, None, ROOT, Kind.CLIP)
     factors = {

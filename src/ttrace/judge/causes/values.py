@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +21,9 @@ from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, drop_numbers, is_inside
 from ttrace.tensors.ranges import Ranges
 
+_MOST_RELATIVES = 256
+"""With how many tensors one is compared whose values it may have; models have thousands of layers and experts."""
+
 
 @cause(
     CauseName.OTHERS_VALUES,
@@ -32,7 +36,7 @@ def find_others_values(e: Evidence) -> Cause | None:
     if e.comparison.verdict is not Verdict.FAIL or e.stats.count < 4:
         return None
     wrong = e.wrong_pieces()
-    for other_id, words in _list_relatives(e):
+    for other_id, words in itertools.islice(_list_relatives(e), _MOST_RELATIVES):
         other = LogicalTensor.of(e.reference_trace, other_id)
         if other is None or other.shape != e.reference.shape:
             continue
@@ -43,10 +47,19 @@ def find_others_values(e: Evidence) -> Cause | None:
         if error <= min(MOST_TOLERANCES * e.tolerance, MOST_OF_ERROR * e.stats.error):
             return Cause(
                 CauseName.OTHERS_VALUES,
-                f"the candidate holds the reference's values of {words}",
+                f"the candidate holds the reference's values of {words}{_describe_position(e, other_id)}",
                 evidence=(f"against {other_id} the error is {error:.1e}",),
             )
     return None
+
+
+def _describe_position(e: Evidence, other: TensorId) -> str:
+    """Say what it means that data are those of another step: after a checkpoint they must go on where they were."""
+    own = e.comparison.id
+    is_data = own.kind is Kind.BATCH or (own.kind is Kind.INPUT and own.name == ROOT)
+    if not is_data or other.step == own.step or not e.candidate_trace.manifest.first_step:
+        return ""
+    return f": after the checkpoint, samples are {'repeated' if other.step < own.step else 'skipped'}"
 
 
 def _list_relatives(e: Evidence) -> Iterator[tuple[TensorId, str]]:
@@ -108,7 +121,7 @@ def _is_neighbour(a: Site, b: Site) -> bool:
 
 @cause(
     CauseName.SOME_ROWS,
-    after="find_bias",
+    after="find_attention_scores",
     shown_by="only some indices of a dim are wrong",
     fault="first rows lost",
 )

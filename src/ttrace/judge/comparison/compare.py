@@ -65,7 +65,8 @@ class Comparer:
         if not ours or not theirs:
             return Comparison(tensor_id, Verdict.MISSING, self._explain_missing(tensor_id))
         a = LogicalTensor.of(self.reference, tensor_id)
-        if a is None:
+        is_by_rank = a is not None and a.by is not None and a.by.source is LayoutSource.RANKS
+        if a is None or (is_by_rank and any(shard.record.region for shard in theirs)):
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_REFERENCE_LAYOUT))
         if tensor_id not in self.twins.tolerances:
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.NO_TWIN))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ttrace.judge.causes.evidence import MOST_TOLERANCES
-from ttrace.judge.verdict import FACTORS, CauseName, Comparison, Finding, Verdict
+from ttrace.judge.verdict import FACTORS, UNEXAMINED, CauseName, Comparison, Finding, Verdict
 from ttrace.tensors.ids import Kind, TensorId
 
 _GRADIENTS = (Kind.PARAM_GRAD, Kind.MAIN_GRAD)
@@ -22,7 +22,8 @@ def merge_gradients(findings: Sequence[Finding], comparisons: Sequence[Compariso
     names the module's source.
     """
     accused = [finding for finding in findings if finding.comparison.id.kind in _GRADIENTS]
-    if len(accused) < 2 or len({(f.cause.name, f.cause.axis) for f in accused}) > 1:
+    causes = {(f.cause.name, f.cause.axis) for f in accused if f.cause is not UNEXAMINED}
+    if len(accused) < 2 or len(causes) > 1:
         return tuple(findings)
     first = accused[0]
     wrong = _find_all_wrong(first.comparison.id, comparisons)
@@ -36,7 +37,8 @@ def merge_gradients(findings: Sequence[Finding], comparisons: Sequence[Compariso
     covers = frozenset(c.id for c in wrong if c.id != first.comparison.id)
     cause = replace(first.cause, sentence=words, evidence=evidence)
     merged = replace(first, source="", cause=cause, covers=covers)
-    return tuple(merged if finding is first else finding for finding in findings if finding not in accused[1:])
+    others = {finding.comparison.id for finding in accused[1:]}
+    return tuple(merged if finding is first else finding for finding in findings if finding.comparison.id not in others)
 
 
 def _find_all_wrong(first: TensorId, comparisons: Sequence[Comparison]) -> list[Comparison] | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
+from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.tensors.ids import LABELS, ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
@@ -23,6 +24,8 @@ def find_data_mismatches(comparisons: Sequence[Comparison], reference: Trace, ca
     batches = [c for c in comparisons if c.id.kind is Kind.BATCH]
     # A model's input that differs although it was made from the same batch is the candidate's own doing.
     outside = batches or [c for c in comparisons if is_from_outside(c)]
+    if any(_is_of_other_step(c, reference, candidate) for c in outside):
+        return []  # where the data go on after a checkpoint is judged, too
     sentences = [sentence for sentence in map(_explain_other_data, outside) if sentence]
     return sentences or _explain_unknown_labels(comparisons, (reference, candidate))
 
@@ -119,6 +122,19 @@ def _explain_other_data(comparison: Comparison) -> str:
             "Nothing that depends on it was judged. Pass the same tensors through session.batch(...) on both sides."
         )
     return ""
+
+
+def _is_of_other_step(comparison: Comparison, reference: Trace, candidate: Trace) -> bool:
+    """Whether a candidate that goes on from a checkpoint was fed what the reference had in another step."""
+    own = comparison.id
+    if not candidate.manifest.first_step or not comparison.verdict.is_wrong:
+        return False
+    theirs = LogicalTensor.of(candidate, own)
+    steps = {other.step for other in reference.shards} - {own.step}
+    ours = (LogicalTensor.of(reference, replace(own, step=step)) for step in sorted(steps))
+    return theirs is not None and any(
+        one is not None and one.shape == theirs.shape and measure(one, theirs)[0].dd == 0.0 for one in ours
+    )
 
 
 def _is_data(tensor_id: TensorId) -> bool:

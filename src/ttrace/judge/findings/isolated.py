@@ -6,13 +6,14 @@ isolated run judges each module alone, but with generated inputs. A module is ac
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from enum import Enum, auto
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import CauseName, Finding, Judgement, Verdict, WrongOperation
-from ttrace.tensors.ids import Kind
+from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.lines.collectives import Phase
 
 
@@ -44,24 +45,28 @@ def combine(ordinary: Judgement, isolated: Judgement) -> Judgement:
     wrong = {comparison.id for comparison in ordinary.comparisons if comparison.verdict.is_wrong}
     accused = {finding.module for finding in ordinary.findings}
     covered = {tensor_id for finding in ordinary.findings for tensor_id in finding.covers}
-    known = [replace(finding, alone=_is_wrong_alone(finding, isolated)) for finding in ordinary.findings]
+    verdicts = {comparison.id: comparison.verdict for comparison in isolated.comparisons}
+    blamed = {(finding.module, _find_pass(finding.comparison.id.kind)) for finding in isolated.findings}
+    known = [replace(finding, alone=_is_wrong_alone(finding, verdicts, blamed)) for finding in ordinary.findings]
+    unexplained = wrong - covered
     hidden: dict[str, Finding] = {}
     for finding in isolated.findings:
-        if finding.module not in accused and finding.comparison.id in wrong - covered:
+        if finding.module not in accused and finding.comparison.id in unexplained:
             hidden.setdefault(finding.module, replace(finding, alone=True))
     found = (*_sort_by_evidence(known), *hidden.values())
     findings = tuple(replace(finding, operation=_find_operation(finding, isolated)) for finding in found)
     return replace(ordinary, findings=findings, notes=(*ordinary.notes, *_note_isolated(isolated)))
 
 
-def _is_wrong_alone(finding: Finding, isolated: Judgement) -> bool | None:
+def _is_wrong_alone(
+    finding: Finding, verdicts: Mapping[TensorId, Verdict], blamed: Set[tuple[str, _Pass]]
+) -> bool | None:
     """Whether the module is wrong in isolation in the same pass; None where this tensor was not judged there."""
     own = finding.comparison.id
-    verdict = next((c.verdict for c in isolated.comparisons if c.id == own), None)
+    verdict = verdicts.get(own)
     if verdict is None or not (verdict is Verdict.PASS or verdict.is_wrong):
         return None
-    same_pass = (f for f in isolated.findings if _find_pass(f.comparison.id.kind) is _find_pass(own.kind))
-    return verdict.is_wrong or any(other.module == finding.module for other in same_pass)
+    return verdict.is_wrong or (finding.module, _find_pass(own.kind)) in blamed
 
 
 def _find_pass(kind: Kind) -> _Pass:

@@ -11,12 +11,13 @@ compared too: if it is wrong while the modules it came from are right, the code 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ttrace.judge.causes.registry import find_cause
-from ttrace.judge.verdict import VAGUE, Cause, CauseName, Comparison, Finding, Verdict
-from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
+from ttrace.judge.verdict import UNEXAMINED, VAGUE, Cause, CauseName, Comparison, Finding, Verdict
+from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside, list_around
 from ttrace.trace.reader import Trace
 
 _MADE_FROM = (Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT)
@@ -33,7 +34,10 @@ _NEEDS: dict[Kind, tuple[Kind, ...]] = {
 }
 """What must be right at the same module for a wrong site to be an origin."""
 
+_MOST_EXAMINED = 30
+"""How many findings get a cause: each is looked for in all that was recorded."""
 _FORWARD, _BACKWARD, _UPDATE = range(3)
+_ANY = object()
 _MADE_INSIDE = frozenset(
     {Kind.OUTPUT, Kind.RECOMPUTE_OUTPUT, Kind.GRAD_INPUT, Kind.MAIN_GRAD, Kind.PARAM_GRAD, Kind.BUFFER_AFTER}
 )
@@ -52,22 +56,24 @@ def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate:
         _find_missing(comparisons),
         _find_integers(wrong, reference),
     )
-    order = list(wrong)
+    order = {tensor_id: place for place, tensor_id in enumerate(wrong, 1)}
     return tuple(
         Finding(
             wrong[start],
             sites.maker_of(start),
             _find_source(sites.maker_of(start), candidate),
-            _choose_cause(wrong[start], sites.maker_of(start), comparisons, reference, candidate),
-            num_after=len(order) - order.index(start) - 1,
+            _choose_cause(wrong[start], sites.maker_of(start), comparisons, reference, candidate)
+            if number < _MOST_EXAMINED
+            else UNEXAMINED,
+            num_after=len(order) - order[start],
         )
-        for start in sites.origins()
+        for number, start in enumerate(sites.origins())
     )
 
 
 def _find_called(comparisons: Sequence[Comparison]) -> frozenset[str]:
     """The modules that ran; a module does not run if its parent uses its parameters directly."""
-    return frozenset(c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT))
+    return frozenset(c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT, Kind.DECISION))
 
 
 def _find_missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
@@ -164,10 +170,21 @@ class _WrongSites:
         self._missing = missing
         self._integers = integers
         self._first_step = min(t.step for t in wrong)
-        self._at: dict[tuple[str, Kind], list[TensorId]] = {}
+        self._kinds = {(t.step, t.kind) for t in wrong}
+        self._at: set[tuple[str, Kind, int, object, object]] = set()
+        """Module, kind, step, microbatch and call of all that are wrong, and the same of any microbatch or call."""
+        self._made_inside: set[tuple[str, Kind, int, int | None]] = set()
+        """The modules in which something of a kind is wrong, with its step and microbatch."""
+        self._first_inside: dict[tuple[str, int], TensorId] = {}
+        """By module and step, the first tensor in it that is wrong in the forward pass."""
         for t in wrong:
             if t not in replaced:
-                self._at.setdefault((self.module_of(t), t.kind), []).append(t)
+                both = itertools.product((t.microbatch, _ANY), (t.call, _ANY))
+                self._at |= {(self.module_of(t), t.kind, t.step, microbatch, call) for microbatch, call in both}
+            for module in list_around(t.name):
+                self._made_inside.add((module, t.kind, t.step, t.microbatch))
+                if _find_phase(t) == _FORWARD:
+                    self._first_inside.setdefault((module, t.step), t)
 
     def module_of(self, t: TensorId) -> str:
         """The module of an id; for parameters, buffers and replaced tensors, the innermost module that ran."""
@@ -191,13 +208,14 @@ class _WrongSites:
         """Find the first wrong site of every module that is wrong by itself; there is at least one."""
         starts = [t for t in self._wrong_ids if t.step == self._first_step and self._starts_at(t)]
         modules = {(self.module_of(t), _find_phase(t)) for t in starts}
+        around = {(outer, phase) for inner, phase in modules for outer in list_around(inner) if outer != inner}
         found: dict[tuple[str, int], TensorId] = {}
         for t in starts:
-            if not self._has_inner(t, modules):
+            if not self._has_inner(t, around):
                 # Other slots, calls and microbatches of the same module have the same cause.
                 found.setdefault((self.module_of(t), _find_phase(t)), self._choose_telling(t))
         first = min((t for t in self._wrong_ids if t.step == self._first_step), key=_find_phase)
-        is_covered = first in found.values() or any(self._explains(t, first) for t in found.values())
+        is_covered = any(t == first or self._explains(t, first) for t in found.values())
         return list(found.values()) if is_covered else [first, *found.values()]
 
     def _choose_telling(self, t: TensorId) -> TensorId:
@@ -210,14 +228,13 @@ class _WrongSites:
             return update
         if t.kind is not Kind.OUTPUT:
             return t
-        around = (other for other in self._wrong_ids if other.step == t.step and is_inside(other.name, t.name))
-        first = next((other for other in around if _find_phase(other) == _FORWARD), t)
+        first = self._first_inside.get((t.name, t.step), t)
         return first if first.kind is Kind.INPUT and first in self._integers else t
 
     def _starts_at(self, t: TensorId) -> bool:
         """Whether everything this site is made from is right."""
         if t in self._replaced:
-            return not any(self._is_made_inside(other, t) for other in self._wrong_ids)
+            return not self._is_made_inside(t)
         if any(self._is_wrong(kind, t) for kind in _NEEDS.get(t.kind, ())):
             return False
         if t.kind in (Kind.INPUT, Kind.GRAD_OUTPUT):
@@ -226,46 +243,41 @@ class _WrongSites:
         if t.kind in (Kind.GRAD_NORM, Kind.CLIP):
             # Made from every gradient, wherever it is.
             made_from = (Kind.PARAM_GRAD, Kind.MAIN_GRAD, *([Kind.GRAD_NORM] if t.kind is Kind.CLIP else []))
-            return not any(other.kind in made_from and other.step == t.step for other in self._wrong_ids)
+            return not any((t.step, kind) in self._kinds for kind in made_from)
         if _find_phase(t) == _UPDATE:
-            if any(other.kind in (Kind.GRAD_NORM, Kind.CLIP) and other.step == t.step for other in self._wrong_ids):
+            if any((t.step, kind) in self._kinds for kind in (Kind.GRAD_NORM, Kind.CLIP)):
                 return False  # a wrong norm clips every gradient wrongly
             if t.at(Kind.PARAM_GRAD, slot="") in self._missing:
                 return False  # without a gradient there is nothing to step with
             before = (t.at(kind, slot="") for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD))
-            return not any(other in self._at.get((self.module_of(t), other.kind), ()) for other in before)
+            return not any(other in self._wrong and other not in self._replaced for other in before)
         return True
 
     def _is_wrong(self, kind: Kind, t: TensorId) -> bool:
         """Whether this kind is wrong at the id's module, in the same step, microbatch and call where it has one."""
-        return any(
-            other.step == t.step
-            and (t.microbatch is None or other.microbatch in (None, t.microbatch))
-            and (t.kind.is_of_param or t.kind.is_of_buffer or other.call == t.call)
-            for other in self._at.get((self.module_of(t), kind), ())
-        )
+        microbatches = (_ANY,) if t.microbatch is None else (None, t.microbatch)
+        call = _ANY if t.kind.is_of_param or t.kind.is_of_buffer else t.call
+        return any((self.module_of(t), kind, t.step, microbatch, call) in self._at for microbatch in microbatches)
 
-    def _is_made_inside(self, other: TensorId, t: TensorId) -> bool:
-        """Whether what arrived at t was made from this tensor of a module in the module around it."""
+    def _is_made_inside(self, t: TensorId) -> bool:
+        """Whether what arrived here was made from a wrong tensor of a module in the module around it."""
         made_from = (Kind.OUTPUT,) if t.kind is Kind.INPUT else (Kind.OUTPUT, Kind.LOSS, Kind.GRAD_INPUT)
-        is_then = other.step == t.step and other.microbatch in (None, t.microbatch)
-        return other.kind in made_from and is_then and is_inside(other.name, self.module_of(t))
+        then = itertools.product(made_from, (None, t.microbatch))
+        return any((self.module_of(t), kind, t.step, microbatch) in self._made_inside for kind, microbatch in then)
 
     def _explains(self, origin: TensorId, t: TensorId) -> bool:
         """Whether a wrong tensor inside an origin's module, in the same pass, has the same cause."""
         is_same_way = origin.kind is not Kind.LOSS and _find_phase(origin) == _find_phase(t)
         return is_same_way and is_inside(self.module_of(t), self.module_of(origin))
 
-    def _has_inner(self, t: TensorId, modules: set[tuple[str, int]]) -> bool:
-        """Whether a module inside this one is wrong by itself in the same direction.
+    def _has_inner(self, t: TensorId, around: set[tuple[str, int]]) -> bool:
+        """Whether a module inside this one is wrong by itself in the same direction: `around` has all around such.
 
         In isolation also in the direction before: what an inner forward spoils arrives nowhere, but its backward does.
         """
         module = self.module_of(t)
         phases = range(_find_phase(t) + 1) if self._replaced else (_find_phase(t),)
-        return t.kind in _MADE_INSIDE and any(
-            inner != module and is_inside(inner, module) and phase in phases for inner, phase in modules
-        )
+        return t.kind in _MADE_INSIDE and any((module, phase) in around for phase in phases)
 
 
 def _find_phase(t: TensorId) -> int:

@@ -8,13 +8,13 @@ not judged, and the report says what to state.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ttrace.judge.causes.registry import find_cause
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.factor import is_before_reduction
-from ttrace.judge.verdict import CauseName, Comparison, Finding, Verdict
+from ttrace.judge.verdict import UNEXAMINED, CauseName, Comparison, Finding, Verdict
 from ttrace.layouts.source import INFERRED
 from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
@@ -99,15 +99,19 @@ def find_unseen_clip(comparisons: Sequence[Comparison], reference: Trace, candid
     )
 
 
-def add_layout_doubt(finding: Finding, comparisons: Sequence[Comparison]) -> Finding:
-    """Add to an unexplained finding the inferred layouts of the module's parameters: they may be wrong."""
-    if finding.cause.name is not CauseName.UNEXPLAINED:
-        return finding
-    cuts = {
+def find_inferred_cuts(comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """Find the parameters whose cuts nobody stated, with their inferred layouts."""
+    return {
         comparison.id.name: comparison.layout
         for comparison in comparisons
         if comparison.id.kind is Kind.PARAM and comparison.has_inferred_layout and "/" in comparison.layout
     }
+
+
+def add_layout_doubt(finding: Finding, cuts: Mapping[str, str]) -> Finding:
+    """Add to an unexplained finding the inferred layouts of the module's parameters: they may be wrong."""
+    if finding.cause.name is not CauseName.UNEXPLAINED or finding.cause is UNEXAMINED:
+        return finding
     here = [f"{name} ({layout})" for name, layout in cuts.items() if is_inside(name, finding.module)]
     if not here:
         return finding

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Comparison, Verdict
@@ -64,6 +65,26 @@ def excuse_moved_samples(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [_excuse(comparison) for comparison in comparisons]
 
 
+def note_repeated_rows(reference: Trace, candidate: Trace) -> list[str]:
+    """Note that the candidate loaded as many rows as the reference, or more, but at most half as many different ones.
+
+    Generated data replaced them, which is right on every rank, so no tensor shows it. Scripts may shuffle differently:
+    which rows were loaded says nothing, but that there were fewer different ones does. Only slots count in which no two
+    rows of the reference are equal: labels of a few classes are equal by chance.
+    """
+    ours, theirs = _count_rows(reference, "replaced"), _count_rows(candidate, "replaced")
+    distinct = {slot: rows for slot, rows in ours.items() if 1 < len(rows) == rows.total()}
+    if not distinct or not all(_is_repeated(rows, theirs.get(slot, Counter())) for slot, rows in distinct.items()):
+        return []
+    num_ours = sum(map(len, distinct.values()))
+    num_theirs = sum(len(theirs[slot]) for slot in distinct)
+    return [
+        f"the script's own data were replaced, and are not judged. But where the reference loaded {num_ours} different "
+        f"rows, the candidate loaded only {num_theirs}, some on several ranks. Does each data-parallel rank load its "
+        "own? With --data own, the data are judged, too"
+    ]
+
+
 def _excuse(comparison: Comparison) -> Comparison:
     tensor_id = comparison.id
     is_of_microbatch = tensor_id.microbatch is not None or tensor_id.kind is Kind.BUFFER_AFTER
@@ -72,10 +93,14 @@ def _excuse(comparison: Comparison) -> Comparison:
     return replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.MOVED_SAMPLES), tolerance=None)
 
 
-def _count_rows(trace: Trace) -> dict[str, Counter[str]]:
+def _is_repeated(ours: Counter[str], theirs: Counter[str]) -> bool:
+    return theirs.total() >= ours.total() and 2 * len(theirs) <= len(ours)
+
+
+def _count_rows(trace: Trace, which: Literal["samples", "replaced"] = "samples") -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {}
     for rank in trace.ranks:
-        for slot, rows in (rank.end.samples if rank.end else {}).items():
+        for slot, rows in (getattr(rank.end, which) if rank.end else {}).items():
             counts.setdefault(slot, Counter()).update(rows)
     return counts
 

@@ -27,5 +27,6 @@ def note_factor(reference: Trace, candidate: Trace) -> list[str]:
     if ours == theirs:
         return []
     return [
-        f"the candidate's loss and activation gradients were multiplied by {theirs / ours:g}, as its reduction will"
+        f"for the comparison, the candidate's loss and activation gradients were multiplied by {theirs / ours:g}: the "
+        "reduction of its gradients multiplies by it later"
     ]

@@ -11,7 +11,7 @@ import torch
 from ttrace.errors import LayoutError
 from ttrace.layouts.infer import Splits, find_pending_axes, infer_layout
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.source import INFERRED, Provenance
+from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
 from ttrace.tensors.coverage import Coverage, measure_coverage
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
@@ -90,7 +90,12 @@ class LogicalTensor:
         """
         # Without the virtual axis of microbatches: only a stated layout makes several of them one tensor.
         splits = {} if tensor_id.kind.is_of_param else trace.splits
-        placed = _place_shards(trace.shards.get(tensor_id, []), shape, trace.mesh.sizes, splits, trace.batch_axes)
+        shards = trace.shards.get(tensor_id, [])
+        if shape is None and trace.manifest.role != "candidate" and not any(s.record.region for s in shards):
+            # A reference with ranks of its own is compared with a candidate that has the same.
+            placed = _place_by_rank(shards)
+        else:
+            placed = _place_shards(shards, shape, trace.mesh.sizes, splits, trace.batch_axes)
         if not placed:
             return None
         grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
@@ -250,9 +255,38 @@ def _place_shards(
     for shard, layout in zip(rest, followed, strict=True):
         layout = layout or own
         if layout is None:
-            return None
+            by_rank = _place_by_rank(shards)
+            return by_rank if by_rank and by_rank[0].record.region and by_rank[0].record.region.shape == shape else None
         stated.append(_with_layout(shard, layout, shape, sizes))
     return sorted(stated, key=lambda shard: shard.coord.rank)
+
+
+def _place_by_rank(shards: Sequence[Shard]) -> list[Shard] | None:
+    """The shards behind each other along their first dim, in the order of ranks; None if their shapes differ.
+
+    It says nothing of what a tensor is a part of, and is the same for every run with these ranks. Numbers, which have
+    no dim, are taken to be the same everywhere.
+    """
+    shapes = {shard.record.shape for shard in shards}
+    if len(shards) < 2 or len(shapes) > 1:
+        return None
+    local = shards[0].record.shape
+    regions = (_find_place(local, number, len(shards)) for number in range(len(shards)))
+    ordered = sorted(shards, key=lambda shard: shard.coord.rank)
+    by = Provenance(LayoutSource.RANKS)
+    return [
+        replace(shard, record=replace(shard.record, region=region, by=by))
+        for shard, region in zip(ordered, regions, strict=True)
+    ]
+
+
+def _find_place(local: Shape, number: int, num_parts: int) -> Region:
+    """The region of the part of this number, if parts of one shape lie behind each other."""
+    if not local:
+        return Region.whole(())
+    size, *others = local
+    runs = [((number * size, (number + 1) * size),), *(((0, length),) for length in others)]
+    return Region((size * num_parts, *others), tuple(runs))
 
 
 def _find_layout_like(layouts: Sequence[str], shard: Shard, shape: Shape, sizes: Sizes) -> Layout | None:

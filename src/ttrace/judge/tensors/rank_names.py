@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Verdict
+from ttrace.judge.verdict import UNEXAMINED, Cause, CauseName, Comparison, Finding, Verdict
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
@@ -39,12 +39,19 @@ def enumerate_few(numbers: Sequence[int]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def add_microbatches(finding: Finding, comparisons: Sequence[Comparison], candidate: Trace) -> Finding:
-    """Add which microbatches are wrong at the finding's site and which ranks ran them, if some are right."""
-    own = finding.comparison.id
-    if own.microbatch is None:
+def add_microbatches(findings: Sequence[Finding], comparisons: Sequence[Comparison], candidate: Trace) -> list[Finding]:
+    """Add which microbatches are wrong at each finding's site and which ranks ran them, if some are right."""
+    by_site: dict[TensorId, list[Comparison]] = {}
+    for comparison in comparisons:
+        by_site.setdefault(replace(comparison.id, microbatch=None), []).append(comparison)
+    sites = (by_site.get(replace(finding.comparison.id, microbatch=None), ()) for finding in findings)
+    return [_add_microbatches(finding, site, candidate) for finding, site in zip(findings, sites, strict=True)]
+
+
+def _add_microbatches(finding: Finding, at_site: Sequence[Comparison], candidate: Trace) -> Finding:
+    if finding.comparison.id.microbatch is None or finding.cause is UNEXAMINED:
         return finding
-    here = {c.id.microbatch: c for c in comparisons if replace(c.id, microbatch=own.microbatch) == own}
+    here = {c.id.microbatch: c for c in at_site}
     wrong = {microbatch: c.id for microbatch, c in here.items() if microbatch is not None and c.verdict.is_wrong}
     right = {mb: c.id for mb, c in here.items() if mb is not None and c.verdict is Verdict.PASS}
     if not wrong or not right:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ttrace.judge.verdict import Exit, Finding, Judgement
 from ttrace.report.facts import PASSED, SYMBOLS, group_alike, list_facts, make_headline, shorten_place
+from ttrace.text import clean_line, clean_text
 
 _MOST_ANNOTATIONS = 10
 """GitHub shows at most ten errors of a step."""
@@ -34,11 +36,22 @@ def format_summary(judgement: Judgement, title: str) -> str:
         lines.append(f"{len(judgement.comparisons)} tensors: {PASSED}.")
     for first, *others in group_alike(judgement.findings):
         site, rest = make_headline(first, first=first is judgement.findings[0])
-        lines += [f"**{_quote_code(site)}** {rest}", ""]
+        lines += [f"**{_quote_code(site)}** {_escape_html(rest)}", ""]
         lines += [f"- {label or 'and'}: {_quote_code(fact)}" for label, fact in list_facts(first, others)]
         lines.append("")
     lines += [f"- {_quote_code(problem)}" for problem in judgement.problems]
     return "\n".join(lines) + "\n"
+
+
+def format_sweep(condition: str, counts: str, code: Exit) -> str:
+    """Format the result of a sweep as Markdown: when it fails, and how many cells there are."""
+    lines = [
+        f"### {SYMBOLS[code]} TTrace sweep",
+        "",
+        *([_quote_code(condition), ""] if condition else []),
+        f"{counts}.",
+    ]
+    return "\n".join(lines) + "\n\n"
 
 
 def add_summary(text: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -56,14 +69,19 @@ def _format_place(source: str, root: Path) -> str:
 
 
 def _escape_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return clean_text(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _escape_property(text: str) -> str:
     return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
+def _escape_html(text: str) -> str:
+    return clean_line(text).replace("&", "&amp;").replace("<", "&lt;")
+
+
 def _quote_code(text: str) -> str:
     """Quote a text, so that Markdown and HTML in it have no effect."""
-    fence = "``" if "`" in text else "`"
-    return f"{fence}{' '.join(text.split())}{fence}"
+    text = clean_line(" ".join(text.split()))
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from ttrace.errors import TTraceError
+from ttrace.files import write_named
 from ttrace.judge.verdict import Exit
-
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML cannot hold, not even escaped."""
+from ttrace.text import clean_text
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Case:
 def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
     """Write the cases: a run with findings is a failure, a run that could not be judged an error."""
     try:
-        path.write_text(format_junit(suite, cases), encoding="utf-8")
+        write_named(path, format_junit(suite, cases))
     except OSError as error:
         raise TTraceError(f"{path} cannot be written: {error}. Choose another --junit.") from None
 
@@ -42,7 +40,7 @@ def format_junit(suite: str, cases: Sequence[Case]) -> str:
     }
     root = ElementTree.Element("testsuites")
     numbers = {name: str(count) for name, count in counts.items()}
-    parent = ElementTree.SubElement(root, "testsuite", {"name": _drop_forbidden(suite), **numbers})
+    parent = ElementTree.SubElement(root, "testsuite", {"name": clean_text(suite), **numbers})
     for case in cases:
         _add_case(parent, suite, case)
     ElementTree.indent(root)
@@ -50,12 +48,8 @@ def format_junit(suite: str, cases: Sequence[Case]) -> str:
 
 
 def _add_case(parent: ElementTree.Element, suite: str, case: Case) -> None:
-    known = {"classname": _drop_forbidden(suite), "name": _drop_forbidden(case.name), "time": f"{case.seconds:.3f}"}
+    known = {"classname": clean_text(suite), "name": clean_text(case.name), "time": f"{case.seconds:.3f}"}
     element = ElementTree.SubElement(parent, "testcase", known)
     if case.exit is not Exit.PASSED:
         kind = "failure" if case.exit is Exit.FOUND else "error"
-        ElementTree.SubElement(element, kind, message=_drop_forbidden(case.message)).text = _drop_forbidden(case.text)
-
-
-def _drop_forbidden(text: str) -> str:
-    return _FORBIDDEN.sub("?", text)
+        ElementTree.SubElement(element, kind, message=clean_text(case.message)).text = clean_text(case.text)

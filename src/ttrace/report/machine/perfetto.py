@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ttrace.errors import TTraceError
+from ttrace.files import write_named
 from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.report.facts import shorten_place
 from ttrace.report.numbers import keep_finite
@@ -63,10 +64,7 @@ def write_perfetto(path: Path, judgement: Judgement, candidate: Trace) -> None:
         {"traceEvents": list(list_events(judgement, candidate)), "displayTimeUnit": "ms"}, allow_nan=False
     )
     try:
-        if path.suffix == ".gz":
-            path.write_bytes(gzip.compress(text.encode(), mtime=0))
-        else:
-            path.write_text(text, encoding="utf-8")
+        write_named(path, gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text)
     except OSError as error:
         raise TTraceError(f"{path} cannot be written: {error}. Choose another place.") from None
 

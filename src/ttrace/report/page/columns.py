@@ -25,7 +25,8 @@ def pack_integers(values: Iterable[int]) -> dict[str, str]:
     return _pack(kind, array(kind, values))
 
 
-_INTEGERS = (("b", 7), ("h", 15), ("i", 31))
+_INTEGERS = (("b", 7), ("h", 15), ("i", 31), ("d", 1000))
+"""The last is of floats, as a browser's own numbers are: a step may have 18 digits."""
 
 
 def pack_words(values: Iterable[str]) -> dict[str, Any]:

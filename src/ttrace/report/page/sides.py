@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ttrace.errors import TraceError
+from ttrace.text import clean_text
 from ttrace.trace.storage.seal import read_document
 
 ROLES = ("reference", "candidate")
@@ -44,7 +45,7 @@ def _read(trace: Path, run: dict[str, Any], role: str) -> Side:
         mark = {}  # a damaged mark says nothing
     command = mark.get("command")
     return Side(
-        shlex.join(map(str, command)) if isinstance(command, list) else _text(run, role),
+        clean_text(shlex.join(map(str, command))) if isinstance(command, list) else _text(run, role),
         _format_date(_text(mark, "time")),
         _format_commit(_text(mark, "git") or _text(run, "git")),
     )
@@ -52,7 +53,7 @@ def _read(trace: Path, run: dict[str, Any], role: str) -> Side:
 
 def _text(document: dict[str, Any], key: str) -> str:
     value = document.get(key)
-    return value if isinstance(value, str) else ""
+    return clean_text(value) if isinstance(value, str) else ""
 
 
 def _format_date(time: str) -> str:

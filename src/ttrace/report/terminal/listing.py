@@ -24,6 +24,7 @@ from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.storage.store import Place
 
 Row = dict[str, Any]
+_MOST_PROBLEMS = 5
 
 
 def summarize(folder: Place) -> Row:
@@ -37,6 +38,14 @@ def summarize(folder: Place) -> Row:
         "tensors": len(trace.shards),
         "problems": list(trace.problems()),
     }
+
+
+def show_problems(console: Console, problems: Sequence[str]) -> None:
+    """Show what makes a trace less than a complete one."""
+    for problem in problems[:_MOST_PROBLEMS]:
+        console.print(Text(f"? {problem}", "yellow"), soft_wrap=True)
+    if len(problems) > _MOST_PROBLEMS:
+        console.print(f"... and {len(problems) - _MOST_PROBLEMS} further problems", highlight=False)
 
 
 def list_rows(folder: Path, pattern: str, verdicts: Mapping[str, str] | None = None) -> list[Row]:
@@ -162,15 +171,15 @@ def _format_cell(value: Any) -> str:
 
 
 def find_id(traces: Sequence[Trace], text: str, folder: Path) -> TensorId:
-    """Find the id that equals the text, or the first that ends with it, such as one without step and microbatch.
+    """Find the id that equals the text, or the first that ends with it, such as one without step and outer modules.
 
     `folder` is the run's, for the message if there is none.
     """
     ids = {str(tensor_id): tensor_id for trace in traces for tensor_id in trace.shards}
-    meant = next((known for known in ids if known == text or known.endswith(f"/{text}")), None)
+    meant = next((known for known in ids if known == text or known.endswith((f"/{text}", f".{text}"))), None)
     if meant is not None:
         return ids[meant]
-    site = text.rpartition("/")[0]
-    near = difflib.get_close_matches(text, ids, n=3) or [known for known in ids if site and site in known][:3]
+    sites, module = dict.fromkeys(str(tensor_id.site) for tensor_id in ids.values()), text.rpartition("/")[0]
+    near = difflib.get_close_matches(text, sites, n=3) or [site for site in sites if module and module in site][:3]
     hint = f"Did you mean {', '.join(near)}?" if near else f"`ttrace show {shlex.quote(str(folder))}` lists all."
     raise TTraceError(f"{text!r} is no tensor of this run. {hint}")

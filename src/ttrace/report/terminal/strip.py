@@ -11,6 +11,8 @@ from ttrace.tensors.ids import Kind
 
 WRONG, OPEN, NOTHING = "✗", "?", "·"
 _LEVELS = "▁▂▃▄▅▆▇"
+_MEANINGS = {WRONG: "✗ wrong", OPEN: "? not judged", NOTHING: "· nothing to judge"}
+_WITHIN = "▁ to ▇ error within the tolerance"
 _ROWS: Mapping[str, frozenset[Kind]] = {
     "forward": frozenset({Kind.INPUT, Kind.OUTPUT, Kind.DECISION, Kind.BUFFER}),
     "backward": frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.RECOMPUTE_INPUT, Kind.RECOMPUTE_OUTPUT}),
@@ -36,8 +38,14 @@ def draw_strip(comparisons: Sequence[Comparison], width: int) -> list[tuple[str,
     per_mark = -(-(last + 1) // width)
     name = f"{stack}." if stack else ""
     shared = f", {per_mark} layers per mark" if per_mark > 1 else ""
-    head = ("depth", f"{name}0 to {last}{shared}: {WRONG} wrong, {OPEN} not judged, ▁ to ▇ error within the tolerance")
-    return [head, *_draw_rows(mine, last // per_mark + 1, per_mark)]
+    rows = list(_draw_rows(mine, last // per_mark + 1, per_mark))
+    return [("depth", f"{name}0 to {last}{shared}: {_explain_marks(''.join(marks for _, marks in rows))}"), *rows]
+
+
+def _explain_marks(drawn: str) -> str:
+    """Explain the marks that occur: in a clean run nothing is called wrong."""
+    words = [text for mark, text in _MEANINGS.items() if mark in drawn]
+    return ", ".join([*words, *([_WITHIN] if set(_LEVELS) & set(drawn) else [])])
 
 
 def _draw_rows(mine: Sequence[tuple[int, Comparison]], num_marks: int, per_mark: int) -> Iterator[tuple[str, str]]:

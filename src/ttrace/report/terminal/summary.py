@@ -16,6 +16,7 @@ from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, group_alike, has_only_problems, list_facts, make_headline
 from ttrace.report.terminal.branches import draw_branches
+from ttrace.report.terminal.console import CleanConsole
 from ttrace.report.terminal.strip import WRONG, draw_strip
 
 _MOST_SHOWN = 5
@@ -60,7 +61,7 @@ def show(console: Console, judgement: Judgement, next_command: str, report: Path
 def render_text(judgement: Judgement, next_command: str, *, width: int = 100, height: int = 40) -> str:
     """Render the same as plain text that fits a screen, for other programs to print."""
     output = StringIO()
-    console = Console(file=output, width=width, height=height, force_terminal=True, color_system=None)
+    console = CleanConsole(file=output, width=width, height=height, force_terminal=True, color_system=None)
     show(console, judgement, next_command)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 

@@ -10,10 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict
 
 from ttrace.errors import TraceError
 from ttrace.tensors.mesh import Mesh
+from ttrace.trace.format import Count, Line
+from ttrace.trace.storage.buffered_file import open_lines
 from ttrace.trace.storage.seal import TRACE_AGAIN, is_intact, seal_line, strip_seal, sum_of
 
 COLLECTIVES = "collectives.jsonl"
@@ -35,8 +37,8 @@ class Group(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    axes: tuple[str, ...] = ()
-    ranks: tuple[NonNegativeInt, ...] = ()
+    axes: tuple[Line, ...] = ()
+    ranks: tuple[Count, ...] = ()
 
     def __str__(self) -> str:
         return "+".join(self.axes) if self.axes else f"ranks {', '.join(map(str, self.ranks))}"
@@ -46,8 +48,10 @@ class Group(BaseModel):
         if not self.axes:
             return self.ranks
         own = mesh.coord(rank)
-        part = next(part for part in mesh.factorisations if set(self.axes) <= {axis for axis, _ in part})
-        rest = [axis for axis, _ in part if axis not in self.axes]
+        parts = [part for part in mesh.factorisations if set(self.axes) <= {axis for axis, _ in part}]
+        if not parts:
+            raise TraceError(f"a collective runs over {self}, but the mesh is {str(mesh)!r}. {TRACE_AGAIN}")
+        rest = [axis for axis, _ in parts[0] if axis not in self.axes]
         return tuple(c.rank for c in mesh.coords() if all(c[axis] == own[axis] for axis in rest))
 
 
@@ -56,31 +60,31 @@ class Collective(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    order: NonNegativeInt
-    step: NonNegativeInt
-    microbatch: NonNegativeInt
-    module: str
+    order: Count
+    step: Count
+    microbatch: Count
+    module: Line
     """The innermost module in whose forward or backward it was issued; empty if there is none."""
     phase: Phase
-    op: str
+    op: Line
     """torch.distributed's name of it: all_reduce, for instance."""
-    reduction: str = ""
+    reduction: Line = ""
     """How it reduces: sum, for instance; empty if it does not, or if that is not known."""
     group: Group
-    peer: NonNegativeInt | None = None
+    peer: Count | None = None
     """Of a message, the other rank; of a broadcast and the like, the root."""
-    shape: tuple[NonNegativeInt, ...]
+    shape: tuple[Count, ...]
     """The shape of the first tensor that this rank contributes."""
-    dtype: str
-    num_tensors: NonNegativeInt
-    num_bytes: NonNegativeInt
+    dtype: Line
+    num_tensors: Count
+    num_bytes: Count
     """All that this rank contributes."""
     is_async: bool
-    source: str
+    source: Line
     """The file and line of the caller, in code that is neither torch's nor TTrace's."""
-    issuer: str = ""
+    issuer: Line = ""
     """What in torch issued it: FSDP2, DDP, DTensor or pipelining; empty if the caller did so itself."""
-    begin: NonNegativeInt
+    begin: Count
     """When it was issued, in microseconds since 1970."""
 
     @property
@@ -147,7 +151,7 @@ class LedgerFile:
     """The file of a rank's ledger while it is written."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / COLLECTIVES).open("wb", buffering=0)
+        self._file = open_lines(folder / COLLECTIVES)
         self._crc = 0
 
     def append(self, text: str) -> None:

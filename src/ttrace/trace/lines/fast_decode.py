@@ -16,18 +16,18 @@ import torch
 
 from ttrace.errors import TTraceError
 from ttrace.tensors.ids import TensorId
-from ttrace.trace.format import Record, SketchInfo, is_fitting
-from ttrace.trace.lines.record_line import decode, make_stats, parse_line
+from ttrace.trace.format import Record, is_fitting
+from ttrace.trace.lines.record_line import decode, make_sketch_info, make_stats, parse_line
 
-_NUMBER = "(0|[1-9][0-9]{0,18})"
+_NUMBER = "(0|[1-9][0-9]{0,17})"
 _FLOAT = r"(-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?)"
 _SIZE = r"(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,3})?"
 _LINE = re.compile(
     rf'\{{"id":"([^"\\\x00-\x1f]*)",(.*?),"order":{_NUMBER},"mb":{_NUMBER},"us":{_NUMBER},"at":\[{_NUMBER},{_NUMBER},{_NUMBER}\],'
     r'"crc":"([0-9a-f]{8})"'
-    rf'(.*?)(?:,"sketch":\[([1-9][0-9]{{0,18}}),{_FLOAT}\])?\}}'
+    rf'(.*?)(?:,"sketch":\[([1-9][0-9]{{0,17}}),{_FLOAT}\])?\}}'
 )
-_NUMBERS = r"\[(?:0|[1-9][0-9]{0,18})(?:, %s){3}, -?%s(?:, (?:0|[1-9][0-9]{0,18})){4}\]" % ((_SIZE,) * 2)
+_NUMBERS = r"\[(?:0|[1-9][0-9]{0,17})(?:, %s){3}, -?%s(?:, (?:0|[1-9][0-9]{0,17})){4}\]" % ((_SIZE,) * 2)
 _STATS = re.compile(rf'(.*),"stats":({_NUMBERS})\}}')
 
 
@@ -49,12 +49,14 @@ def decode_quickly(line: str) -> Record:
     if form is None:
         return decode(line)
     like, num_bytes, at, stop = form.record, form.num_bytes, int(begin), int(end)
-    sketch = None
+    if at % 8 or at > stop or (at == stop and num_buckets is not None):
+        return decode(line)
     if num_buckets is not None:
-        sketch, num_bytes = SketchInfo(int(num_buckets), float(mean)), int(num_buckets) * 8
+        num_bytes = int(num_buckets) * 8
     try:
         tensor_id = _parse_id(text)
-    except TTraceError:
+        sketch = None if num_buckets is None else make_sketch_info(int(num_buckets), float(mean))
+    except (TTraceError, ValueError):
         return decode(line)
     stats = make_stats(json.loads(measured[2])) if measured else None
     if stats is not None:

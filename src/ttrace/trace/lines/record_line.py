@@ -11,15 +11,27 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from ttrace.errors import TraceError, TTraceError
 from ttrace.layouts.source import LayoutSource, Provenance
+from ttrace.limits import MOST
 from ttrace.tensors.ids import TensorId
 from ttrace.tensors.ranges import Ranges
 from ttrace.tensors.region import Region
-from ttrace.trace.format import DTYPE_NAMES, DTYPES, Record, SketchInfo, check_region
+from ttrace.trace.format import (
+    DTYPE_NAMES,
+    DTYPES,
+    Count,
+    Line,
+    PositiveCount,
+    Record,
+    SketchInfo,
+    check_place,
+    check_region,
+)
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed
+from ttrace.values.sketch import WORD_BUCKETS
 from ttrace.values.stats import Stats
 
 _DISTRIBUTIONS: dict[str, type[Any]] = {
@@ -32,14 +44,12 @@ class _RegionEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    shape: tuple[NonNegativeInt, ...]
+    shape: tuple[Count, ...]
     dims: tuple[Ranges, ...] | None = None
     flat: Ranges | None = None
 
 
-_Numbers = tuple[
-    NonNegativeInt, float, float, float, float, NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt
-]
+_Numbers = tuple[Count, float, float, float, float, Count, Count, Count, Count]
 _STATS = ("count", "aa", "bb", "dd", "ab", "nan_a", "inf_a", "nan_b", "inf_b")
 """What a line has of a record's stats, in this order."""
 
@@ -50,20 +60,20 @@ class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: str
-    shape: tuple[NonNegativeInt, ...]
+    shape: tuple[Count, ...]
     dtype: str
     region: _RegionEntry | None
-    order: NonNegativeInt
-    mb: NonNegativeInt
-    us: NonNegativeInt
-    at: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    order: Count
+    mb: Count
+    us: Count
+    at: tuple[Count, Count, Count]
     crc: str = Field(pattern="^[0-9a-f]{8}$")
-    pending: tuple[str, ...] = ()
-    layout: str = ""
-    by: str = ""
-    detail: str = ""
+    pending: tuple[Line, ...] = ()
+    layout: Line = ""
+    by: Line = ""
+    detail: Line = ""
     values: dict[str, Any] | None = None
-    sketch: tuple[PositiveInt, float] | None = None
+    sketch: tuple[PositiveCount, float] | None = None
     stats: _Numbers | None = None
 
 
@@ -108,6 +118,9 @@ def decode(line: str) -> Record:
         raise TraceError(f"{record.id}: bytes {record.begin} to {record.end} do not fit shape {record.stored_form[0]}.")
     if record.stats is not None and record.stats.count != math.prod(record.shape):
         raise TraceError(f"{record.id}: stats of {record.stats.count} elements do not fit shape {record.shape}.")
+    if record.is_generated and record.sketch is not None:
+        raise TraceError(f"{record.id}: its values are generated, so it has no sketch.")
+    check_place(record)
     check_region(record)
     return record
 
@@ -118,6 +131,13 @@ def make_stats(numbers: Sequence[float]) -> Stats:
     if any(math.isnan(number) for number in numbers) or min(found.aa, found.bb, found.dd) < 0.0:
         raise ValueError("stats must be numbers, and sums of squares not negative")
     return found
+
+
+def make_sketch_info(num_buckets: int, mean: float) -> SketchInfo:
+    """Make what a line says of a sketch."""
+    if num_buckets % WORD_BUCKETS or not math.isfinite(mean):
+        raise ValueError(f"a sketch has a multiple of {WORD_BUCKETS} buckets, and a finite mean")
+    return SketchInfo(num_buckets, mean)
 
 
 def parse_line(line: str) -> Record:
@@ -135,7 +155,7 @@ def parse_line(line: str) -> Record:
             order=entry.order,
             microbatch=entry.mb,
             values=_decode_distribution(entry.values),
-            sketch=None if entry.sketch is None else SketchInfo(*entry.sketch),
+            sketch=None if entry.sketch is None else make_sketch_info(*entry.sketch),
             chunk=entry.at[0],
             begin=entry.at[1],
             end=entry.at[2],
@@ -198,5 +218,15 @@ def _decode_distribution(entry: dict[str, Any] | None) -> Distribution | None:
     for field in fields(made):
         if type(getattr(made, field.name)) not in ((int,) if field.type == "int" else (int, float)):
             raise TypeError(f"{field.name} of {made} is no {field.type}")
+        _check_parameter(field.name, getattr(made, field.name))
     drawn: Distribution = made
     return drawn
+
+
+def _check_parameter(name: str, value: float) -> None:
+    """Refuse a parameter with which nothing can be generated."""
+    # math.isfinite cannot take an integer of hundreds of digits.
+    if not (-MOST - 1 <= value <= MOST if isinstance(value, int) else math.isfinite(value)):
+        raise ValueError(f"{name} is {value}, but must be finite and fit into 64 bits")
+    if (name == "keep" and not 0.0 <= value <= 1.0) or (name == "num_rows" and value < 1):
+        raise ValueError(f"{name} is {value}, but keep is a share, and a table has rows")

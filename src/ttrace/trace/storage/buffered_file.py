@@ -14,8 +14,10 @@ import os
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 
+from ttrace.files import create_file
 from ttrace.trace.storage.worker import Worker
 from ttrace.values.checksum import copy_with_checksum
 
@@ -24,6 +26,7 @@ ALIGNED = 4096
 _WRITE_BYTES = 256 << 10
 """For one call through the page cache. More at once makes the kernel look for larger pages: up to three times the CPU
 time was measured."""
+
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -62,7 +65,7 @@ class BufferedFile:
         self._buffer_end = begin + arena.buffer_bytes
         self._writing: Future[None] | None = None
         self._losses: list[tuple[int, int, OSError]] = []
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._file = create_file(path, os.O_RDWR)
 
     def append(self, part: memoryview, crc: int = 0) -> int:
         """Append some bytes; return the checksum of them and those before, whose checksum is `crc`."""
@@ -163,6 +166,11 @@ def _pages(num_bytes: int) -> memoryview:
         with suppress(OSError):  # of a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
+
+
+def open_lines(path: Path) -> FileIO:
+    """Open a new file of lines, each of which is written at once."""
+    return FileIO(create_file(path), "wb")
 
 
 def write_at(file: int, at: int, data: bytes) -> None:

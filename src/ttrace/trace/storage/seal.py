@@ -6,13 +6,14 @@ other; whoever changes a letter of it must leave the seal out, and then nobody t
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from pathlib import Path
 from typing import Any
 
 from ttrace.errors import TraceError
+from ttrace.files import read_text
+from ttrace.limits import parse_json
 
 _DOCUMENT = re.compile(r',\n "sum": "([0-9a-f]{8})"\n\}')
 _LINE = re.compile(r',"sum":"([0-9a-f]{8})"\}')
@@ -54,7 +55,7 @@ def seal_of(text: str) -> str:
 def read_document(path: Path) -> dict[str, Any]:
     """What a sealed document says; nothing if there is none."""
     try:
-        found = json.loads(open_document(path.read_text(encoding="utf-8"), str(path)))
+        found = parse_json(open_document(read_text(path), str(path)), path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,30 @@
-/* Which variants this processor can run. */
+/* Which variants this processor can run.
+
+   The processor is asked itself: __builtin_cpu_supports needs a library that not every compiler brings, as zig's does
+   not. An instruction set is usable if the processor has it and the system saves its registers. */
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+#define FMA (1u << 12) /* leaf 1, ecx */
+#define OSXSAVE (1u << 27)
+#define AVX (1u << 28)
+#define AVX2 (1u << 5) /* leaf 7, ebx */
+#define AVX512 (1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) /* F, DQ, BW, VL */
+#define YMM 0x06u /* registers that the system saves */
+#define ZMM 0xe6u
+
+static int has(unsigned wanted, unsigned registers)
+{
+    unsigned eax, ebx, ecx, edx, saved, high;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & (FMA | OSXSAVE | AVX)) != (FMA | OSXSAVE | AVX))
+        return 0;
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if ((saved & registers) != registers || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx))
+        return 0;
+    return (ebx & wanted) == wanted;
+}
+#endif
 
 int ttrace_can_run_sse2(void)
 {
@@ -12,8 +38,7 @@ int ttrace_can_run_sse2(void)
 int ttrace_can_run_avx2(void)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return has(AVX2, YMM);
 #else
     return 0;
 #endif
@@ -22,9 +47,7 @@ int ttrace_can_run_avx2(void)
 int ttrace_can_run_avx512(void)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+    return has(AVX512, ZMM);
 #else
     return 0;
 #endif

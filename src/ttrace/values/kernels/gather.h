@@ -26,11 +26,11 @@ static void copy_run(char *to, const char *from, int64_t n, int64_t stride, int6
     if (stride == 1)
         memcpy(to, from, (size_t)(n * size));
     else if (size == 8)
-        COPY_APART(uint64_t)
+        COPY_APART(any_word64)
     else if (size == 4)
-        COPY_APART(uint32_t)
+        COPY_APART(any_word32)
     else if (size == 2)
-        COPY_APART(uint16_t)
+        COPY_APART(any_word16)
     else
         COPY_APART(uint8_t)
 }

@@ -43,9 +43,9 @@ INLINE void fill(const values *v, uint64_t counter, int64_t n, char *out, int64_
         float number = (float)(kind == NORMAL ? normal(word) : of_either_sign(word)) * factor;
         number = kind == NORMAL ? number + mean : number;
         if (dtype == BF16)
-            ((uint16_t *)out)[i] = rounded_to_bf16(number);
+            ((any_word16 *)out)[i] = rounded_to_bf16(number);
         else
-            ((float *)out)[i] = number;
+            ((any_float *)out)[i] = number;
     }
 }
 

@@ -24,6 +24,13 @@ typedef double doubles __attribute__((vector_size(WIDTH)));
 typedef uint32_t words32 __attribute__((vector_size(WIDTH)));
 typedef uint64_t words64 __attribute__((vector_size(WIDTH)));
 
+/* Numbers at any address: whoever maps a file has tensors that are not aligned. */
+typedef uint16_t any_word16 __attribute__((aligned(1), may_alias));
+typedef uint32_t any_word32 __attribute__((aligned(1), may_alias));
+typedef uint64_t any_word64 __attribute__((aligned(1), may_alias));
+typedef float any_float __attribute__((aligned(1), may_alias));
+typedef double any_double __attribute__((aligned(1), may_alias));
+
 /* What the shared notation lacks in C, or compilers make a long story of: the larger of two, lane by lane, and float32
    and bf16 numbers read as float64. */
 #if defined(__AVX512F__)

@@ -33,11 +33,11 @@ static void floats_of(const void *from, int64_t dtype, int64_t n, float *to)
     switch (dtype) {
     case BF16:
         for (int64_t i = 0; i < n; i++)
-            to[i] = float_of_bf16(((const uint16_t *)from)[i]);
+            to[i] = float_of_bf16(((const any_word16 *)from)[i]);
         break;
     case F16:
         for (int64_t i = 0; i < n; i++)
-            to[i] = float_of_f16(((const uint16_t *)from)[i]);
+            to[i] = float_of_f16(((const any_word16 *)from)[i]);
         break;
     case E4M3:
         for (int64_t i = 0; i < n; i++)
@@ -61,7 +61,7 @@ static void doubles_of(const void *from, int64_t dtype, int64_t n, double *to)
     }
     if (dtype == F32) {
         for (int64_t i = 0; i < n; i++)
-            to[i] = ((const float *)from)[i];
+            to[i] = ((const any_float *)from)[i];
         return;
     }
     for (int64_t at = 0; at < n; at += 256) {

@@ -31,10 +31,10 @@ INLINE doubles load(const char *data, int64_t i, int64_t dtype)
 {
     doubles wide;
     if (dtype == F32)
-        return DOUBLES_OF_F32((const float *)data + i);
+        return DOUBLES_OF_F32((const any_float *)data + i);
     if (dtype == BF16)
-        return DOUBLES_OF_BF16((const uint16_t *)data + i);
-    memcpy(&wide, (const double *)data + i, sizeof wide);
+        return DOUBLES_OF_BF16((const any_word16 *)data + i);
+    memcpy(&wide, (const any_double *)data + i, sizeof wide);
     return wide;
 }
 

@@ -64,11 +64,11 @@ static form form_of(side a, side b)
 INLINE void load_doubles(doubles x[2], const void *data, int64_t i, form how)
 {
     if (how == AS_F32) {
-        x[0] = DOUBLES_OF_F32((const float *)data + i);
-        x[1] = DOUBLES_OF_F32((const float *)data + i + DOUBLES);
+        x[0] = DOUBLES_OF_F32((const any_float *)data + i);
+        x[1] = DOUBLES_OF_F32((const any_float *)data + i + DOUBLES);
     } else {
-        memcpy(&x[0], (const double *)data + i, WIDTH);
-        memcpy(&x[1], (const double *)data + i + DOUBLES, WIDTH);
+        memcpy(&x[0], (const any_double *)data + i, WIDTH);
+        memcpy(&x[1], (const any_double *)data + i + DOUBLES, WIDTH);
     }
 }
 
@@ -77,7 +77,7 @@ INLINE void load_floats(floats x[2], const void *data, int64_t i, form how)
 {
     words32 both;
     (void)how;
-    memcpy(&both, (const uint16_t *)data + i, WIDTH);
+    memcpy(&both, (const any_word16 *)data + i, WIDTH);
     x[0] = (floats)(both << 16);
     x[1] = (floats)(both & 0xffff0000u);
 }
@@ -116,7 +116,7 @@ INLINE doubles widened(floats x)
     return DOUBLES_OF_F32(lane) + DOUBLES_OF_F32(lane + DOUBLES);
 }
 
-INLINE floats add_floats(const uint16_t *a, const uint16_t *b, int64_t n, doubles total[4])
+INLINE floats add_floats(const any_word16 *a, const any_word16 *b, int64_t n, doubles total[4])
 {
     const form how = AS_BF16;
     SUMS(floats, FLOATS, words32, 0x7fffffffu, floats, LARGER_FLOATS)
@@ -128,7 +128,7 @@ INLINE floats add_floats(const uint16_t *a, const uint16_t *b, int64_t n, double
 }
 
 /* Of bf16. A lane adds up at most DEPTH products before it is widened, so norms are right to 1e-6 whatever the numbers. */
-INLINE sums float_sums(const uint16_t *a, const uint16_t *b, int64_t n)
+INLINE sums float_sums(const any_word16 *a, const any_word16 *b, int64_t n)
 {
     doubles total[4] = {{0}};
     floats most = {0};
@@ -150,8 +150,8 @@ INLINE int are_sound(sums s)
 INLINE double element(const void *data, int64_t i, form how)
 {
     if (how == AS_BF16)
-        return float_of_bf16(((const uint16_t *)data)[i]);
-    return how == AS_F64 ? ((const double *)data)[i] : ((const float *)data)[i];
+        return float_of_bf16(((const any_word16 *)data)[i]);
+    return how == AS_F64 ? ((const any_double *)data)[i] : ((const any_float *)data)[i];
 }
 
 static void count_other(double x, int64_t *nan, int64_t *inf)
@@ -296,7 +296,7 @@ static int added_two(side s, const int64_t *shape, int64_t num_dims, rows part, 
     if (!x || !y)
         return 0;
     for (int64_t i = 0; i < n; i++)
-        to[i] = s.terms[0].factor * ((const float *)x)[i] + s.terms[1].factor * ((const float *)y)[i];
+        to[i] = s.terms[0].factor * ((const any_float *)x)[i] + s.terms[1].factor * ((const any_float *)y)[i];
     return 1;
 }
 
@@ -307,7 +307,7 @@ static const void *summed(side s, const int64_t *shape, int64_t num_dims, rows p
     if (added_two(s, shape, num_dims, part, space->total))
         return space->total;
     for (int64_t term = 0; term < s.num_terms; term++) {
-        const double *x = fetched(&s.terms[term], shape, num_dims, part, AS_F64, space);
+        const any_double *x = fetched(&s.terms[term], shape, num_dims, part, AS_F64, space);
         for (int64_t i = 0; i < part.num_rows * part.num_columns; i++)
             space->total[i] = term ? space->total[i] + x[i] : x[i];
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -16,6 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
+from ttrace.files import read_file
 from ttrace.judge.engine import Lot, Work
 from ttrace.trace.format import DTYPE_NAMES, DTYPES
 from ttrace.trace.storage.seal import sum_of
@@ -42,7 +44,8 @@ class ResultCache:
 
     def add(self, lot: Lot, results: list[Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / self._name).open("a", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(self.folder / self._name, flags, 0o666), "a", encoding="utf-8") as file:
             text = json.dumps(to_json(results))
             file.write(f"{self._key(lot.ids)} {sum_of(text.encode())} {text}\n")
 
@@ -89,7 +92,7 @@ def rebuild(kind: Any, value: Any) -> Any:
 def _read_lines(folder: Path) -> dict[str, str]:
     lines = {}
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in read_file(path).decode(errors="replace").splitlines():
             key, _, rest = line.partition(" ")
             lines[key] = rest
     return lines

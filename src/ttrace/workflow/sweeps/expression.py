@@ -37,13 +37,15 @@ def evaluate(text: str, names: Mapping[str, Value]) -> Any:
     """Evaluate an expression over these names."""
     try:
         return _evaluate_node(ast.parse(text, mode="eval").body, names)
-    except (SyntaxError, TypeError, ValueError, ZeroDivisionError, RecursionError, MemoryError) as error:
+    except (SyntaxError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         raise TTraceError(f"{text!r} cannot be computed: {error}.") from None
 
 
 def _evaluate_node(node: ast.expr, names: Mapping[str, Value]) -> Any:
     match node:
-        case ast.Constant(value=bool() | int() | float() | str() as value):
+        case ast.Constant(value=int() as value):
+            return _check_number(value)
+        case ast.Constant(value=float() | str() as value):
             return value
         case ast.Name(id=name):
             if name not in names:
@@ -59,9 +61,8 @@ def _evaluate_node(node: ast.expr, names: Mapping[str, Value]) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=part):
             return -_check_number(_evaluate_node(part, names))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _NUMBERS:
-            return _NUMBERS[type(op)](
-                _check_number(_evaluate_node(left, names)), _check_number(_evaluate_node(right, names))
-            )
+            numbers = _check_number(_evaluate_node(left, names)), _check_number(_evaluate_node(right, names))
+            return _check_number(_NUMBERS[type(op)](*numbers))
         case ast.Compare(left=first, ops=relations, comparators=rest):
             values = [_evaluate_node(part, names) for part in (first, *rest)]
             pairs = zip(values, relations, values[1:], strict=False)
@@ -74,7 +75,14 @@ def _check_number(value: Any) -> int | float:
     """Refuse everything but numbers in arithmetic: a text times a large number would fill the memory."""
     if not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is no number")
+    if not is_short(value):
+        raise ValueError("a number does not fit into 64 bits")
     return value
+
+
+def is_short(value: Value) -> bool:
+    """Whether a number fits into 64 bits, so that it can be computed with and written."""
+    return not isinstance(value, int) or value.bit_length() < 64
 
 
 def _is_known(relation: ast.cmpop) -> bool:

@@ -17,20 +17,24 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from ttrace.errors import TTraceError
+from ttrace.files import read_settings
+from ttrace.limits import parse_toml
 from ttrace.workflow.launch import split_command
-from ttrace.workflow.sweeps.expression import Value, evaluate
+from ttrace.workflow.sweeps.expression import Value, evaluate, is_short
 from ttrace.workflow.sweeps.failure_condition import Axes
 
 RANKS = "ranks"
 """The name under which a sweep says how many ranks a cell takes."""
+MAX_CELLS = 4096
+"""Each cell is a run of its own. More of them, before any is left out, are a mistake."""
 _Listed = StrictBool | StrictInt | StrictFloat | StrictStr
 
 
@@ -78,7 +82,7 @@ class Matrix:
     @classmethod
     def load(cls, path: Path) -> Matrix:
         try:
-            file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+            file = _File.model_validate(parse_toml(read_settings(path), path))
         except (OSError, ValueError, RecursionError) as error:
             raise TTraceError(
                 f"{path} is no sweep: {error}. It needs reference = and candidate = commands and a table [axes], for "
@@ -106,8 +110,15 @@ def _make_matrix(file: _File) -> Matrix:
         axis: [False, True] if isinstance(values, str) else list(values) for axis, values in file.axes.items()
     }
     for axis, values in axes.items():
+        if not all(map(is_short, values)):
+            raise TTraceError(f"axis {axis!r} has a number that does not fit into 64 bits.")
         if not axis.isidentifier() or not values or len({_spell_value(axis, value) for value in values}) < len(values):
             raise TTraceError(f"axis {axis!r} has values {values}. It needs a plain name, and each value once.")
+    num_cells = math.prod(map(len, axes.values()))
+    if num_cells > MAX_CELLS:
+        raise TTraceError(
+            f"the sweep has {num_cells} cells, but at most {MAX_CELLS} are run. Give its axes fewer values."
+        )
     both = set(axes) & set(file.derived)
     if both:
         raise TTraceError(f"{sorted(both)[0]!r} is an axis and derived. Rename one of them.")

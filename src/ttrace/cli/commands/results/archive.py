@@ -19,11 +19,11 @@ def archive(
 
     Candidate and twins are kept as differences to the reference. Every other command reads them as before, only slower.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from ttrace.cli import screen
     from ttrace.report.numbers import format_bytes
+    from ttrace.report.terminal.console import CleanConsole
     from ttrace.workflow.lock import hold
     from ttrace.workflow.run import Run
 
@@ -31,7 +31,7 @@ def archive(
     run.check_complete()
     with hold(folder):
         before = run.num_bytes()
-        with screen.show_progress("restore" if restore else "archive", Console(stderr=json_output)) as progress:
+        with screen.show_progress("restore" if restore else "archive", CleanConsole(stderr=json_output)) as progress:
             (run.restore if restore else run.archive)(progress)
         after = run.num_bytes()
         if json_output:

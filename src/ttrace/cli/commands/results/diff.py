@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
@@ -12,7 +11,7 @@ from ttrace.cli import options
 
 def diff(
     folder: options.RunFolder,
-    tensor: Annotated[str, typer.Argument(metavar="ID", help="A tensor id.")],
+    tensor: options.Tensor,
     json_output: options.Json = False,
 ) -> None:
     """Show how one tensor differs from the reference."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
@@ -13,7 +12,7 @@ from ttrace.judge.margin import MARGIN
 
 def explain(
     folder: options.RunFolder,
-    tensor: Annotated[str, typer.Argument(metavar="ID", help="A tensor id.")],
+    tensor: options.Tensor,
     margin: options.Margin = MARGIN,
     allow: options.Allow = None,
     json_output: options.Json = False,
@@ -22,12 +21,11 @@ def explain(
 
     Print the tolerance term by term, the layout and who decided it, and the tensors before it.
     """
-    from rich.console import Console
-
     from ttrace.cli import screen
     from ttrace.judge.explanation import explain as explain_verdict
     from ttrace.report.terminal import explain as report
     from ttrace.report.terminal import listing
+    from ttrace.report.terminal.console import CleanConsole
     from ttrace.trace.reader import Trace
     from ttrace.workflow.run import Run, Strictness
 
@@ -35,7 +33,7 @@ def explain(
     detailed = Run(folder).most_detailed
     reference, candidate = Trace(detailed.reference), Trace(detailed.candidate)
     tensor_id = listing.find_id((reference, candidate), tensor, folder)
-    with screen.show_progress("check", Console(stderr=True)) as progress:
+    with screen.show_progress("check", CleanConsole(stderr=True)) as progress:
         judgement = Run(folder).judge(Strictness.load(margin, allow), progress=progress)
     found = explain_verdict(judgement, reference, candidate, tensor_id)
     if json_output:

@@ -9,12 +9,18 @@ from typing import Annotated
 import typer
 
 from ttrace.cli import options
+from ttrace.cli.completion import complete_id, complete_run
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN|TRACE", help="A run, or one trace.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN|TRACE", help="A run, or one trace.", autocompletion=complete_run)
+    ],
     tensor: Annotated[
-        str, typer.Argument(metavar="[ID]", help="A tensor id, a glob over ids, or a part of them.")
+        str,
+        typer.Argument(
+            metavar="[ID]", help="A tensor id, a glob over ids, or a part of them.", autocompletion=complete_id
+        ),
     ] = "*",
     collectives: Annotated[
         bool,

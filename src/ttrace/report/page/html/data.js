@@ -1,7 +1,7 @@
 "use strict";
 // The tensors, in columns of typed arrays.
 
-const ARRAYS = { b: Int8Array, h: Int16Array, i: Int32Array, f: Float32Array };
+const ARRAYS = { b: Int8Array, h: Int16Array, i: Int32Array, f: Float32Array, d: Float64Array };
 const packed = JSON.parse(document.getElementById("tensors").textContent);
 const tensors = Object.fromEntries(Object.entries(packed).map(([name, each]) => [name, unpackColumn(each)]));
 
