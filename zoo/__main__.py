@@ -14,6 +14,7 @@ from zoo.evaluation import PAGE, evaluated
 from zoo.frameworks.command import measure_frameworks
 from zoo.lines import score_lines
 from zoo.score import CAUSE_OF_SKETCHES, score, score_sketches
+from zoo.watched import evaluate_watched
 from zoo.wide import evaluate_wide
 
 
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
         "evaluate", help="run score, controls and fixed tolerances, and write docs/evaluation.md"
     )
     whole.add_argument("--wide", action="store_true", help="controls and bugs at real widths instead, and their page")
+    whole.add_argument("--watched", action="store_true", help="entries without a reference instead, and their page")
     whole.add_argument("--only", nargs="+", default=[], metavar="NAME", help="with --wide: names that begin so")
     frameworks = commands.add_parser(
         "frameworks", help="check scripts of frameworks, and write docs/reference/frameworks.md"
@@ -108,6 +110,8 @@ def _controls(chosen: argparse.Namespace) -> int:
 def _evaluate(chosen: argparse.Namespace) -> int:
     if chosen.wide:
         return evaluate_wide(chosen.only, _tell)
+    if chosen.watched:
+        return evaluate_watched(_tell)
     found = evaluated(_tell)
     PAGE.write_text(found.page())
     print(f"{found.score}\n{found.clean}\n{PAGE}")

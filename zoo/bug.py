@@ -16,12 +16,14 @@ import zoo.bugs
 from ttrace.torch_compat import RELEASE
 
 if TYPE_CHECKING:
-    from zoo.harness.candidate import Candidate
     from zoo.harness.cells import Traced
     from zoo.seen import Seen
 
-Patch = Callable[["Candidate"], AbstractContextManager[object] | None]
-"""A change to an attached candidate, on every rank; a returned context manager is open while it trains."""
+Patch = Callable[[Any], AbstractContextManager[object] | None]
+"""A change to an attached candidate, on every rank; a returned context manager is open while it trains.
+
+It gets what the case trains: a `Candidate`, Megatron's `Training`, or what was `Loaded` from a checkpoint.
+"""
 
 
 class Tier(StrEnum):
@@ -46,6 +48,9 @@ class Topic(StrEnum):
     RANDOM = "rng and initialisation"
     OPTIMIZER = "optimizer step"
     CHECKPOINT = "checkpoint load"
+    PORT = "port"
+    DRIFT = "drift"
+    INFERENCE = "inference"
 
 
 @dataclass(frozen=True)

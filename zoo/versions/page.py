@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 
 from ttrace.torch_limits import Limit, list_limits
 from zoo.harness.torches.environment import ROOT
+from zoo.versions import demo
 from zoo.versions.cells import CELLS, EXAMPLES, Cell
+from zoo.versions.demo import Demo
 from zoo.versions.frameworks import FRAMEWORKS, Outcome
 from zoo.versions.runs import Example
 
@@ -21,21 +23,29 @@ class Measured:
 
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     frameworks: dict[str, Outcome] = field(default_factory=dict)
+    demos: dict[tuple[str, str], Demo] = field(default_factory=dict)
 
     @classmethod
     def read(cls) -> Measured:
-        kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"cells": [], "frameworks": []}
+        kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"cells": [], "frameworks": [], "demos": []}
         cells = [Cell(**{**row, "failed": tuple(row["failed"])}) for row in kept["cells"]]
         outcomes = [Outcome(**row) for row in kept["frameworks"]]
-        return cls({(cell.python, cell.torch): cell for cell in cells}, {o.framework: o for o in outcomes})
+        demos = [Demo(**row) for row in kept.get("demos", [])]
+        return cls(
+            {(cell.python, cell.torch): cell for cell in cells},
+            {o.framework: o for o in outcomes},
+            {(each.python, each.torch): each for each in demos},
+        )
 
     def write(self) -> None:
         """Write the file and the page, in the order in which versions are listed in the code."""
         self.cells = {key: self.cells[key] for key in CELLS if key in self.cells}
         self.frameworks = {f.name: self.frameworks[f.name] for f in FRAMEWORKS if f.name in self.frameworks}
+        self.demos = {key: self.demos[key] for key in demo.CELLS if key in self.demos}
         kept = {
             "cells": [asdict(cell) for cell in self.cells.values()],
             "frameworks": [asdict(outcome) for outcome in self.frameworks.values()],
+            "demos": [asdict(each) for each in self.demos.values()],
         }
         MEASURED.write_text(json.dumps(kept, indent=1) + "\n")
         PAGE.write_text(self.format_page())
@@ -49,6 +59,7 @@ class Measured:
             cells="\n".join(_format_cell(cell) for cell in self.cells.values()),
             limits="\n".join(off),
             frameworks="\n".join(_format_framework(outcome) for outcome in self.frameworks.values()),
+            demos="\n".join(_format_demo(each) for each in self.demos.values()),
         )
 
 
@@ -70,6 +81,11 @@ def _format_framework(outcome: Outcome) -> str:
         for example in framework.examples
     ]
     return f"| {outcome.framework} | {outcome.python} | {outcome.torch} | {', '.join(examples)} |"
+
+
+def _format_demo(each: Demo) -> str:
+    result = "both verdicts" if each.is_good else f"**exit {each.exit}**"
+    return f"| {each.torch} | {each.python} | {result} | {each.seconds:.0f} |"
 
 
 def _format_exit(example: Example, status: int, torch: str) -> str:
@@ -94,6 +110,15 @@ is off in the version that you have:
 
 What `fsdp2` finds in old versions is true: gloo's `reduce_scatter_tensor` sums where FSDP2 asks for the average, so
 gradients are twice as large on two ranks.
+
+## The first minute
+
+The wheel of a release, installed into a new environment by `pip install`, and `ttrace demo` in an empty folder
+(`python -m zoo.versions --demo`, on two cores):
+
+| torch | Python | `ttrace demo` | seconds |
+|---|---|---|--:|
+{demos}
 
 ## Frameworks
 

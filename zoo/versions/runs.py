@@ -60,11 +60,11 @@ class Example:
         return status
 
 
-def run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
+def run(command: Sequence[str], variables: Mapping[str, str], folder: Path = ROOT) -> tuple[int, str]:
     """Run to the end, or kill it with all that it started; return the status and what it printed."""
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=folder, env=variables, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             status = process.wait(MINUTES * 60)

@@ -33,12 +33,24 @@ def train_loop(config):
         train.report({"loss": loss.item()})
 
 
+def start_cluster(num_cpus, num_tries=3):
+    """Start a cluster; on a busy machine this may take longer than the 30 s that Ray waits."""
+    while True:
+        try:
+            return ray.init(num_cpus=num_cpus, include_dashboard=False)
+        except Exception:
+            ray.shutdown()
+            num_tries -= 1
+            if not num_tries:
+                raise
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("num_workers", type=int)
     parser.add_argument("--bug", choices=["unprepared", "loss"])
     options = parser.parse_args()
-    ray.init(num_cpus=options.num_workers + 1, include_dashboard=False)
+    start_cluster(options.num_workers + 1)
     trainer = TorchTrainer(
         train_loop,
         train_loop_config={"bug": options.bug},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from ttrace.layouts.rules import Rules
 from ttrace.ports.port_map import PortMap
 from ttrace.ports.suggest import suggest_map
 from ttrace.trace.reader import Trace
+from zoo.harness.limits import HANG
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.data import Batch, microbatch
 from zoo.harness.megatron.runtime import on_megatron
@@ -52,6 +53,8 @@ class Family:
     """The class of transformers that has it."""
     config: tuple[tuple[str, Any], ...] = ()
     """What its config has beside what all families have."""
+    prepare: Callable[[Any], None] | None = None
+    """Done to the model of transformers once it is built."""
 
     def build(self, vocab: int) -> Any:
         """Build the model of transformers, with so many words."""
@@ -73,7 +76,10 @@ class Family:
             **dict(self.config),
         )
         torch.manual_seed(0)
-        return model(config)
+        built = model(config)
+        if self.prepare is not None:
+            self.prepare(built)
+        return built
 
 
 _EXPERTS = (("num_experts_per_tok", _LLAMA.topk), ("moe_intermediate_size", _LLAMA.ffn))
@@ -123,18 +129,33 @@ def judge_ports(
     """
     port = port or PortMap.load(family.port_map)
     trace_reference(family, folder, port, vocab=vocab)
-    todo = [(replace(family.case, **layout), folder / f"candidate-{i}") for i, layout in enumerate(layouts)]
-    reference = folder / "reference"
-    on_megatron(num_ranks, _trace_candidates, todo, list(faults), port, reference, vocab or family.case.vocab)
-    return [judge(folder, candidate) for _, candidate in todo]
+    named = [(f"candidate-{i}", layout) for i, layout in enumerate(layouts)]
+    todo = [(name, layout, fault) for (name, layout), fault in itertools.zip_longest(named, faults)]
+    trace_candidates(num_ranks, family, todo, folder, port, vocab=vocab)
+    return [judge(folder, folder / name) for name, _ in named]
+
+
+def trace_candidates(
+    num_ranks: int,
+    family: Family,
+    todo: Sequence[tuple[str, Layout, Fault | None]],
+    folder: Path,
+    port: PortMap,
+    *,
+    vocab: int = 0,
+    timeout: float = HANG,
+) -> None:
+    """Trace models of megatron-core in one launch: the name of each, its layout and what is done to it."""
+    num_words = vocab or family.case.vocab
+    on_megatron(num_ranks, _trace_candidates, family.case, todo, folder, port, num_words, timeout=timeout)
 
 
 def _trace_candidates(
-    todo: Sequence[tuple[Case, Path]], faults: Sequence[Fault | None], port: PortMap, reference: Path, vocab: int
+    case: Case, todo: Sequence[tuple[str, Layout, Fault | None]], folder: Path, port: PortMap, vocab: int
 ) -> None:
-    for (case, out), fault in itertools.zip_longest(todo, faults):
-        plan = planned(out=out, role="candidate", reference=reference, port=port)
-        trace(case, plan, fault, partial(limit_words, vocab=vocab))
+    for name, layout, fault in todo:
+        plan = planned(out=folder / name, role="candidate", reference=folder / "reference", port=port)
+        trace(replace(case, **layout), plan, fault, partial(limit_words, vocab=vocab))
 
 
 def suggest(family: Family, folder: Path) -> PortMap:
