@@ -9,7 +9,7 @@ import importlib
 import sys
 from pathlib import Path
 
-WITH_OPTIONS = ("calibration", "damage", "streamed")
+WITH_OPTIONS = ("calibration", "damage", "many", "soak", "streamed", "watch")
 
 
 def names() -> list[str]:
