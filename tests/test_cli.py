@@ -55,15 +55,18 @@ def test_lint_states_nothing_with_which_the_candidate_is_wrong(tmp_path: Path) -
     assert '# "fc1/output" = "d0 d1/tp"' in suggested
 
 
-def test_diff_takes_an_id_without_its_step_and_names_near_ones(tmp_path: Path) -> None:
+def test_diff_takes_an_id_without_its_step_or_outer_modules_and_names_near_ones(tmp_path: Path) -> None:
     case = Case(tmp_path, "tp=2")
     case.add_right("0/0/fc2/output")
+    case.add_right("0/0/layers.3.proj/output")
     case.judge()
     result = CliRunner().invoke(app, ["diff", str(tmp_path), "fc2/output"])
     assert result.exit_code == 0, result.output
+    inner = CliRunner().invoke(app, ["diff", str(tmp_path), "proj/output"])
+    assert inner.exit_code == 0, inner.output
     wrong = CliRunner().invoke(app, ["diff", str(tmp_path), "0/0/fc2/outputs"])
     assert isinstance(wrong.exception, TTraceError)
-    assert "Did you mean 0/0/fc2/output?" in str(wrong.exception)
+    assert "Did you mean fc2/output" in str(wrong.exception)
 
 
 def test_explain_judges_the_run_and_explains_one_tensor(tmp_path: Path) -> None:

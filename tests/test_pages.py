@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from ttrace.tensors.ids import TensorId
 
 DOCS = ROOT / "docs"
 README, TUTORIAL, TRANSCRIPT = ROOT / "README.md", DOCS / "tutorial.md", DOCS / "transcript.txt"
-INSTALL = "pip install ."
+INSTALL = "pip install torch-ttrace"
 """What the tests' own environment has done already."""
 ELSEWHERE = {
     "megatron.md": "tests/megatron/test_example.py",
@@ -62,7 +63,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 )
 def test_commands_print_what_the_page_shows(reader: Reader, page: Path) -> None:
     for command, shown, ran in reader.follow(page):
-        assert ran.status == (1 if any(line.startswith("✗") for line in shown) else 0), f"{command}\n{ran.output}"
+        marks = [line[0] for line in shown if line.startswith(("✓", "✗"))]
+        assert ran.status == (1 if marks[-1:] == ["✗"] else 0), f"{command}\n{ran.output}"
         assert fits(shown, ran.output.splitlines()), f"{command}\n{ran.output}"
 
 
@@ -111,7 +113,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_and_their_options_exist(page: Path) -> None:
     text = page.read_text()
     parsers = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group, as the app has commands
-    assert set(re.findall(r"(?:`|\$ )ttrace ([a-z]+)", text)) <= set(parsers)
+    assert set(re.findall(r"(?:`|\$ )ttrace ([a-z]+(?:-[a-z]+)*)", text)) <= set(parsers)
     known = {option for parser in parsers.values() for param in parser.params for option in param.opts}
     known |= {option for parser in parsers.values() for param in parser.params for option in param.secondary_opts}
     used = {
@@ -127,15 +129,21 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         "--load",
         "--save",
         "--forget",
+        "--generate",
+        "--prefill",
         "--port",
+        "--limits",
         "--version",
+        "--install-completion",
+        "--show-completion",
         "--help",
     }
     assert used - theirs <= known
 
 
-def test_a_bug_report_is_asked_for_the_output_of_the_doctor() -> None:
-    assert "`ttrace doctor`" in (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()
+@pytest.mark.parametrize("form", [path for path in FORMS if path.stem != "config"], ids=lambda path: path.stem)
+def test_every_form_asks_for_the_output_of_the_doctor(form: Path) -> None:
+    assert "`ttrace doctor`" in form.read_text()
 
 
 def test_an_agent_is_told_of_fields_that_reports_have() -> None:
@@ -153,6 +161,12 @@ def test_an_agent_is_told_of_fields_that_reports_have() -> None:
 def test_the_site_names_every_page() -> None:
     named = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_site_and_changelog_name_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"site_name: TTrace {version.rpartition('.')[0]} " in (ROOT / "mkdocs.yml").read_text()
+    assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
 def test_the_reference_has_every_public_name() -> None:

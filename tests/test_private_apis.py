@@ -62,7 +62,7 @@ def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value
-            if name.isidentifier() and is_private(name) and name not in own and not name.startswith("_ttrace"):
+            if name.isidentifier() and is_private(name) and name not in own and not name.lower().startswith("_ttrace"):
                 yield node.lineno, name
 
 

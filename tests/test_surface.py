@@ -11,18 +11,21 @@ import ttrace
 def test_the_public_names_are_these() -> None:
     assert sorted(ttrace.__all__) == [
         "CaptureError",
+        "DisagreementError",
         "Layout",
         "LayoutError",
         "Mesh",
         "Session",
         "TTraceError",
         "TraceError",
+        "TraceSchedule",
         "__version__",
         "attach",
         "holds",
         "pipelined",
         "split",
         "streamed",
+        "watch",
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTS, SUPPORT = ROOT / "tests", ROOT / "tests" / "support"
-OF_THE_WHOLE = {"bench", "device", "faults", "laws", "matrix", "megatron", "quality", "support", "zoo"}
+OF_THE_WHOLE = {"bench", "device", "faults", "fuzz", "laws", "matrix", "megatron", "quality", "support", "zoo"}
 """Folders of tests that belong to no room of the package."""
 
 
@@ -28,7 +28,7 @@ def is_test_module(module: str) -> bool:
 
 
 def test_no_module_imports_a_test_module() -> None:
-    modules = [path for folder in ("bench", "tests", "zoo") for path in (ROOT / folder).rglob("*.py")]
+    modules = [path for folder in ("bench", "fuzz", "tests", "zoo") for path in (ROOT / folder).rglob("*.py")]
     wrong = {str(path.relative_to(ROOT)): found for path in modules if (found := _test_modules(path))}
     assert not wrong, "what tests share belongs into tests/support; what they share with the zoo, into zoo/harness"
 
@@ -38,7 +38,7 @@ def _test_modules(path: Path) -> list[str]:
 
 
 def test_only_tests_import_what_tests_share() -> None:
-    modules = [path for folder in ("bench", "src", "zoo") for path in (ROOT / folder).rglob("*.py")]
+    modules = [path for folder in ("bench", "fuzz", "src", "zoo") for path in (ROOT / folder).rglob("*.py")]
     assert not [path for path in modules if any(name.startswith("tests") for name in imported_modules(path))]
 
 

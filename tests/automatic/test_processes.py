@@ -73,6 +73,18 @@ def test_what_prevents_automatic_attachment_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_script_whose_last_step_is_the_traced_one_ends_in_silence(tmp_path: Path) -> None:
+    """The step is ended when the interpreter ends, where nobody can be told to end."""
+    two_steps = script(tmp_path, LOOP.replace("range(3)", "range(2)"))
+    done = ttrace("trace", "--out", str(tmp_path / "trace"), "--", *two_steps.split())
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "trace.log").read_text()
+    assert "the end of the script" in log
+    assert "Traceback" not in log
+    assert list(Trace(tmp_path / "trace").problems()) == []
+
+
+@pytest.mark.slow
 def test_a_mesh_and_rules_can_be_stated_outside_of_the_script(tmp_path: Path) -> None:
     """The example of hand-written tensor parallelism without its lines for TTrace gives the same finding."""
     source = (ROOT / "examples" / "hidden_allreduce.py").read_text()

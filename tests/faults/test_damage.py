@@ -10,35 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, draw_tensor
+from tests.support.small_runs import OUTPUTS, write_run
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.judge.verdict import Exit
 from ttrace.tensors.ids import TensorId
 from ttrace.trace.writer import HEADER_BYTES
-from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.run import Run
 from ttrace.workflow.stages import Stage
 
 NUM_FLIPS = 40
 """In every file."""
-OUTPUTS = ("0/0/fc1/output", "0/0/fc2/output")
 Outcome = tuple[Exit, list[str], list[str]]
-
-
-def write_run(folder: Path, *, wrong: bool) -> Run:
-    """Traces of one step of two layers on two ranks; with `wrong`, the second layer's output is."""
-    Flow(Run(folder), Commands(("true",), ("true",), 1, 60.0), Plan(out=folder)).prepare()
-    case = Case(folder)
-    for number, name in enumerate(OUTPUTS):
-        change = (lambda x: 1.5 * x) if wrong and number == 1 else None
-        case.add(name, draw_tensor(16, 8, seed=number), "t h/tp", change)
-        case.add(f"0/-/fc{number}.weight/param", draw_tensor(8, 8, seed=9), "o/tp i", noise=0.0)
-        case.add(f"0/-/fc{number}.weight/param_grad", draw_tensor(8, 8, seed=number + 5), "o/tp i")
-    for builder in (case.reference, case.twin, case.candidate):
-        builder.close()
-    return Run(folder)
 
 
 def judge(run: Run) -> Outcome | str:

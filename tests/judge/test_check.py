@@ -192,7 +192,8 @@ def test_gradients_before_reduction_are_compared_after_the_factor_still_to_come(
     judgement = case.judge()
     assert judgement.exit is Exit.PASSED
     assert judgement.notes == (
-        "the candidate's loss and activation gradients were multiplied by 0.5, as its reduction will",
+        "for the comparison, the candidate's loss and activation gradients were multiplied by 0.5: the reduction of "
+        "its gradients multiplies by it later",
     )
 
 

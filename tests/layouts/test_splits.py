@@ -58,7 +58,9 @@ def test_a_split_reads_back_as_it_was_written(text: str) -> None:
     assert str(Split.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["zagzig", "block()", "striped(-1)", "striped(1, 2)", ""])
+@pytest.mark.parametrize(
+    "text", ["zagzig", "block()", "striped(-1)", "striped(1, 2)", "striped(٣)", f"fused({'9' * 5000})", ""]
+)
 def test_an_unknown_split_is_named_with_the_known_ones(text: str) -> None:
     with pytest.raises(LayoutError, match=re.escape(f"{text!r} is no split. Known: ")) as error:
         Split.parse(text)
@@ -74,6 +76,7 @@ def test_an_unknown_split_is_named_with_the_known_ones(text: str) -> None:
             "fused(3): 8 indices do not divide into these parts. Write fused(n) for n equal parts",
         ),
         ("fused(2,1)", 8, "fused(2,1): 8 indices do not divide"),
+        ("fused(999999999999)", 8, "fused(999999999999): 8 indices do not divide"),
         ("fused", 8, "fused(): 8 indices do not divide"),
         ("fused(0,0)", 8, "fused(0,0): 8 indices do not divide"),
         ("striped(0)", 8, "striped(0): a stripe has at least one index"),

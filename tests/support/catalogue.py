@@ -161,7 +161,7 @@ CATALOGUE = (
     Fault("shard off by 2%", "hand", shard_off_by_percents, "layers.1.attention.qkv", "param", CauseName.SOME_RANKS),
     Fault("left out of optimizer", "hand", left_out_of_optimizer, "layers.1.norm2", "update", CauseName.NOT_UPDATED),
     Fault("in two groups", "hand", in_two_groups, "layers.1.mlp.fc2", "update", CauseName.UPDATED_TWICE),
-    Fault("other learning rate", "hand", other_learning_rate, "head", "update", CauseName.CONSTANT_FACTOR),
+    Fault("other learning rate", "hand", other_learning_rate, "head", "update", CauseName.OPTIMIZER_SETTINGS),
     Fault(
         "bfloat16 matmul",
         "hand",

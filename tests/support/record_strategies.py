@@ -14,12 +14,14 @@ from tests.support.rank_traces import tensor_id
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors.ids import Kind, Site, TensorId
 from ttrace.tensors.region import Region
+from ttrace.text import HIDDEN, clean_line
 from ttrace.trace.format import DTYPES, Record
 from ttrace.trace.lines.record_line import encode
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows
 from ttrace.values.stats import Stats
 
-words = st.from_regex(r"[^/@\s]+", fullmatch=True)
+words = st.from_regex(r"[^/@\s]+", fullmatch=True).filter(lambda word: not HIDDEN.search(word))
+lines = st.text().map(clean_line)
 names = st.one_of(words, st.sampled_from([".", "layers.3.mlp.fc1", "größe.重み", 'a"b\\c']))
 
 
@@ -52,11 +54,13 @@ def regions(draw: st.DrawFn) -> Region:
     return region
 
 
+numbers = st.integers(-(2**63), 2**63 - 1)
+shares = st.floats(0.0, 1.0)
 distributions: st.SearchStrategy[Distribution] = st.one_of(
     st.builds(Normal, floats, floats),
-    st.builds(Integers, st.integers(), st.integers(), keep=floats, hole=st.integers()),
-    st.builds(Rows, st.integers(), keep=floats, hole=st.integers()),
-    st.builds(Mask, floats),
+    st.builds(Integers, numbers, numbers, keep=shares, hole=numbers),
+    st.builds(Rows, st.integers(1, 2**63 - 1), keep=shares, hole=numbers),
+    st.builds(Mask, shares),
     st.just(Permutation()),
 )
 
@@ -64,9 +68,9 @@ distributions: st.SearchStrategy[Distribution] = st.one_of(
 @st.composite
 def records(draw: st.DrawFn) -> Record:
     region = draw(st.none() | regions())
-    shape = tuple(draw(st.lists(st.integers(0, 2**20), max_size=4))) if region is None else region.local_shape
+    shape = tuple(draw(st.lists(st.integers(0, 2**14), max_size=4))) if region is None else region.local_shape
     dtype = draw(st.sampled_from(list(DTYPES.values())))
-    begin = draw(naturals)
+    begin = 8 * draw(naturals)
     squares = st.floats(0.0, allow_infinity=True)
     sums = {"aa": squares, "bb": squares, "dd": squares, "ab": floats, "nan_b": naturals}
     stats = draw(st.none() | st.builds(Stats, st.just(math.prod(shape)), **sums))
@@ -76,8 +80,8 @@ def records(draw: st.DrawFn) -> Record:
         dtype=dtype,
         region=region,
         pending=tuple(draw(st.lists(st.sampled_from(["tp", "cp", "dp"]), unique=True))),
-        layout=draw(st.text()),
-        by=draw(st.none() | st.builds(Provenance, st.sampled_from(LayoutSource), st.text())),
+        layout=draw(lines),
+        by=draw(st.none() | st.builds(Provenance, st.sampled_from(LayoutSource), lines)),
         order=draw(naturals),
         microbatch=draw(naturals),
         values=draw(st.none() | distributions),
@@ -136,6 +140,11 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "dtype unknown": {"dtype": "F4"},
     "dtype no text": {"dtype": ["F32"]},
     "dtype larger than the bytes": {"dtype": "F64"},
+    "bytes between two numbers": {"at": [0, 1001, 1097]},
+    "bytes beyond any file": {"at": [0, 2**63, 2**63 + 96]},
+    "id with an escape sequence": {"id": "0/0/layer\x1b[31m/output"},
+    "id with another direction": {"id": "0/0/layer\u202e/output"},
+    "order of many digits": {"order": 10**400},
     "bytes backwards": {"at": [0, 1096, 1000]},
     "bytes negative": {"at": [0, -96, 0]},
     "bytes of floats": {"at": [0, 1000.0, 1096.0]},
@@ -182,6 +191,11 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "distribution of too few arguments": {"values": {"kind": "Integers", "low": 0}},
     "distribution of text": {"values": {"kind": "Normal", "std": "1.0"}},
     "distribution of floats for integers": {"values": {"kind": "Integers", "low": 0.5, "high": 9}},
+    "distribution not finite": {"values": {"kind": "Normal", "std": math.inf}},
+    "distribution of no rows": {"values": {"kind": "Rows", "num_rows": 0}},
+    "distribution of too many rows": {"values": {"kind": "Rows", "num_rows": 2**64}},
+    "distribution that keeps more than all": {"values": {"kind": "Mask", "keep": 1.5}},
+    "sketch of buckets that none has": {"sketch": [63, 0.5], "at": [0, 0, 504]},
     "distribution no object": {"values": "Normal"},
     "unknown field": {"surprise": 1},
 }

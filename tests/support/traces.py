@@ -68,6 +68,7 @@ class TraceBuilder:
         self.batch_axes = batch_axes
         self.forward_buffers = tuple(forward_buffers)
         self.samples: dict[int, dict[str, tuple[str, ...]]] = defaultdict(dict)
+        self.replaced: dict[int, dict[str, tuple[str, ...]]] = defaultdict(dict)
         self.mesh = Mesh.parse(mesh)
         self.sizes = {**self.mesh.sizes, MICROBATCH_AXIS: manifest.get("num_microbatches", 1)}
         self._manifest = {"role": role, "mesh": mesh, "num_ranks": self.mesh.num_ranks, "seed": 0, **manifest}
@@ -136,6 +137,7 @@ class TraceBuilder:
                 batch_axes=self.batch_axes,
                 forward_buffers=self.forward_buffers,
                 samples=self.samples[rank],
+                replaced=self.replaced[rank],
                 problems=tuple(problems),
             )
             writer.close(end)

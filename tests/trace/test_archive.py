@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -16,10 +17,12 @@ from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
 from ttrace.trace import archive as archiving
 from ttrace.trace.archive import archive, restore
+from ttrace.trace.documents import parse_end, seal_model
 from ttrace.trace.format import DTYPES, End, Record, SketchInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.store import Remote
 from ttrace.trace.writer import Writer
+from ttrace.values.stats import Stats
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -74,6 +77,26 @@ def test_shards_are_differences_to_their_part_of_the_reference(tmp_path: Path) -
         writer.close(End(num_steps=1))
     archived = assert_kept(tmp_path / "candidate")
     assert all(len(data) < 5000 for data in archived.values())  # equal bits are nothing but zeros
+
+
+def test_a_trace_that_was_measured_against_the_reference_comes_back(tmp_path: Path) -> None:
+    """A twin has, in place of values, the indices of some elements: they are no difference to the reference."""
+    write_trace(tmp_path / "reference", {"layer": torch.ones(24)})
+    writer = Writer(tmp_path / "candidate", manifest())
+    record = replace(record_of("layer", torch.ones(24)), stats=Stats(24, 1.0, 1.0), end=16)
+    writer.write(record, torch.tensor([1, 3]))
+    writer.close(End(num_steps=1))
+    assert_kept(tmp_path / "candidate")
+
+
+@pytest.mark.parametrize("against", ["candidate", "../elsewhere", "/", ".."])
+def test_an_archive_is_a_difference_to_another_trace_beside_it(tmp_path: Path, against: str) -> None:
+    write_trace(tmp_path / "reference", {"layer": torch.ones(24)})
+    end = write_trace(tmp_path / "candidate", {"layer": torch.ones(24)}) / "end.json"
+    archive(tmp_path / "candidate", "reference")
+    end.write_text(seal_model(parse_end(end.read_text(), "end.json").model_copy(update={"against": against})))
+    with pytest.raises(TraceError, match=r"must be the name of a trace beside this one|is an archive too"):
+        Trace(tmp_path / "candidate").shards[tensor_id("layer")][0].tensor()
 
 
 def test_whatever_a_trace_may_hold_comes_back(tmp_path: Path) -> None:
@@ -150,7 +173,7 @@ def test_damage_is_told(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("change", [archive, restore])
-@pytest.mark.parametrize("moment", ["write_whole", "_write_base_name", "unlink"])
+@pytest.mark.parametrize("moment", ["replace_file", "_write_base_name", "unlink"])
 def test_who_is_killed_leaves_a_trace_and_may_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: object, moment: str
 ) -> None:

@@ -26,6 +26,7 @@ from ttrace.layouts.source import LayoutSource
 from ttrace.tensors.region import Region
 from ttrace.trace.documents import parse_end, parse_manifest, seal_model
 from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check_region
+from ttrace.trace.lines.fast_decode import decode_quickly
 from ttrace.trace.lines.record_line import _Line, decode, encode
 from ttrace.trace.storage.seal import seal_document
 from ttrace.trace.writer import Writer
@@ -86,6 +87,29 @@ def test_a_line_that_is_no_record_is_refused(line: str) -> None:
 def test_the_message_names_the_tensor_and_what_does_not_fit() -> None:
     with pytest.raises(TraceError, match=r"^0/0/layer/output: bytes 1000 to 1096 do not fit shape \(4, 7\)\.$"):
         decode(json.dumps({**GOOD, "shape": [4, 7], "region": None}))
+
+
+@pytest.mark.parametrize("number", [1 << 63, 10**400])
+def test_a_parameter_of_a_distribution_has_at_most_64_bits(number: int) -> None:
+    line = {**GOOD, "at": [0, 0, 0], "values": {"kind": "Integers", "low": 0, "high": number}}
+    with pytest.raises(TraceError, match=r"high is [0-9]+, but must be finite and fit into 64 bits"):
+        decode(json.dumps(line))
+
+
+def test_generated_values_have_no_sketch() -> None:
+    values = {"kind": "Normal", "mean": 0.0, "std": 1.0}
+    line = {**GOOD, "at": [0, 0, 0], "values": values, "sketch": [64, 0.5]}
+    for decoded in (decode, decode_quickly):
+        with pytest.raises(TraceError, match="its values are generated, so it has no sketch"):
+            decoded(json.dumps(line, separators=(",", ":")))
+
+
+def test_bytes_that_end_before_they_begin_are_refused() -> None:
+    """Stats keep as many indices as there are bytes, so their length alone says nothing."""
+    line = {**GOOD, "at": [0, 944, 8], "stats": [24, 1.0, 1.0, 0.0, 0.0, 0, 0, 0, 0]}
+    for decoded in (decode, decode_quickly):
+        with pytest.raises(TraceError, match=r"its bytes begin at 944, after their end at 8\.$"):
+            decoded(json.dumps(line, separators=(",", ":")))
 
 
 def test_a_record_whose_region_has_another_shape_is_refused_before_it_is_written() -> None:

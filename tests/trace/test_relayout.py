@@ -90,7 +90,7 @@ def one(folder: Path, **known: object) -> RelayoutTrace:
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        ({"sketch": SketchInfo(8)}, "recorded as a sketch"),
+        ({"sketch": SketchInfo(64)}, "recorded as a sketch"),
         ({"values": Normal(0.0, 1.0)}, "generated for the layout that it had"),
     ],
 )

@@ -172,6 +172,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "random": [],
         "forward_buffers": [],
         "samples": {},
+        "replaced": {},
         "flags": {},
         "problems": [],
         "notes": [],

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import HOLDABLE, ROOT, SCRIPTS, ttrace
+from ttrace.capture.plan import Plan
+from ttrace.workflow.flow import Commands, Flow
+from ttrace.workflow.run import MARK, Run
 from zoo.harness.limits import HANG
 
 
@@ -38,6 +41,25 @@ def kept(done: subprocess.CompletedProcess[str]) -> list[str]:
 def stamps(folder: Path) -> dict[str, str]:
     marks = sorted((folder / "run").glob("*.done.json"))
     return {mark.name.removesuffix(".done.json"): json.loads(mark.read_text())["stamp"] for mark in marks}
+
+
+def test_a_run_of_other_commands_is_named_before_it_is_replaced(tmp_path: Path) -> None:
+    notes: list[str] = []
+    run, plan = Run(tmp_path / "run"), Plan(out=tmp_path / "run")
+
+    def prepare(reference: str) -> None:
+        Flow(run, Commands((reference,), ("true",), 1, 60.0), plan, on_note=notes.append).prepare()
+
+    prepare("true")
+    prepare("true")
+    assert notes == []
+    prepare("false")
+    assert [f"{run.folder} had a run with another reference: its traces are replaced" in note for note in notes] == [
+        True
+    ]
+    (run.folder / MARK).write_text("damaged")
+    prepare("true")
+    assert len(notes) == 1
 
 
 @pytest.mark.slow

@@ -40,17 +40,27 @@ class Net(nn.Module):
         return out
 
 
-def train(plan: Plan, load: Callable[[Net, torch.optim.Optimizer], None] = lambda *_: None) -> States:
-    """Train the plan's steps, and return what a script would save."""
+def train(
+    plan: Plan, load: Callable[[Net, torch.optim.Optimizer], None] = lambda *_: None, *, position: int | None = None
+) -> States:
+    """Train the plan's steps, and return what a script would save.
+
+    With a position, the script has its own data, and this is the step whose data come first.
+    """
     torch.manual_seed(plan.first_step)  # a new process initialises otherwise
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules.of({}))
     load(model, optimizer)
-    for _ in range(plan.num_steps):
+    for number in range(plan.num_steps):
         with session.step():
-            batch = session.batch({"x": torch.randn(6, 8), "y": torch.randn(6, 8)})
+            batch = {"x": torch.randn(6, 8), "y": torch.randn(6, 8)}
+            if position is None:
+                batch = session.batch(batch)
+            else:
+                drawn = torch.Generator().manual_seed(position + number)
+                batch = {name: torch.randn(6, 8, generator=drawn) for name in batch}
             F.mse_loss(model(batch["x"]), batch["y"]).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -61,17 +71,29 @@ def train(plan: Plan, load: Callable[[Net, torch.optim.Optimizer], None] = lambd
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, States]:
     """A reference that trains through, its twins, and a candidate up to its checkpoint."""
-    folder = tmp_path_factory.mktemp("resume")
+    return save(tmp_path_factory.mktemp("resume"))
+
+
+def save(folder: Path, *, position: int | None = None) -> tuple[Path, States]:
     whole = Plan(out=folder / "reference", num_steps=NUM_STEPS, stop=False, full=("*",))
-    train(whole)
+    train(whole, position=position)
     known = {"reference": whole.out}
     for twin in range(1, NUM_TWINS + 1):
-        train(whole.model_copy(update={**known, "out": folder / f"twin-{twin}", "role": "twin", "twin": twin}))
+        train(
+            whole.model_copy(update={**known, "out": folder / f"twin-{twin}", "role": "twin", "twin": twin}),
+            position=position,
+        )
     before = {**known, "out": folder / "before", "role": "candidate", "num_steps": NUM_STEPS - 1}
-    return folder, train(whole.model_copy(update=before))
+    return folder, train(whole.model_copy(update=before), position=position)
 
 
-def judge(saved: tuple[Path, States], out: Path, load: Load) -> Judgement:
+@pytest.fixture(scope="module")
+def saved_with_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, States]:
+    """The same for a script that has its own data."""
+    return save(tmp_path_factory.mktemp("data"), position=0)
+
+
+def judge(saved: tuple[Path, States], out: Path, load: Load, *, position: int | None = None) -> Judgement:
     folder, states = saved
     plan = Plan(
         out=out,
@@ -82,7 +104,7 @@ def judge(saved: tuple[Path, States], out: Path, load: Load) -> Judgement:
         stop=False,
         full=("*",),
     )
-    train(plan, lambda model, optimizer: load(model, optimizer, deepcopy(states)))
+    train(plan, lambda model, optimizer: load(model, optimizer, deepcopy(states)), position=position)
     twins = [Trace(folder / f"twin-{twin}") for twin in range(1, NUM_TWINS + 1)]
     return check(Trace(folder / "reference"), twins, Trace(out))
 
@@ -158,6 +180,24 @@ def test_what_is_not_loaded_rightly_has_its_cause(
     assert (str(first.comparison.id), first.cause.name) == (site, cause)
 
 
+@pytest.mark.parametrize(("position", "words"), [(2, ""), (0, "step 0: after the checkpoint, samples are repeated")])
+def test_data_of_the_script_go_on_where_they_were(
+    saved_with_data: tuple[Path, States], tmp_path: Path, position: int, words: str
+) -> None:
+    judgement = judge(saved_with_data, tmp_path, load_all, position=position)
+    assert judgement.exit is (Exit.FOUND if words else Exit.PASSED), judgement.problems
+    if words:
+        first = judgement.findings[0]
+        assert (str(first.comparison.id), first.cause.name) == ("2/0/./input", CauseName.OTHERS_VALUES)
+        assert words in first.cause.sentence
+
+
+def test_data_that_no_step_had_are_not_judged(saved_with_data: tuple[Path, States], tmp_path: Path) -> None:
+    judgement = judge(saved_with_data, tmp_path, load_all, position=9)
+    assert judgement.exit is Exit.UNJUDGED
+    assert "fed other data" in " ".join(judgement.problems)
+
+
 def test_one_step_leaves_nothing_before_the_checkpoint(tmp_path: Path) -> None:
     ran = ttrace(
         "run", "--reference", "true", "--candidate", "true", "--resume", "true", "--out", str(tmp_path / "run")
@@ -198,6 +238,35 @@ def test_tensor_parallelism_goes_on_with_another_number_of_ranks(tmp_path: Path,
         words = " ".join(ran.stdout.split())
         assert "4.weight/param is the first wrong tensor" in words
         assert "the right values in the wrong place along dim 0" in words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "code"), [("", 0), pytest.param("--forget", 1, marks=pytest.mark.nightly)])
+def test_the_trainer_of_transformers_goes_on(tmp_path: Path, flag: str, code: int) -> None:
+    """By its own checkpoints; it counts steps from the start of all."""
+    script = f"python {ROOT}/tests/support/trainer_checkpoint.py"
+    ran = ttrace(
+        *("run", "--steps", "3", "--twins", "2", "--no-repeat", "--out", str(tmp_path / "run")),
+        *("--reference", f"{script} --steps 3 --save {tmp_path}/reference"),
+        *("--candidate", f"{script} --steps 2 --save {tmp_path}/saved"),
+        *("--resume", f"{script} --steps 3 --load {tmp_path}/saved/checkpoint-2 {flag}"),
+    )
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    if flag:
+        assert "the optimizer believes that this is step 1, and the reference's 3" in " ".join(ran.stdout.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "code"), [("", 0), pytest.param("--forget", 1, marks=pytest.mark.nightly)])
+def test_zero_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, code: int) -> None:
+    """By DeepSpeed's universal checkpoints; parts of the flat copy end within parameters, and the last has padding."""
+    script = f"{ROOT}/tests/support/deepspeed_checkpoint.py"
+    ran = resume(tmp_path, f"python {script}", f"{TORCHRUN} 2 {script}", f"{TORCHRUN} 4 {script} {flag}")
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    if flag:
+        words = " ".join(ran.stdout.split())
+        assert "0.weight/update is the first wrong tensor" in words
+        assert "the optimizer believes that this is step 1, and the reference's 3" in words
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 
 from tests.support.rank_traces import manifest
 from ttrace.capture.plan import Plan
+from ttrace.errors import TTraceError
 from ttrace.trace.format import End
 from ttrace.trace.storage.fingerprint import fingerprint_file
 from ttrace.trace.storage.seal import read_document
 from ttrace.trace.writer import Writer
 from ttrace.workflow.stages import Stage
+from zoo.harness.limits import HANG
 
 
 @pytest.fixture
@@ -31,6 +34,17 @@ def stage_of_two_ranks(folder: Path, scripts: list[Path]) -> Stage:
         sources = {str(path): fingerprint_file(path) for path in scripts[: rank + 1]}
         Writer(folder / "candidate", manifest(rank, 2, mesh="pp=2")).close(End(num_steps=1, sources=sources))
     return Stage(("true",), Plan(out=folder / "candidate", role="candidate"))
+
+
+@pytest.mark.parametrize("is_rank_missing", [False, True])
+def test_a_script_without_its_rank_is_told_how_to_get_one(tmp_path: Path, *, is_rank_missing: bool) -> None:
+    what = "environment variable RANK expected, but not set" if is_rank_missing else "no such thing"
+    (tmp_path / "train.py").write_text(f"raise ValueError('{what}')\n")
+    stage = Stage((sys.executable, str(tmp_path / "train.py"), "--lr", "1"), Plan(out=tmp_path / "reference"))
+    with pytest.raises(TTraceError, match=what) as raised:
+        stage.run(timeout=HANG)
+    hint = f"With one rank: torchrun --standalone --nproc-per-node 1 {tmp_path / 'train.py'} --lr 1"
+    assert (hint in str(raised.value)) is is_rank_missing
 
 
 def test_an_edit_of_what_any_rank_imports_makes_the_trace_stale(tmp_path: Path, scripts: list[Path]) -> None:

@@ -25,7 +25,7 @@ def test_an_unchanged_script_passes_and_its_bug_is_found(row: Row, tmp_path: Pat
     assert outcome.is_good, outcome
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchtitans_llama_agrees_with_that_of_transformers(tmp_path: Path) -> None:
     """By the map that TTrace brings, with tensor and sequence parallelism on torchtitan's side."""
     candidate = f"{TORCHRUN} {run_on(TITAN)}{SCRIPTS}/titan.py --backend partial_dtensor --tp 2"

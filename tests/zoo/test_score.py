@@ -43,6 +43,18 @@ PART = (
     "transformers-unshifted-labels-counted",
     "transformers-router-softmaxed-twice",
     "lora-counted-on-every-rank",
+    "checkpoint-norms-shifted-twice",
+    "checkpoint-moments-in-bf16",
+    "port-norm-eps",
+    "port-rope-theta",
+    "port-gate-and-up-swapped",
+    "port-vocabulary-padded",
+    "drift-not-broadcast",
+    "drift-same-samples",
+    "drift-batch-twice",
+    "drift-norms-frozen-in-bf16",
+    "drift-steps-differ",
+    "inference-temperature",
 )
 """Every tier, topic and cause, every number of ranks and every launcher."""
 NOT_NAMED = {"transposed"}

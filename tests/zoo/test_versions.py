@@ -8,6 +8,7 @@ from ttrace.report.health import LAST_TESTED, OLDEST
 from ttrace.torch_compat import parse_release
 from zoo.harness.torches.environment import OWN, ROOT
 from zoo.harness.torches.wheels import VERSIONS
+from zoo.versions import demo
 from zoo.versions.cells import CELLS, EXAMPLES, Cell
 from zoo.versions.frameworks import FRAMEWORKS
 from zoo.versions.page import PAGE, Measured
@@ -41,6 +42,14 @@ def test_every_framework_was_measured_and_is_good() -> None:
     outcomes = Measured.read().frameworks
     assert list(outcomes) == [framework.name for framework in FRAMEWORKS]
     assert [name for name, outcome in outcomes.items() if outcome.unexpected] == []
+
+
+def test_the_demo_gave_both_verdicts_with_three_pythons_and_three_torches() -> None:
+    demos = Measured.read().demos
+    assert list(demos) == list(demo.CELLS)
+    assert [key for key, each in demos.items() if not each.is_good] == []
+    assert len({python for python, _ in demos}) >= 3
+    assert len({torch for _, torch in demos}) >= 3
 
 
 def test_the_package_names_the_pythons_that_were_measured() -> None:

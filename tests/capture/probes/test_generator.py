@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from ttrace.capture.probes.distributions import measure_batch
+from ttrace.capture.probes.distributions import measure_batch, measure_parameters
 from ttrace.capture.resolve.names import Names
-from ttrace.values.generate import Distribution, Integers, Rows
+from ttrace.values.generate import Distribution, Integers, Normal, Rows
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,14 @@ from ttrace.values.generate import Distribution, Integers, Rows
 )
 def test_integers_that_reach_into_a_table_are_its_rows(data: list[list[int]], expected: Distribution | None) -> None:
     assert measure_batch(torch.tensor(data), {64, 2}) == expected
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("nan")])
+def test_a_mask_of_infinities_is_kept_and_an_uninitialised_parameter_gets_finite_values(value: float) -> None:
+    data = torch.zeros(4, 4)
+    data[0, 1] = value
+    assert measure_batch(data) is None
+    assert measure_parameters([data, torch.ones(3)]) == [Normal(0.0, 0.02), Normal(1.0, 0.02)]
 
 
 def test_tables_are_found_by_what_embeddings_call_their_length() -> None:

@@ -109,6 +109,12 @@ def test_a_sweeps_page_loads_nothing_and_escapes_texts(table: SweepTable) -> Non
     assert "3 cells: 1 passed, 1 failed, 1 could not be judged; 1 reference<" in page
 
 
+def test_a_sweeps_summary_has_the_condition(table: SweepTable) -> None:
+    text = github.format_sweep(table.condition, table.counts, Exit.FOUND)
+    assert text.splitlines()[:3] == ["### ✗ TTrace sweep", "", "`fails iff tp > 1`"]
+    assert "3 cells: 1 passed" in github.format_sweep("", table.counts, Exit.PASSED)
+
+
 def test_a_sweeps_cells_are_cases(table: SweepTable) -> None:
     (suite,) = ElementTree.fromstring(junit.format_junit("sweep", sweep_report.make_cases(table)))
     assert [[kind.tag for kind in case] for case in suite] == [[], ["failure"], ["error"]]

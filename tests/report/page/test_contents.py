@@ -30,7 +30,9 @@ def unpacked(packed: dict[str, str]) -> list[Any]:
     return list(values)
 
 
-@pytest.mark.parametrize(("values", "kind"), [([0, -128, 127], "b"), ([128], "h"), ([-(1 << 15) - 1], "i"), ([], "b")])
+@pytest.mark.parametrize(
+    ("values", "kind"), [([0, -128, 127], "b"), ([128], "h"), ([-(1 << 15) - 1], "i"), ([1 << 40], "d"), ([], "b")]
+)
 def test_whole_numbers_take_as_few_bytes_as_they_need(values: list[int], kind: str) -> None:
     packed = columns.pack_integers(values)
     assert (packed["as"], unpacked(packed)) == (kind, values)

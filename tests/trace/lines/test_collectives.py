@@ -79,3 +79,5 @@ def test_a_group_lists_its_ranks() -> None:
     assert Group(axes=("tp",)).list_ranks(mesh, 5) == (4, 5)
     assert Group(axes=("pp", "tp")).list_ranks(mesh, 2) == (2, 3, 6, 7)
     assert Group(ranks=(1, 4)).list_ranks(mesh, 1) == (1, 4)
+    with pytest.raises(TraceError, match="runs over ep, but the mesh is 'pp=2 dp=2 tp=2'"):
+        Group(axes=("ep",)).list_ranks(mesh, 1)

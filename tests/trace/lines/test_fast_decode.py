@@ -55,9 +55,10 @@ def test_a_hostile_line_is_refused_in_the_same_words(change: dict[str, Any]) -> 
         ('"id":"0/', '"id":"\x01/'),
         ('"mb":0', '"mb":0,"mb":3'),
         ("}", ',"order":5}'),
-        ("}", ',"sketch":[4,0.5],"sketch":[0,1.5]}'),
+        ("}", ',"sketch":[64,0.5],"sketch":[0,1.5]}'),
         ("}", ',"sketch":[0,0.5]}'),
-        ("}", ',"sketch":[4,1e999]}'),
+        ("}", ',"sketch":[64,1e999]}'),
+        ("}", ',"sketch":[63,0.5]}'),
     ],
     ids=str,
 )
@@ -71,6 +72,6 @@ def test_spellings_that_only_look_alike_are_not_mixed_up(changed: tuple[str, str
 
 
 def test_sketches_are_read() -> None:
-    record = decode(json.dumps({**GOOD, "at": [0, 1000, 1032], "sketch": [4, -1.5e-07]}, separators=(",", ":")))
-    assert record.sketch == SketchInfo(4, -1.5e-07)
+    record = decode(json.dumps({**GOOD, "at": [0, 1000, 1512], "sketch": [64, -1.5e-07]}, separators=(",", ":")))
+    assert record.sketch == SketchInfo(64, -1.5e-07)
     assert decode_quickly(encode(record)) == record

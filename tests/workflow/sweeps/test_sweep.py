@@ -53,7 +53,9 @@ def stamps(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_cut_off_leaves_nothing_running_and_goes_on(folder: Path) -> None:
+def test_a_sweep_that_is_cut_off_leaves_nothing_running_and_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "hold").write_text("candidate")
     _end_while_two_cells_wait(folder)
     (folder / "hold").unlink()
@@ -72,6 +74,8 @@ def test_a_sweep_that_is_cut_off_leaves_nothing_running_and_goes_on(folder: Path
     assert made.items() <= stamps(folder).items()  # the reference and its twin were kept
 
     made = stamps(folder)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(folder / "summary.md"))
     again = ttrace(*words(folder))
     assert stamps(folder) == made
     assert again.stdout.splitlines()[0] == "✗ fails iff size > 1 and wrong"
@@ -79,6 +83,8 @@ def test_a_sweep_that_is_cut_off_leaves_nothing_running_and_goes_on(folder: Path
     cell = folder / "out" / "cells" / "size=2-wrong"
     assert again.stdout.splitlines()[-1] == f"next: ttrace check {cell}"
     assert len(Run(cell).judge().findings) == 1  # a cell is a run
+    assert again.stderr.count("::error ") == 1  # of the smallest cell
+    assert "`fails iff size > 1 and wrong`" in (folder / "summary.md").read_text()
 
 
 def _end_while_two_cells_wait(folder: Path) -> None:

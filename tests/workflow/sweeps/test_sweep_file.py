@@ -63,6 +63,9 @@ def test_cells_are_all_combinations_that_are_not_excluded(tmp_path: Path) -> Non
         ("[1, 2, 4]", "[1, '1']", "each value once"),
         ("{tp}", "{dp}", "names {dp}, but there are only tp, schedule, fp8, x, ranks"),
         ("[1, 2, 4]", "[[1]]", "is no sweep"),
+        ("[1, 2, 4]", f"[0x{'f' * 4000}]", "'tp' has a number that does not fit into 64 bits"),
+        ("[1, 2, 4]", str([*range(5000)]), "the sweep has 20000 cells, but at most 4096 are run"),
+        ('"tp * 2"', f"'0x{'f' * 4000}'", "a number does not fit into 64 bits"),
         ("tp = [1", "x = [1", "'x' is an axis and derived"),
     ],
 )
@@ -122,6 +125,8 @@ def test_expressions_compute(text: str, value: object) -> None:
         "tp < name",
         "tp %% 0",
         "tp % 0",
+        "0.5 * 0x" + "f" * 400,
+        "tp * 9223372036854775807",
         "missing",
         "f'{tp}'",
         "-" * 100_000 + "1",

@@ -1,0 +1,96 @@
+"""Yesterday's run as the reference: two runs of one layout, `git bisect run`, and a bundle to send to others."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import ROOT, SCRIPTS, ttrace
+from zoo.harness.limits import HANG
+
+SCRIPT = """
+import torch, ttrace
+from factor import FACTOR
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = ttrace.attach(model, optimizer)
+for _ in range(8):
+    with session.step():
+        (model(session.batch(torch.randn(4, 8))).square().mean() * FACTOR).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def git(folder: Path, *args: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    command = ["git", "-C", str(folder), *who, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_other_exit_codes_than_0_and_1_leave_a_commit_out() -> None:
+    for code, found in ((0, 0), (1, 1), (2, 125), (77, 125)):
+        assert ttrace("bisect-exit", "sh", "-c", f"exit {code}").returncode == found
+    assert ttrace("bisect-exit", "there-is-no-such-command").returncode == 125
+
+
+@pytest.mark.slow
+def test_git_bisect_finds_the_commit_that_changed_the_gradients(tmp_path: Path) -> None:
+    """The reference is the first commit, in a folder of its own; one commit between does not run at all."""
+    repository, trusted = tmp_path / "repository", tmp_path / "trusted"
+    repository.mkdir()
+    git(repository, "init", "-q")
+    (repository / "train.py").write_text(SCRIPT)
+    factors = ["1.0", "1.0  # a comment", "1.0 +", "1", "0.999", "0.999  # another"]
+    for number, factor in enumerate(factors):
+        (repository / "factor.py").write_text(f"FACTOR = {factor}\n")
+        git(repository, "add", ".")
+        git(repository, "commit", "-q", "-m", f"commit {number}")
+    first = git(repository, "rev-list", "--max-parents=0", "HEAD").strip()
+    git(repository, "worktree", "add", "-q", str(trusted), first)
+    git(repository, "bisect", "start", "HEAD", first)
+    python = SCRIPTS / "python"
+    run = (
+        *(f"{SCRIPTS}/ttrace", "bisect-exit", f"{SCRIPTS}/ttrace", "run", "--no-isolate", "--no-repeat"),
+        *("--twins", "2", "--out", str(tmp_path / "run"), "--fresh"),
+        *("--reference", f"{python} {trusted}/train.py", "--candidate", f"{python} train.py"),
+    )
+    told = git(repository, "bisect", "run", *run)
+    assert "is the first bad commit" in told
+    assert "commit 4" in told
+
+
+@pytest.mark.slow
+def test_two_runs_of_one_layout_are_compared_rank_by_rank(tmp_path: Path) -> None:
+    """Also what nobody stated a layout for."""
+    script = f"torchrun --standalone --nproc-per-node 2 {ROOT}/examples/dtensor_tp.py"
+    options = ("--twins", "2", "--no-repeat", "--no-isolate")
+    for flag, code in (("", 0), (" --bug", 1)):
+        out = tmp_path / f"run{code}"
+        ran = ttrace("run", *options, "--reference", script, "--candidate", script + flag, "--out", str(out))
+        assert ran.returncode == code, ran.stdout + ran.stderr
+        assert "UNJUDGED" not in ran.stdout
+    assert "layers.1.gated/grad_input is the first wrong tensor" in ran.stdout
+    packed = ttrace("bundle", str(out))
+    assert packed.returncode == 0, packed.stderr
+    with zipfile.ZipFile(tmp_path / "run1.zip") as bundle:
+        names = bundle.namelist()
+    assert {"run1/report.html", "run1/report.json", "run1/candidate/rank-00001/records.jsonl"} <= set(names)
+    assert not [name for name in names if name.endswith((".safetensors", ".log"))]
+
+
+@pytest.mark.slow
+def test_the_members_of_a_class_all_agree_with_one_reference(tmp_path: Path) -> None:
+    """Ways to run the same iteration are values of one axis."""
+    file = tmp_path / "class.toml"
+    ways = ("python examples/ddp.py", "torchrun --standalone --nproc-per-node 2 examples/ddp.py")
+    file.write_text(f'reference = "python examples/ddp.py"\ncandidate = "{{way}}"\n[axes]\nway = {list(ways)}\n')
+    ran = ttrace("sweep", str(file), "--out", str(tmp_path / "class"), "--no-isolate", "--no-repeat")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "2 cells: 2 passed; 1 reference" in ran.stdout
