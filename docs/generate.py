@@ -1,22 +1,46 @@
-"""Writes what the docs take from the code: the table of causes, and the JSON schema of a report.
+"""Writes what the docs take from the code: the table of causes, the Python names, and the JSON schema of a report.
 
-`python docs/generate.py` writes both. With `--check` it writes nothing, and ends with 1 if one is not up to date.
+`python docs/generate.py` writes all. With `--check` it writes nothing, and ends with 1 if one is not up to date.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import ttrace
+import ttrace.testing
 from ttrace.judge.causes.registry import all_causes
 from ttrace.judge.verdict import CauseName
 from ttrace.report.machine import json_report
 
 REFERENCE = Path(__file__).parent / "reference"
-COMMANDS, SCHEMA = REFERENCE / "commands.md", REFERENCE / "report.schema.json"
-_SECTION = re.compile("(<!-- causes: [^\n]*-->\n).*?(<!-- end of causes -->)", re.DOTALL)
+COMMANDS, SCHEMA, API = REFERENCE / "commands.md", REFERENCE / "report.schema.json", REFERENCE / "api.md"
+NAMES = {
+    "Training scripts": ("attach", "Session", "watch", "TraceSchedule"),
+    "Large references": ("streamed", "pipelined"),
+    "Layouts": ("holds", "split", "Layout", "Mesh"),
+    "Tests": ("testing.assert_equivalent",),
+    "Errors": ("TTraceError", "LayoutError", "CaptureError", "TraceError", "DisagreementError"),
+}
+"""The public names, in the order of the page; `__version__` has no docstring, and is described on the page."""
+METHODS = {"Session": ("session", "step batch close"), "Layout": ("Layout", "parse"), "Mesh": ("Mesh", "of parse")}
+"""Of a class, how the page calls its objects, and the methods to show."""
+HOW_TO = {
+    "attach": "../howto/annotate.md",
+    "watch": "../howto/watch.md",
+    "streamed": "../howto/large-references.md",
+    "pipelined": "../howto/large-references.md",
+    "holds": "notation.md#rows-that-depend-on-the-data",
+    "split": "../howto/parallelism.md",
+    "Layout": "notation.md",
+    "testing.assert_equivalent": "../howto/ci.md#in-your-own-tests",
+}
 
 
 def main() -> int:
@@ -32,11 +56,52 @@ def main() -> int:
 
 def generate() -> dict[Path, str]:
     """The text that each file should have."""
-    page = COMMANDS.read_text(encoding="utf-8")
     return {
-        COMMANDS: _SECTION.sub(lambda found: f"{found[1]}\n{table_of_causes()}\n{found[2]}", page),
+        COMMANDS: fill_section(COMMANDS, "causes", table_of_causes()),
+        API: fill_section(API, "names", "\n".join(describe_names())),
         SCHEMA: json.dumps(json_report.build_schema(), indent=2) + "\n",
     }
+
+
+def fill_section(path: Path, name: str, text: str) -> str:
+    """The page with this text between the two comments that name the section."""
+    section = re.compile(f"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    return section.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", path.read_text(encoding="utf-8"))
+
+
+def describe_names() -> Iterator[str]:
+    """Every public name with its signature and docstring."""
+    missing = set(ttrace.__all__) - {name for names in NAMES.values() for name in names} - {"__version__"}
+    assert not missing, f"{missing} must be added to NAMES"
+    for group, names in NAMES.items():
+        yield f"## {group}\n"
+        for name in names:
+            thing: Any = ttrace
+            for part in name.split("."):
+                thing = getattr(thing, part)
+            is_call = not (inspect.isclass(thing) and (name in METHODS or issubclass(thing, Exception)))
+            yield f"### `ttrace.{name}`\n"
+            if is_call:
+                yield f"```python\nttrace.{name}{format_signature(thing)}\n```\n"
+            yield f"{inspect.getdoc(thing)}\n"
+            owner, methods = METHODS.get(name, ("", ""))
+            for method in methods.split():
+                function = getattr(thing, method)
+                yield f"`{owner}.{method}{format_signature(function)}`\n:   {indent(inspect.getdoc(function))}\n"
+            if name in HOW_TO:
+                yield f"[More]({HOW_TO[name]}).\n"
+
+
+def format_signature(function: Callable[..., object]) -> str:
+    """The arguments with their defaults, without types."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.name != "self"]
+    plain = [each.replace(annotation=each.empty) for each in own]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+def indent(text: str | None) -> str:
+    return (text or "").replace("\n", "\n    ").replace("    \n", "\n")
 
 
 def table_of_causes() -> str:
