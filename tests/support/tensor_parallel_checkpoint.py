@@ -1,7 +1,6 @@
 """Tensor parallelism that saves and loads distributed checkpoints; `--bug` loads one weight one row too far."""
 
 import argparse
-import atexit
 import os
 from typing import cast
 
@@ -67,7 +66,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # In one of fifty launches, threads of torch 2.13 abort the process while Python ends ("terminate called without an
-    # active exception"), with TTrace or without: so it does what comes before that, and no more.
-    atexit._run_exitfuncs()
-    os._exit(0)

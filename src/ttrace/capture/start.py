@@ -15,6 +15,7 @@ from ttrace.adapters.native.adapter import MeshLike
 from ttrace.adapters.registry import make_adapter
 from ttrace.capture.consecutive import ConsecutiveSessions
 from ttrace.capture.plan import Plan
+from ttrace.capture.process_end import wait_for_gloo_at_exit
 from ttrace.capture.session import TracingSession
 from ttrace.capture.state.snapshot import Snapshot
 from ttrace.layouts.rules import Rules
@@ -65,6 +66,7 @@ def start_session(
 ) -> TracingSession | ConsecutiveSessions:
     """Start to trace as the plan at this address says; `attachment` is what automatic attachment found."""
     plan = Plan.find(address)
+    wait_for_gloo_at_exit()
     declared = declared.or_planned(plan)
     chunks, optimizer, adapter = choose_adapter(model, optimizer, declared)
 
