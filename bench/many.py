@@ -55,7 +55,9 @@ def attach(num_modules: int, out: Path) -> float:
 
 def write_trace(folder: Path, role: str, kinds: tuple[str, ...], num_tensors: int, wrong: float) -> None:
     """Write a trace of one rank in which every tensor is `wrong` away from the reference's."""
-    names = [f"layers.{number}" for number in range(num_tensors // len(kinds))]
+    # A wrong parameter after a step is a wrong update, too.
+    num_each = 2 if "param_after" in kinds else len(kinds)
+    names = [f"layers.{number}" for number in range(num_tensors // num_each)]
     manifest = Manifest(
         role=role,
         rank=0,

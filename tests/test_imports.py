@@ -109,7 +109,7 @@ FLOORS = {
         {"check", "selftest", "explanation"},
     ),
     "capture": (
-        {"plan", "environment", "numeric_flags", "script_files", "stacks"},
+        {"plan", "environment", "numeric_flags", "process_end", "script_files", "stacks"},
         {"resolve"},
         {"observe"},
         {"probes"},

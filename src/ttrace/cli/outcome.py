@@ -129,7 +129,7 @@ def _write_for_github(result: SweepResult) -> None:
 def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> json_report.Report:
     """Write the report as a page and for programs, beside the traces; traces in a store get no page."""
     report = json_report.as_json(judgement, next_command or run.next_command(judgement))
-    _write(run.folder / REPORT, json.dumps(report, indent=1))
+    _write(run.folder / REPORT, json_report.format_text(report))
     if not is_stored:
         write_page(run, judgement)
     return report

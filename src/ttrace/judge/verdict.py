@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
     @property
     def is_wrong(self) -> bool:
-        return self in (Verdict.FAIL, Verdict.CONFLICT)
+        return self is Verdict.FAIL or self is Verdict.CONFLICT
 
 
 class Exit(IntEnum):

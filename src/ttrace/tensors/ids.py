@@ -8,7 +8,7 @@ percent-encoded in names and slots wherever they are written: a module called `a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from urllib.parse import quote
@@ -51,22 +51,25 @@ class Kind(StrEnum):
     RECOMPUTE_INPUT = "recompute_input"
     RECOMPUTE_OUTPUT = "recompute_output"
 
+    __hash__ = str.__hash__
+    """An enum's own is written in Python, and ids are keys of many dicts."""
+
     @property
     def is_activation_grad(self) -> bool:
-        return self in (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.CALL_GRAD)
+        return self in _OF_ACTIVATION_GRAD
 
     @property
     def is_of_call(self) -> bool:
         """Whether this is of an operation inside a module: evidence, which is not judged."""
-        return self in (Kind.CALL, Kind.CALL_GRAD)
+        return self in _OF_CALL
 
     @property
     def is_backward(self) -> bool:
-        return self.is_activation_grad or self.is_recompute or self in (Kind.PARAM_GRAD, Kind.MAIN_GRAD)
+        return self in _BACKWARD
 
     @property
     def is_recompute(self) -> bool:
-        return self in (Kind.RECOMPUTE_INPUT, Kind.RECOMPUTE_OUTPUT)
+        return self in _RECOMPUTE
 
     @property
     def is_of_param(self) -> bool:
@@ -74,7 +77,7 @@ class Kind(StrEnum):
 
     @property
     def is_of_buffer(self) -> bool:
-        return self in (Kind.BUFFER, Kind.BUFFER_AFTER)
+        return self in _OF_BUFFER
 
     @property
     def primal(self) -> Kind:
@@ -82,7 +85,14 @@ class Kind(StrEnum):
         return _PRIMAL.get(self, self)
 
 
+# Made once: these are asked of every tensor, again and again.
+_OF_ACTIVATION_GRAD = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.CALL_GRAD})
+_OF_CALL = frozenset({Kind.CALL, Kind.CALL_GRAD})
+_RECOMPUTE = frozenset({Kind.RECOMPUTE_INPUT, Kind.RECOMPUTE_OUTPUT})
+_BACKWARD = _OF_ACTIVATION_GRAD | _RECOMPUTE | {Kind.PARAM_GRAD, Kind.MAIN_GRAD}
+_OF_BUFFER = frozenset({Kind.BUFFER, Kind.BUFFER_AFTER})
 _OF_PARAM = frozenset({Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD, Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM})
+_KINDS = {kind.value: kind for kind in Kind}
 _PRIMAL = {
     Kind.GRAD_INPUT: Kind.INPUT,
     Kind.GRAD_OUTPUT: Kind.OUTPUT,
@@ -134,6 +144,11 @@ _TEXT = re.compile(
 )
 
 
+@lru_cache(maxsize=1 << 17)
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A place of a tensor in the model: name of the module or parameter, kind, and slot in a structured value."""
@@ -143,7 +158,7 @@ class Site:
     slot: str = ""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or (self.slot and not _NAME.fullmatch(self.slot)):
+        if not (_is_name(self.name) and (not self.slot or _is_name(self.slot))):
             raise TTraceError(
                 f"{self.name!r}/{self.kind}.{self.slot!r} is no site: in names and slots '/', '@' and white space are "
                 f"percent-encoded, and the model itself is called {ROOT!r}."
@@ -162,6 +177,11 @@ class TensorId:
     site: Site
     call: int = 0
 
+    def __hash__(self) -> int:
+        # In one call, not one for the id and one for its site: ids are keys of many dicts.
+        site = self.site
+        return hash((self.step, self.microbatch, site.name, site.kind, site.slot, self.call))
+
     @classmethod
     def of(cls, step: int, microbatch: int | None, name: str, kind: Kind, *, slot: str = "", call: int = 0) -> TensorId:
         return cls(step, microbatch, Site(name, kind, slot), call)
@@ -169,13 +189,13 @@ class TensorId:
     @classmethod
     def parse(cls, text: str) -> TensorId:
         match = _TEXT.fullmatch(text)
-        if match is None or match["kind"] not in Kind.__members__.values():
+        if match is None or match["kind"] not in _KINDS:
             raise TTraceError(
                 f"{text[:200]!r} is no tensor id. Write step/microbatch/name[@call]/kind[.slot], for instance "
                 "0/2/layers.3.mlp.fc1/output, with '-' for no microbatch."
             )
         microbatch = None if match["mb"] == "-" else int(match["mb"])
-        site = Site(match["name"], Kind(match["kind"]), match["slot"] or "")
+        site = Site(match["name"], _KINDS[match["kind"]], match["slot"] or "")
         return cls(int(match["step"]), microbatch, site, int(match["call"] or 0))
 
     def __str__(self) -> str:
@@ -205,4 +225,5 @@ class TensorId:
 
     def at(self, kind: Kind, slot: str | None = None) -> TensorId:
         """Return the id of another kind with the same name, step, microbatch and call."""
-        return replace(self, site=Site(self.name, kind, self.site.slot if slot is None else slot))
+        site = Site(self.site.name, kind, self.site.slot if slot is None else slot)
+        return TensorId(self.step, self.microbatch, site, self.call)

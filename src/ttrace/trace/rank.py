@@ -7,6 +7,8 @@ import mmap
 import os
 import re
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +32,7 @@ from ttrace.values.generate import generate_values
 Beside = Callable[[str], Base]
 """Opens the trace of this name in the same folder, to which an archive is a difference."""
 _ID = re.compile(r'"id":"([!-~]{1,200}?)"')
+_NAME = re.compile(r'\{"id":"[0-9]+/[0-9-]+/([^/@"\\]+)[/@]')
 
 
 class RankTrace:
@@ -38,6 +41,8 @@ class RankTrace:
     def __init__(self, folder: Place, beside: Beside | None = None) -> None:
         self.folder = folder
         self._beside = beside
+        self._names: AbstractSet[str] | None = None
+        """The only modules and parameters whose records are read; None for all."""
         said, text = _read_text(folder / MANIFEST), _read_text_if_any(folder / END)
         self.manifest: Manifest = parse_manifest(said, str(folder / MANIFEST))
         self.end: End | None = None if text is None else parse_end(text, str(folder / END))
@@ -58,7 +63,20 @@ class RankTrace:
         lines = _decode(data, path).split("\n")[:-1]
         if self.end is None or sum_of(data) != self.end.records_sum:
             self._check_lines(lines)
-        return tuple(decode_quickly(strip_seal(line)) for line in lines)
+        return tuple(decode_quickly(strip_seal(line)) for line in lines if self._is_read(line))
+
+    def only(self, names: AbstractSet[str]) -> RankTrace:
+        """Return this rank with the records of these modules and parameters alone: others are not even decoded."""
+        part = copy(self)
+        part.__dict__.pop("records", None)
+        part._names = names if self.packed is None else None  # what was archived is unpacked in the order of all
+        return part
+
+    def _is_read(self, line: str) -> bool:
+        if self._names is None:
+            return True
+        match = _NAME.match(line)
+        return match is None or match[1] in self._names
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
@@ -114,17 +132,18 @@ class RankTrace:
         """Read what is in the place of a record's bytes, without verifying its checksum."""
         shape, dtype = record.stored_form
         try:
-            if record.num_bytes == 0:
+            count = math.prod(shape)
+            if count == 0:
                 return torch.empty(shape, dtype=dtype, device="cpu")
-            if record.is_generated:
+            if record.begin == record.end and record.is_generated:
                 return self.generate(record)
             if self.packed is not None:
                 return self.packed.read_stored(record)
-            count = record.num_bytes // dtype.itemsize
             if isinstance(self.folder, Remote):
                 return torch.frombuffer(self._read(record, self.folder), dtype=dtype, count=count).view(shape)
             memory = self._map(record, self.folder)
-            return torch.frombuffer(memory, dtype=dtype, count=count, offset=record.begin).view(shape)
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=record.begin)
+            return flat if len(shape) == 1 else flat.view(shape)
         except (RuntimeError, TypeError, OverflowError):
             raise TraceError(f"{record.id}: no tensor has shape {shape}.") from None
 

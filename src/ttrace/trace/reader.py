@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,14 +21,7 @@ from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.tensors.region import Region
 from ttrace.trace.agreement import check_ranks, list_missing
 from ttrace.trace.delta import Base
-from ttrace.trace.format import (
-    MANIFEST,
-    Manifest,
-    Operation,
-    Record,
-    is_update_known,
-    rank_folder,
-)
+from ttrace.trace.format import MANIFEST, Manifest, Operation, Record, is_update_known, rank_folder
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.storage.store import Place
 from ttrace.values.kernels.pair import Term
@@ -153,6 +148,13 @@ class Trace:
 
     def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
         return Trace, (self.folder,)
+
+    def only(self, names: AbstractSet[str]) -> Trace:
+        """Return this trace with what these modules and parameters have alone: quick to read from a large one."""
+        part = copy(self)
+        part.__dict__.pop("shards", None)
+        part.ranks = tuple(rank.only(names) for rank in self.ranks)
+        return part
 
     def read_base(self, record: Record) -> torch.Tensor | None:
         """Read what this trace has in the region of another trace's record, in its dtype; elsewhere zeros."""
@@ -358,11 +360,11 @@ def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
         if record.id.kind is Kind.PARAM:
             before[record.id, record.region] = before[record.id, None] = record
     for record in rank.records:
+        if record.id.kind is not Kind.PARAM_AFTER:
+            continue
         param = record.id.at(Kind.PARAM)
         # A rank may hold several parts of a parameter, and update a run of one that it holds.
         old = before.get((param, record.region), before.get((param, None)))
-        if record.id.kind is not Kind.PARAM_AFTER:
-            old = None
         # What was measured has a record of its update.
         if old is not None and old.stats is record.stats is None and is_update_known(old, record):
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)

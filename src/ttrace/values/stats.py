@@ -117,8 +117,8 @@ def _measure_with_kernels(library: Kernels, xs: Sequence[Term], ys: Sequence[Ter
     if not numel:
         return Stats()
     sums, at = measure_pair(library, xs, ys)
-    names = ("aa", "bb", "dd", "ab", "max_diff", "nan_a", "inf_a", "nan_b", "inf_b")
-    return Stats(count=numel, max_at=at, **{name: getattr(sums, name) for name in names})
+    bad = (sums.nan_a, sums.inf_a, sums.nan_b, sums.inf_b)
+    return Stats(numel, sums.aa, sums.bb, sums.dd, sums.ab, sums.max_diff, at, *bad)
 
 
 def _measure_with_torch(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:

@@ -14,7 +14,7 @@ from ttrace.errors import NoTraceError, TTraceError
 from ttrace.files import check_inside, read_text
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.compatibility import check_candidate, check_measured, check_role
-from ttrace.judge.engine import Engine, OnProgress, use_all_cores
+from ttrace.judge.engine import Engine, OnProgress, collect_rarely, use_all_cores
 from ttrace.judge.findings.isolated import combine
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.policy import STRICT, Policy
@@ -182,6 +182,7 @@ class Run:
             if path.is_symlink() and path.name not in (REPORT, PAGE, EXIT_CODE):  # those are replaced
                 check_inside(path, root)
 
+    @collect_rarely()
     def judge(
         self,
         strictness: Strictness = AS_USUAL,

@@ -229,6 +229,8 @@ def _count_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -
     """How many summands a pending sum has: a tied weight is on some stages of a pipeline only."""
     if not tensor_id.kind.is_of_param:
         return math.prod(trace.sizes.get(axis, 1) for axis in logical.pending)
+    if not logical.pending:
+        return min(len(trace.owners(tensor_id.name)), 1)
     owners = (trace.mesh.coord(rank) for rank in trace.owners(tensor_id.name))
     return len({tuple(coord.get(axis, 0) for axis in logical.pending) for coord in owners})
 

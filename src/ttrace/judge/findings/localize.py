@@ -12,8 +12,8 @@ compared too: if it is wrong while the modules it came from are right, the code 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ttrace.judge.causes.registry import find_cause
 from ttrace.judge.verdict import UNEXAMINED, VAGUE, Cause, CauseName, Comparison, Finding, Verdict
@@ -36,12 +36,18 @@ _NEEDS: dict[Kind, tuple[Kind, ...]] = {
 
 _MOST_EXAMINED = 30
 """How many findings get a cause: each is looked for in all that was recorded."""
+_When = tuple[int, int | None, Kind]
 _FORWARD, _BACKWARD, _UPDATE = range(3)
 _ANY = object()
 _MADE_INSIDE = frozenset(
     {Kind.OUTPUT, Kind.RECOMPUTE_OUTPUT, Kind.GRAD_INPUT, Kind.MAIN_GRAD, Kind.PARAM_GRAD, Kind.BUFFER_AFTER}
 )
 """What modules inside a module may have spoilt."""
+
+
+_PHASES = {kind: _BACKWARD if kind.is_backward else _FORWARD for kind in Kind} | dict.fromkeys(
+    (Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM), _UPDATE
+)
 
 
 def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
@@ -57,12 +63,13 @@ def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate:
         _find_integers(wrong, reference),
     )
     order = {tensor_id: place for place, tensor_id in enumerate(wrong, 1)}
+    beside = _Beside.of(comparisons, candidate)
     return tuple(
         Finding(
             wrong[start],
             sites.maker_of(start),
             _find_source(sites.maker_of(start), candidate),
-            _choose_cause(wrong[start], sites.maker_of(start), comparisons, reference, candidate)
+            _choose_cause(wrong[start], sites.maker_of(start), beside, reference, candidate)
             if number < _MOST_EXAMINED
             else UNEXAMINED,
             num_after=len(order) - order[start],
@@ -87,58 +94,74 @@ def _find_integers(ids: Iterable[TensorId], reference: Trace) -> frozenset[Tenso
     )
 
 
-def _choose_cause(
-    start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
-) -> Cause:
+@dataclass(frozen=True)
+class _Beside:
+    """What beside a wrong tensor may show its cause; collected once for all findings."""
+
+    wrong: Mapping[_When, Sequence[Comparison]]
+    """What is wrong of a kind, in a step and microbatch, in order."""
+    absent: Sequence[str]
+    """The modules that only the reference ran in some step or microbatch,"""
+    idle: Sequence[str]
+    """and those of them that the candidate has, and never ran."""
+
+    @classmethod
+    def of(cls, comparisons: Sequence[Comparison], candidate: Trace) -> _Beside:
+        wrong: dict[_When, list[Comparison]] = {}
+        for c in comparisons:
+            if c.verdict.is_wrong:
+                wrong.setdefault((c.id.step, c.id.microbatch, c.id.kind), []).append(c)
+        absent = [c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING]
+        ran = {c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is not Verdict.MISSING}
+        idle = [name for name in dict.fromkeys(absent) if name not in ran and candidate.owners(name)]
+        return cls(wrong, absent, idle)
+
+    def list_wrong(self, start: Comparison, kind: Kind) -> Sequence[Comparison]:
+        """List what is wrong of a kind when this tensor is."""
+        return self.wrong.get((start.id.step, start.id.microbatch, kind), ())
+
+
+def _choose_cause(start: Comparison, module: str, beside: _Beside, reference: Trace, candidate: Trace) -> Cause:
     """Find the cause in the values or, if they show nothing, in the modules inside this one."""
     found = find_cause(start, reference, candidate)
     if found.name not in VAGUE:
         return found
-    skipped = _explain_by_skipped(module, comparisons, candidate) if found.name is CauseName.UNEXPLAINED else None
+    skipped = _explain_by_skipped(module, beside) if found.name is CauseName.UNEXPLAINED else None
     if start.id.kind is Kind.LOSS:
-        return skipped or _explain_by_gradient(start, comparisons, reference, candidate) or found
-    return skipped or _explain_by_handover(start, module, comparisons, reference, candidate) or found
+        return skipped or _explain_by_gradient(start, beside, reference, candidate) or found
+    return skipped or _explain_by_handover(start, module, beside, reference, candidate) or found
 
 
-def _explain_by_gradient(
-    loss: Comparison, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
-) -> Cause | None:
+def _explain_by_gradient(loss: Comparison, beside: _Beside, reference: Trace, candidate: Trace) -> Cause | None:
     """Find the cause of a wrong loss in its gradient, which has many values; the loss is one number."""
-    where = (loss.id.step, loss.id.microbatch, loss.id.name, Kind.GRAD_OUTPUT)
-    for c in comparisons:
-        if c.verdict.is_wrong and (c.id.step, c.id.microbatch, c.id.name, c.id.kind) == where:
+    for c in beside.list_wrong(loss, Kind.GRAD_OUTPUT):
+        if c.id.name == loss.id.name:
             found = find_cause(c, reference, candidate)
             return None if found.name in VAGUE else replace(found, sentence=f"its gradient shows: {found.sentence}")
     return None
 
 
 def _explain_by_handover(
-    start: Comparison, module: str, comparisons: Sequence[Comparison], reference: Trace, candidate: Trace
+    start: Comparison, module: str, beside: _Beside, reference: Trace, candidate: Trace
 ) -> Cause | None:
     """Find the cause in the first wrong tensor that enters a module inside: this module's code made it.
 
     If a module inside is missing, that is the cause, and other modules' inputs follow from it.
     """
     kind = {Kind.OUTPUT: Kind.INPUT, Kind.GRAD_INPUT: Kind.GRAD_OUTPUT}.get(start.id.kind)
-    absent = (c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING)
-    if any(is_inside(name, module) for name in absent):
+    if kind is None or any(is_inside(name, module) for name in beside.absent):
         return None
-    for c in comparisons:
-        is_then = (c.id.step, c.id.microbatch) == (start.id.step, start.id.microbatch)
-        is_wrong = c.id.kind is kind and c.verdict.is_wrong and is_then
-        if is_wrong and c.id.name != module and is_inside(c.id.name, module):
+    for c in beside.list_wrong(start, kind):
+        if c.id.name != module and is_inside(c.id.name, module):
             found = find_cause(c, reference, candidate)
             words = f"what enters {c.id.name} is wrong ({c.id.kind}): {found.sentence}"
             return None if found.name in VAGUE else replace(found, sentence=words)
     return None
 
 
-def _explain_by_skipped(module: str, comparisons: Sequence[Comparison], candidate: Trace) -> Cause | None:
+def _explain_by_skipped(module: str, beside: _Beside) -> Cause | None:
     """Find modules inside this one that the candidate has, and that only the reference ran."""
-    ran = {c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is not Verdict.MISSING}
-    absent = [c.id.name for c in comparisons if c.id.kind is Kind.OUTPUT and c.verdict is Verdict.MISSING]
-    idle = [name for name in dict.fromkeys(absent) if name not in ran and candidate.owners(name)]
-    inside = [name for name in idle if name != module and is_inside(name, module)]
+    inside = [name for name in beside.idle if name != module and is_inside(name, module)]
     outermost = [name for name in inside if not any(name != other and is_inside(name, other) for other in inside)]
     if not outermost:
         return None
@@ -281,11 +304,8 @@ class _WrongSites:
 
 
 def _find_phase(t: TensorId) -> int:
-    if t.kind in (Kind.GRAD_NORM, Kind.CLIP, Kind.PARAM_AFTER, Kind.UPDATE, Kind.OPTIM):
-        return _UPDATE
     # A module's own loss is known when its gradient comes.
-    is_auxiliary = t.kind is Kind.LOSS and t.name != ROOT
-    return _BACKWARD if t.kind.is_backward or is_auxiliary else _FORWARD
+    return _BACKWARD if t.kind is Kind.LOSS and t.name != ROOT else _PHASES[t.kind]
 
 
 def _find_source(module: str, candidate: Trace) -> str:

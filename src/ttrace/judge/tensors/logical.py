@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -98,16 +99,7 @@ class LogicalTensor:
             placed = _place_shards(shards, shape, trace.mesh.sizes, splits, trace.batch_axes)
         if not placed:
             return None
-        grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
-        for shard in placed:
-            assert shard.record.region is not None
-            summand = tuple(_index(shard, axis) for axis in shard.record.pending)
-            grouped.setdefault(shard.record.region, {}).setdefault(summand, []).append(shard)
-        pieces = tuple(
-            Piece(region, tuple(tuple(replicas) for _, replicas in sorted(summands.items())))
-            for region, summands in grouped.items()
-        )
-        first = placed[0].record
+        pieces, first = _make_pieces(placed), placed[0].record
         return cls(pieces[0].region.shape, pieces, first.pending, first.layout, first.by)
 
     def shapes(self) -> set[Shape]:
@@ -121,7 +113,7 @@ class LogicalTensor:
     def dtype(self) -> torch.dtype:
         return self.pieces[0].summands[0][0].record.dtype
 
-    @property
+    @cached_property
     def is_measured(self) -> bool:
         """Whether its run measured all of it instead of recording it."""
         return all(piece.stats is not None for piece in self.pieces)
@@ -148,15 +140,11 @@ class LogicalTensor:
         )
         return replace(self, pieces=tuple(pieces))
 
-    @property
+    @cached_property
     def num_buckets(self) -> int:
         """Of the sketch that any shard was recorded as; 0 if all were recorded in full."""
-        return max(
-            shard.record.sketch.num_buckets if shard.record.sketch else 0
-            for piece in self.pieces
-            for replicas in piece.summands
-            for shard in replicas
-        )
+        shards = (shard for piece in self.pieces for replicas in piece.summands for shard in replicas)
+        return max((sketch.num_buckets for shard in shards if (sketch := shard.record.sketch)), default=0)
 
     def sketched(self, num_buckets: int) -> torch.Tensor:
         """The sketch of the whole: those of all regions and summands add up to it."""
@@ -175,6 +163,21 @@ class LogicalTensor:
         return full
 
 
+def _make_pieces(placed: Sequence[Shard]) -> tuple[Piece, ...]:
+    """Group shards by their regions, and those of one region by the summand that they hold."""
+    if len(placed) == 1 and (region := placed[0].record.region) is not None:  # most tensors of one rank
+        return (Piece(region, ((placed[0],),)),)
+    grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
+    for shard in placed:
+        assert shard.record.region is not None
+        summand = tuple(_index(shard, axis) for axis in shard.record.pending)
+        grouped.setdefault(shard.record.region, {}).setdefault(summand, []).append(shard)
+    return tuple(
+        Piece(region, tuple(tuple(replicas) for _, replicas in sorted(summands.items())))
+        for region, summands in grouped.items()
+    )
+
+
 def measure(
     a: LogicalTensor, b: LogicalTensor, *, factor: float = 1.0, lost: FindLost | None = None
 ) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
@@ -187,6 +190,10 @@ def measure(
     if num_buckets and not b.is_measured:
         found = measure_difference(a.sketched(num_buckets), b.sketched(num_buckets), factor=factor)
         return replace(found, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
+    if lost is None and _are_whole(a, b) and not b.is_measured:  # as most are: nothing needs to be cut
+        [x], [y] = a.pieces, b.pieces
+        found = compare_sums(x.terms(), [(factor * sign, term) for sign, term in y.terms()])
+        return found, ((y, found),)
     parts = []
     total = Stats()
     loaded = [(piece.region, piece.terms()) for piece in a.pieces] if not b.is_measured else []
@@ -195,6 +202,14 @@ def measure(
         parts.append((piece, part))
         total = total + part
     return total, tuple(parts)
+
+
+def _are_whole(a: LogicalTensor, b: LogicalTensor) -> bool:
+    """Whether both are of one piece each, which is all of one shape."""
+    if not len(a.pieces) == len(b.pieces) == 1:
+        return False
+    ours, theirs = a.pieces[0].region, b.pieces[0].region
+    return ours.is_whole and (ours is theirs or ours == theirs)
 
 
 def measure_shards(x: Shard, y: Shard) -> Stats:

@@ -45,12 +45,15 @@ def estimate_tolerances(samples: Iterable[TwinSample], *, margin: float = MARGIN
             continue
         weakest = max(weakest, unit(sample.dtype))
         twin_error = max(sample.twin_errors, default=0.0)
-        terms = [ToleranceTerm(ToleranceRule.TWINS, twin_error), ToleranceTerm(ToleranceRule.FLOOR, weakest)]
+        terms = [
+            ToleranceTerm(ToleranceRule.TWINS, margin * twin_error),
+            ToleranceTerm(ToleranceRule.FLOOR, margin * weakest),
+        ]
         if sample.numel < TINY:
-            terms.append(ToleranceTerm(ToleranceRule.POOLED, pooled[sample.id.kind]))
+            terms.append(ToleranceTerm(ToleranceRule.POOLED, margin * pooled[sample.id.kind]))
             twin_error = max(twin_error, pooled[sample.id.kind])
         floor = max([weakest, *(term.value for term in sample.floors)])
-        terms = [ToleranceTerm(term.rule, margin * term.value) for term in (*terms, *sample.floors)]
+        terms += [ToleranceTerm(term.rule, margin * term.value) for term in sample.floors]
         result[sample.id] = Tolerance(margin * max(twin_error, floor), twin_error, floor, terms=tuple(terms))
     return result
 

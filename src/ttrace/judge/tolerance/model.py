@@ -198,7 +198,7 @@ class ToleranceModel:
         swayed = (
             math.hypot(*(self._measure_swayed(replace(tensor_id, step=step)) for step in steps)) / norm if norm else 0.0
         )
-        return max(swayed, self._measure_quantum(tensor_id, logical) if tensor_id.kind is Kind.UPDATE else 0.0)
+        return max(swayed, self._measure_quantum(tensor_id, norm) if tensor_id.kind is Kind.UPDATE else 0.0)
 
     def _measure_rms(self, tensor_id: TensorId) -> float:
         """The size of a gradient's elements: of all that it has, its twins' stats tell it."""
@@ -228,14 +228,13 @@ class ToleranceModel:
         turned = max(measure(update, update)[0].norm, quantum)
         return 2.0 * turned / math.sqrt(math.prod(update.shape)) / norm
 
-    def _measure_quantum(self, tensor_id: TensorId, update: LogicalTensor) -> float:
-        """What one element that is rounded the other way does to an update: the twins may happen to have none."""
+    def _measure_quantum(self, tensor_id: TensorId, norm: float) -> float:
+        """What one element that is rounded the other way does to an update of this norm: twins may have none."""
         after = LogicalTensor.of(self.reference, tensor_id.at(Kind.PARAM_AFTER))
         if after is None:
             return 0.0
         values = Values(after)
         biggest = max((float(values.read(bounds).abs_().max()) for bounds in values.cut()), default=0.0)
-        norm = measure(update, update)[0].norm
         dtype = self.reference.shards[tensor_id][0].record.dtype
         return 2 * unit(dtype) * biggest / norm if norm else 0.0
 

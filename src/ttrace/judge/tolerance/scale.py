@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tolerance.estimate import TINY, is_zero
-from ttrace.judge.verdict import Comparison, Tolerance, ToleranceRule, Verdict
+from ttrace.judge.verdict import Comparison, Tolerance, ToleranceRule, ToleranceTerm, Verdict
 from ttrace.tensors.ids import Kind, TensorId, drop_numbers
 from ttrace.values.stats import Stats
 
@@ -54,7 +54,8 @@ def add_scale(
     for tensor_id, tolerance in tolerances.items():
         limit = margin * _measure_noise(tensor_id, tolerance, twins[tensor_id], usual)
         if math.isfinite(limit):
-            result[tensor_id] = replace(tolerance, scale=limit).with_term(ToleranceRule.SCALE, limit)
+            terms = (*tolerance.terms, ToleranceTerm(ToleranceRule.SCALE, limit))
+            result[tensor_id] = replace(tolerance, scale=limit, terms=terms)
     return result
 
 

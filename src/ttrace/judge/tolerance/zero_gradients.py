@@ -74,7 +74,8 @@ def mark_followers(tolerances: Tolerances, twins: TwinStats, *, margin: float) -
             gradients = [tolerances[t] for t in ids if t in tolerances]
             is_agreed = len(twins[tensor_id]) > 1 and _is_agreed(twins[tensor_id])
             follows = any(g.is_proven_zero or _is_followed(tolerance, g, margin, is_agreed) for g in gradients)
-            result[tensor_id] = replace(tolerance, is_proven_zero=follows)
+            if follows != tolerance.is_proven_zero:
+                result[tensor_id] = replace(tolerance, is_proven_zero=follows)
     return result
 
 

@@ -5,6 +5,7 @@ docs/reference/report.schema.json is generated from its types; tests/report/mach
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any
 
@@ -150,6 +151,13 @@ def as_json(judgement: Judgement, next_command: str) -> Report:
         "next": next_command,
         "tensors": [_report_tensor(comparison) for comparison in judgement.comparisons],
     }
+
+
+def format_text(report: Report) -> str:
+    """Write a report as text, each tensor on a line: indenting hundreds of thousands of them takes a while."""
+    parts = [f'"{key}": {json.dumps(value, indent=1)}' for key, value in report.items() if key != "tensors"]
+    tensors = ",\n".join(map(json.dumps, report["tensors"]))
+    return "{\n" + ",\n".join([*parts, f'"tensors": [\n{tensors}\n]']) + "\n}"
 
 
 def _report_finding(finding: Finding) -> FindingReport:

@@ -32,6 +32,8 @@ from ttrace.trace.format import DTYPES
 from ttrace.trace.reader import Trace
 
 MOST_MAPS = 8
+_MOST_TRIED = 64
+"""How many wrong tensors are tried: of some, for instance sketches, there is no map."""
 MOST_CONFLICTS = 24
 """How many of the replicas that differ are read again, to find along which axes they do."""
 _MOST_LISTED = 200
@@ -170,15 +172,23 @@ def _build_maps(judgement: Judgement, traces: tuple[Trace, Trace]) -> list[dict[
     """Map the errors of the findings' tensors, then of the first other wrong ones."""
     wrong = [finding.comparison for finding in judgement.findings]
     wrong += [comparison for comparison in judgement.comparisons if comparison.verdict.is_wrong]
+    tried = list({c.id: c for c in wrong}.values())[:_MOST_TRIED]
+    reference, candidate = _only_of(tried, traces)
     found = []
-    for comparison in {c.id: c for c in wrong}.values():
-        mapped = map_error(comparison, *traces)
+    for comparison in tried:
+        mapped = map_error(comparison, reference, candidate)
         if mapped is not None:
             ranks = [_build_rank_map(rank) for rank in mapped.ranks]
             found.append({"id": str(comparison.id), "shape": mapped.shape, "of": mapped.num_ranks, "ranks": ranks})
         if len(found) == MOST_MAPS:
             break
     return found
+
+
+def _only_of(comparisons: Iterable[Comparison], traces: tuple[Trace, Trace]) -> tuple[Trace, Trace]:
+    """Leave out of the traces what is of other modules and parameters: reading all of a large one takes a while."""
+    names = {comparison.id.name for comparison in comparisons}
+    return traces[0].only(names), traces[1].only(names)
 
 
 def _build_rank_map(rank: RankMap) -> dict[str, Any]:
@@ -190,6 +200,7 @@ def _count_conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Tra
     """Count by axis the tensors whose replicas differ, with the first and the worst of them."""
     found: dict[str, list[Comparison]] = {}
     conflicts = [c for c in comparisons if c.verdict is Verdict.CONFLICT]
+    traces = _only_of(conflicts[:MOST_CONFLICTS], traces)
     for comparison in conflicts[:MOST_CONFLICTS]:
         for axis in _find_axes(comparison, traces):
             found.setdefault(axis, []).append(comparison)

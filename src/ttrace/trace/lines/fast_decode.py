@@ -109,6 +109,6 @@ def _parse_form(before: str, after: str) -> _Form | None:
     return _Form(record, record.num_bytes) if is_all and is_fitting(record) else None
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 18)  # reference, twins and candidate have the same
 def _parse_id(text: str) -> TensorId:
     return TensorId.parse(text)
