@@ -18,6 +18,7 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.process_end import wait_for_gloo_at_exit
 from ttrace.capture.session import TracingSession
 from ttrace.capture.state.snapshot import Snapshot
+from ttrace.errors import CaptureError
 from ttrace.layouts.rules import Rules
 from ttrace.trace.format import Attachment
 
@@ -33,12 +34,17 @@ class Declarations:
     adapter: type[Adapter] | Adapter | None = None
 
     def or_planned(self, plan: Plan) -> Declarations:
-        """Take the mesh and the rules of the command line, where the script declares none."""
+        """Take the mesh and the rules of the command line, where the script declares none; refuse rules of both."""
         mesh, rules = self.mesh, self.rules
         if mesh is None and plan.mesh:
             is_alone = find_rank_and_world()[1] == 1  # the reference has the same axes, with one rank along each
             mesh = re.sub(r"\d+", "1", plan.mesh) if is_alone else plan.mesh
-        if not rules.rules and plan.rules:
+        if rules.rules and plan.rules:
+            raise CaptureError(
+                "the script states rules (ttrace.attach(rules=...)), and so does the command line (--rules), but only "
+                "one list of rules is used. Leave one of them out."
+            )
+        if plan.rules:
             rules = Rules.of(plan.rules, origin="--rules")
         return Declarations(mesh, rules, self.num_microbatches, self.grad_factor, self.adapter)
 

@@ -355,16 +355,16 @@ def _notes_at_end(rank: RankTrace) -> tuple[str, ...]:
 
 def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
     """Derive the updates from parameters before and after each step."""
-    before: dict[tuple[TensorId, Region | None], Record] = {}
+    before: dict[TensorId, list[Record]] = {}
     for record in rank.records:
         if record.id.kind is Kind.PARAM:
-            before[record.id, record.region] = before[record.id, None] = record
+            before.setdefault(record.id, []).append(record)
     for record in rank.records:
         if record.id.kind is not Kind.PARAM_AFTER:
             continue
-        param = record.id.at(Kind.PARAM)
         # A rank may hold several parts of a parameter, and update a run of one that it holds.
-        old = before.get((param, record.region), before.get((param, None)))
+        held = before.get(record.id.at(Kind.PARAM), ())
+        old = next((part for part in reversed(held) if part.region == record.region), held[-1] if held else None)
         # What was measured has a record of its update.
         if old is not None and old.stats is record.stats is None and is_update_known(old, record):
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)

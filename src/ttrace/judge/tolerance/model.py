@@ -154,7 +154,7 @@ class ToleranceModel:
         logical = LogicalTensor.of(self.reference, tensor_id)
         if logical is None:
             return None
-        lost, found = self.find_lost(tensor_id), []
+        lost, found, num_read = self.find_lost(tensor_id), list[Stats](), 0
         for twin in self.twins:
             if (stats := _read_measured(twin, tensor_id, logical)) is not None:
                 found.append(stats)
@@ -162,6 +162,7 @@ class ToleranceModel:
             other = LogicalTensor.of(twin, tensor_id, logical.shape)
             if other is not None and other.shape == logical.shape:
                 found.append(measure(logical, other, lost=lost)[0])
+                num_read += 1
         if self.twins and not found:
             return None  # nothing says what rounding explains here
         wider = 1.0 + _NUM_SIGMAS * estimate_uncertainty(logical.num_buckets) if logical.num_buckets else 1.0
@@ -170,7 +171,10 @@ class ToleranceModel:
         follows_update = tensor_id.is_of_update or (tensor_id.kind is Kind.PARAM and tensor_id.step > 0)
         floors = []
         if follows_update:
-            floors.append(ToleranceTerm(ToleranceRule.UPDATE, self._measure_update_floor(tensor_id, logical)))
+            # A twin's stats say this of the reference too, if no elements were left out.
+            is_known = lost is None and num_read and found[-1].finite_a and found[-1].finite_b
+            norm = (found[-1] if is_known else measure(logical, logical)[0]).norm
+            floors.append(ToleranceTerm(ToleranceRule.UPDATE, self._measure_update_floor(tensor_id, logical, norm)))
         if share := find_norm_share(tensor_id):
             floors.append(ToleranceTerm(ToleranceRule.NORM, share * self._norm_errors.get(tensor_id.step, 0.0)))
         return TwinSample(tensor_id, math.prod(logical.shape), dtype, tuple(errors), tuple(floors)), tuple(found)
@@ -187,9 +191,8 @@ class ToleranceModel:
                 found[tensor_id.step] = measure_norm_error(float(norm.tensor()), sum(s.aa for s in stats), numel)
         return found
 
-    def _measure_update_floor(self, tensor_id: TensorId, logical: LogicalTensor) -> float:
+    def _measure_update_floor(self, tensor_id: TensorId, logical: LogicalTensor, norm: float) -> float:
         """What single elements may do to a step: three twins may happen to show nothing of it."""
-        norm = measure(logical, logical)[0].norm
         if logical.num_buckets:
             return self._measure_turned(tensor_id, norm)
         # A parameter has been moved by all steps so far, and at the begin of a step by those before it.

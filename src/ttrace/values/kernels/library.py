@@ -114,7 +114,7 @@ def use_kernels(variant: str) -> Iterator[None]:
 
 def is_readable(tensor: torch.Tensor) -> bool:
     """Return whether kernels can read this tensor in place."""
-    return tensor.dtype in DTYPES and tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided
 
 
 @functools.cache
