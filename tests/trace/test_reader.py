@@ -13,6 +13,7 @@ import torch
 from tests.support.rank_traces import manifest, normal, record_of, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.tensors.region import Region
+from ttrace.trace.archive import archive
 from ttrace.trace.documents import parse_end, seal_model
 from ttrace.trace.format import End, Record
 from ttrace.trace.rank import RankTrace
@@ -53,6 +54,23 @@ def test_tensors_of_one_chunk_share_its_mapping(tmp_path: Path) -> None:
     a, b = trace.records
     assert trace.read_stored(a).data_ptr() == trace.read_stored(a).data_ptr()
     assert trace.read_stored(b).data_ptr() - trace.read_stored(a).data_ptr() == b.begin - a.begin
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_what_some_modules_have_is_read_alone(tmp_path: Path, *, is_archived: bool) -> None:
+    tensors = {name: torch.randn(8) for name in ("layer", "layer.fc", "other%2Fone")}
+    write_trace(tmp_path / "reference", tensors)
+    write_trace(tmp_path / "candidate", tensors)
+    if is_archived:
+        archive(tmp_path / "candidate", "reference")
+    trace = Trace(tmp_path / "candidate")
+    assert len(trace.shards) == 3  # what was read before does not count
+    part = trace.only({"layer", "other%2Fone"})
+    found = {shards[0].id.name: shards[0].tensor() for shards in part.shards.values()}
+    assert {"layer", "other%2Fone"} <= found.keys()
+    assert is_archived or "layer.fc" not in found  # an archive is unpacked in the order of all
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in found.items())
+    assert len(trace.shards) == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads its memory from /proc")
