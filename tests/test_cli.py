@@ -130,7 +130,7 @@ def test_selftest_names_the_parameters_that_nothing_protects(tmp_path: Path) -> 
     record_clean_run(tmp_path, update=0.0)
     done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["selftest", str(tmp_path)])
     assert done.exit_code == 2
-    assert "? no power over fc.weight: its update is zero or not judged" in done.output
+    assert "? not tested: fc.weight (its update is zero or not judged" in done.output
     report = json.loads(CliRunner().invoke(app, ["selftest", str(tmp_path), "--json"]).stdout)
     assert report["exit"] == 2
     assert list(report["without_power"]) == ["fc.weight"]

@@ -298,6 +298,18 @@ def test_replicas_that_average_to_the_reference_miss_their_averaging(tmp_path: P
     assert found.axis == "dp"
 
 
+def test_gradients_may_be_averaged_after_they_were_clipped(tmp_path: Path) -> None:
+    full = draw_tensor(4, 8)
+    other = draw_tensor(4, 8, seed=5)
+    case = Case(tmp_path, "dp=2")
+    case.add_trusted("0/-/fc.weight/param_grad", full)
+    case.add("0/-/./clip", torch.tensor(0.5), "")
+    for rank, local in enumerate((full + other, full - other)):
+        case.candidate.record(rank, "0/-/fc.weight/param_grad", local, "a b")
+    found = case.judge().findings[0].cause
+    assert found.sentence.endswith("missing gradient averaging over dp before gradients are clipped")
+
+
 def test_a_bias_of_each_replica_does_not_hide_the_missing_all_reduce(tmp_path: Path) -> None:
     full, part, bias = draw_tensor(4, 8), draw_tensor(4, 8, seed=5), draw_tensor(8, seed=6)
     case = Case(tmp_path, "tp=2")

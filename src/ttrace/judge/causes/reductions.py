@@ -12,7 +12,7 @@ from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure_shards
 from ttrace.judge.tensors.rank_names import name_ranks
 from ttrace.judge.tensors.values import Values, measure_common_row
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import STEP, Kind
+from ttrace.tensors.ids import ROOT, STEP, Kind, TensorId
 from ttrace.tensors.mesh import MICROBATCH_AXIS
 from ttrace.trace.reader import Shard
 
@@ -61,11 +61,17 @@ def find_missing_average(e: Evidence) -> Cause | None:
         if e.is_explained(error):
             return Cause(
                 CauseName.MISSING_AVERAGE,
-                f"replicas differ and average to the reference: missing gradient averaging over {axis}",
+                f"replicas differ and average to the reference: missing gradient averaging over {axis}{_say_when(e)}",
                 axis,
                 (f"their mean over {axis}={e.sizes[axis]} is the reference to {error:.1e}",),
             )
     return None
+
+
+def _say_when(e: Evidence) -> str:
+    """Say when gradients were read, if they may have been averaged afterwards."""
+    clip = TensorId.of(e.comparison.id.step, None, ROOT, Kind.CLIP)
+    return " before gradients are clipped" if clip in e.candidate_trace.shards else ""
 
 
 def _has_equal(e: Evidence, axis: str) -> bool:

@@ -37,7 +37,7 @@ def note_blind_spots(comparisons: Sequence[Comparison], candidate: Trace) -> lis
     for words, count in Counter(found.values()).items():
         names = [name for name, reason in found.items() if reason == words]
         more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
-        notes.append(f"no power over {', '.join(names[:_MOST_NAMED])}{more}: {words}")
+        notes.append(f"not tested: {', '.join(names[:_MOST_NAMED])}{more} ({words})")
     return notes
 
 

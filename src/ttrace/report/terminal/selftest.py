@@ -44,7 +44,7 @@ def show(console: Console, found: SelfTest) -> None:
         more = f" and {len(ids) - 2} more" if len(ids) > 2 else ""
         console.print(Text(f"protects nothing: {', '.join(ids[:2])}{more}: {reason}", "dim"), soft_wrap=True)
     for name, words in list(found.unprotected.items())[:_MOST_SHOWN]:
-        console.print(Text.assemble(("? ", "bold yellow"), f"no power over {name}: {words}"), soft_wrap=True)
+        console.print(Text.assemble(("? ", "bold yellow"), f"not tested: {name} ({words})"), soft_wrap=True)
     if len(found.unprotected) > _MOST_SHOWN:
         console.print(Text(f"... and {len(found.unprotected) - _MOST_SHOWN} further parameters", "dim"))
     if not found.unprotected:
