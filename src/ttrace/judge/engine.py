@@ -11,7 +11,7 @@ import gc
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -32,6 +32,8 @@ OnProgress = Callable[[int, int], None]
 _LOT_BYTES, _LOT_IDS = 32 << 20, 256
 _NUM_OBJECTS = 1 << 18
 """How many new objects a check makes between two collections."""
+_WORTH_A_THREAD = 1 << 10
+"""How many bytes an id has at least, on average, for which threads are not slower: they wait for the interpreter."""
 AHEAD = 4
 """How many lots each worker may start before their results are taken."""
 
@@ -71,12 +73,24 @@ class Threads:
                 yield from work(context, lot.ids)
             return
         pool = ThreadPoolExecutor(self.num_workers)
-        try:
+
+        def start(lot: Lot) -> Future[list[Result]]:
+            if lot.num_bytes < _WORTH_A_THREAD * len(lot.ids):
+                return _finish(work(context, lot.ids))
             # The copied context holds the caller's choice of kernels.
-            tasks = (pool.submit(copy_context().run, work, context, lot.ids) for lot in lots)
-            yield from take_in_order(tasks, lambda task: task.result(), AHEAD * self.num_workers)
+            return pool.submit(copy_context().run, work, context, lot.ids)
+
+        try:
+            yield from take_in_order(map(start, lots), lambda task: task.result(), AHEAD * self.num_workers)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _finish(result: Result) -> Future[Result]:
+    """Return a task that is done."""
+    task = Future[Result]()
+    task.set_result(result)
+    return task
 
 
 HERE = Threads()

@@ -160,6 +160,8 @@ class RankTrace:
 
     def release(self, record: Record) -> None:
         """Release the memory of a record's bytes; their file stays mapped."""
+        if record.end - record.begin < mmap.PAGESIZE:
+            return  # it has no page of its own
         memory = self._maps.get(record.chunk)
         if memory is None or not hasattr(mmap, "MADV_DONTNEED"):
             return

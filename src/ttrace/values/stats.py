@@ -46,7 +46,8 @@ class Stats:
     @property
     def error(self) -> float:
         """||a - b|| / ||a||: 0 for two zeros, infinite if only the reference is zero or a side is not finite."""
-        if not (self.finite_a and self.finite_b and math.isfinite(self.aa + self.bb)):
+        is_finite = not (self.nan_a or self.inf_a or self.nan_b or self.inf_b)
+        if not (is_finite and math.isfinite(self.aa + self.bb)):
             return math.inf
         if self.aa == 0.0:
             return 0.0 if self.bb == 0.0 else math.inf

@@ -117,5 +117,6 @@ def test_no_worker_reads_the_stats_that_are_still_collected(tmp_path: Path, monk
     case = Case(tmp_path)
     case.add_trusted("0/-/fc.weight/param_grad", draw_tensor(4, 8))
     case.add_trusted("0/-/./grad_norm", torch.tensor(3.0))
+    case.add_trusted("0/0/fc/output", draw_tensor(64, 64))  # the others are worth a thread
     ToleranceModel.measure(case.reference.close(), [case.twin.close()], engine=Threads(2))
     assert callers == [threading.main_thread()]

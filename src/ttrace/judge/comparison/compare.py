@@ -237,6 +237,9 @@ def _count_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -
 
 def _find_flaw(logical: LogicalTensor, num_summands: int, side: str) -> tuple[Verdict, Why | None] | None:
     """Find out why shards make up no tensor."""
+    first = logical.pieces[0]
+    if len(logical.pieces) == num_summands == len(first.summands) == 1 and first.region.is_whole:
+        return None  # as most are
     if len(shapes := logical.shapes()) > 1:
         return Verdict.UNJUDGED, Why(Reason.DIFFERENT_SHAPES, side, shapes=tuple(sorted(shapes)))
     cover = logical.coverage()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
@@ -89,16 +88,22 @@ class LogicalTensor:
 
         A layout may be inferred from `shape`, which is the reference's.
         """
+        shards = trace.shards.get(tensor_id)
+        if not shards:
+            return None
+        if len(shards) == 1 and shards[0].record.region is not None:  # as most are: nothing needs to be placed
+            return cls._of_placed(shards)
         # Without the virtual axis of microbatches: only a stated layout makes several of them one tensor.
         splits = {} if tensor_id.kind.is_of_param else trace.splits
-        shards = trace.shards.get(tensor_id, [])
         if shape is None and trace.manifest.role != "candidate" and not any(s.record.region for s in shards):
             # A reference with ranks of its own is compared with a candidate that has the same.
             placed = _place_by_rank(shards)
         else:
             placed = _place_shards(shards, shape, trace.mesh.sizes, splits, trace.batch_axes)
-        if not placed:
-            return None
+        return cls._of_placed(placed) if placed else None
+
+    @classmethod
+    def _of_placed(cls, placed: Sequence[Shard]) -> LogicalTensor:
         pieces, first = _make_pieces(placed), placed[0].record
         return cls(pieces[0].region.shape, pieces, first.pending, first.layout, first.by)
 
@@ -113,7 +118,7 @@ class LogicalTensor:
     def dtype(self) -> torch.dtype:
         return self.pieces[0].summands[0][0].record.dtype
 
-    @cached_property
+    @property
     def is_measured(self) -> bool:
         """Whether its run measured all of it instead of recording it."""
         return all(piece.stats is not None for piece in self.pieces)
@@ -140,11 +145,16 @@ class LogicalTensor:
         )
         return replace(self, pieces=tuple(pieces))
 
-    @cached_property
+    @property
     def num_buckets(self) -> int:
         """Of the sketch that any shard was recorded as; 0 if all were recorded in full."""
-        shards = (shard for piece in self.pieces for replicas in piece.summands for shard in replicas)
-        return max((sketch.num_buckets for shard in shards if (sketch := shard.record.sketch)), default=0)
+        most = 0
+        for piece in self.pieces:
+            for replicas in piece.summands:
+                for shard in replicas:
+                    if shard.record.sketch is not None:
+                        most = max(most, shard.record.sketch.num_buckets)
+        return most
 
     def sketched(self, num_buckets: int) -> torch.Tensor:
         """The sketch of the whole: those of all regions and summands add up to it."""

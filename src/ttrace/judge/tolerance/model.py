@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from ttrace.errors import SketchError
 from ttrace.judge.compatibility import check_twin
 from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
@@ -114,6 +116,8 @@ class ToleranceModel:
 
     def find_lost(self, tensor_id: TensorId) -> LostElements | None:
         """Find the elements to leave out of a comparison of this id; none where only sketches are known."""
+        if not self._noise:
+            return None  # no gradient was measured
         try:
             return find_lost_elements(self.reference, self.twins, tensor_id, self._noise)
         except SketchError:
@@ -198,9 +202,7 @@ class ToleranceModel:
         # A parameter has been moved by all steps so far, and at the begin of a step by those before it.
         last = tensor_id.step - (tensor_id.kind is Kind.PARAM)
         steps = (last,) if tensor_id.kind is Kind.UPDATE else range(last + 1)
-        swayed = (
-            math.hypot(*(self._measure_swayed(replace(tensor_id, step=step)) for step in steps)) / norm if norm else 0.0
-        )
+        swayed = math.hypot(*(self._measure_swayed(tensor_id, step) for step in steps)) / norm if norm else 0.0
         return max(swayed, self._measure_quantum(tensor_id, norm) if tensor_id.kind is Kind.UPDATE else 0.0)
 
     def _measure_rms(self, tensor_id: TensorId) -> float:
@@ -212,12 +214,12 @@ class ToleranceModel:
             found = (measure(logical, logical)[0],)
         return found[0].norm / math.sqrt(max(found[0].count, 1))
 
-    def _measure_swayed(self, tensor_id: TensorId) -> float:
-        """What rounding of its gradient does to single elements of a parameter's update, at the id's step."""
-        gradient_id = tensor_id.at(Kind.PARAM_GRAD, slot="")
+    def _measure_swayed(self, tensor_id: TensorId, step: int) -> float:
+        """What rounding of its gradient does to single elements of a parameter's update at a step."""
+        gradient_id = TensorId.of(step, tensor_id.microbatch, tensor_id.name, Kind.PARAM_GRAD, call=tensor_id.call)
         noise = self._noise.get(gradient_id, 0.0)
         if noise and gradient_id not in self._swayed:
-            self._swayed[gradient_id] = measure_swayed_norm(self.reference, tensor_id, noise)
+            self._swayed[gradient_id] = measure_swayed_norm(self.reference, gradient_id, noise)
         return self._swayed.get(gradient_id, 0.0)
 
     def _measure_turned(self, tensor_id: TensorId, norm: float) -> float:
@@ -236,10 +238,17 @@ class ToleranceModel:
         after = LogicalTensor.of(self.reference, tensor_id.at(Kind.PARAM_AFTER))
         if after is None:
             return 0.0
-        values = Values(after)
-        biggest = max((float(values.read(bounds).abs_().max()) for bounds in values.cut()), default=0.0)
+        biggest = _find_biggest(after)
         dtype = self.reference.shards[tensor_id][0].record.dtype
         return 2 * unit(dtype) * biggest / norm if norm else 0.0
+
+
+def _find_biggest(tensor: LogicalTensor) -> float:
+    """Find the largest magnitude of an element."""
+    values = Values(tensor)
+    if values.is_one_block and len(tensor.pieces) == 1 and values.count:
+        return float(tensor.pieces[0].tensor().to(torch.float64).abs().max())
+    return max((float(values.read(bounds).abs_().max()) for bounds in values.cut()), default=0.0)
 
 
 def _read_measured(twin: Trace, tensor_id: TensorId, like: LogicalTensor) -> Stats | None:

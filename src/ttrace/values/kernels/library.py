@@ -42,6 +42,7 @@ _BOX = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes
 _SIGNATURES = {
     "crc": (_CHECKSUM, ctypes.c_uint32),
     "copy": ((*_CHECKSUM, ctypes.c_void_p), ctypes.c_uint32),
+    "stats": ((*(ctypes.c_void_p, ctypes.c_int64) * 3, ctypes.c_void_p), None),
     "sketch": ((*_BOX, ctypes.c_int64, ctypes.c_void_p), None),
     "generate": ((*_BOX, ctypes.c_int64, ctypes.c_float, ctypes.c_float), None),
 }

@@ -58,11 +58,11 @@ def measure_pair(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tupl
     sums = PairSums()
     kernels.stats(
         (_Tensor * len(a))(*described[: len(a)]),
-        ctypes.c_int64(len(a)),
+        len(a),
         (_Tensor * len(b))(*described[len(a) :]),
-        ctypes.c_int64(len(b)),
+        len(b),
         walk.sizes,
-        ctypes.c_int64(len(walk.sizes)),
+        len(walk.sizes),
         ctypes.byref(sums),
     )
     return sums, None if sums.max_at < 0 else _find_index(sums.max_at, shape, walk.order)
