@@ -139,6 +139,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "a bomb": (put_bomb, "there are more of them"),
     "more bytes than the file has": (claim_large_segments, "the file ends at"),
     "an archive against another folder": (archive_against("../reference"), "against must be the name of a trace"),
+    "an archive against a long name": (archive_against("x" * 5000), "against must be the name of a trace"),
     "an archive against itself": (archive_against("candidate"), "is an archive too"),
     "a factor that is no number": (in_end(grad_factor=float("nan")), "must be a finite number"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def test_an_edit_of_what_any_rank_imports_makes_the_trace_stale(tmp_path: Path, 
         script.write_text("# edited\n")
         assert not stage.is_done(), script
         stage = stage_of_two_ranks(tmp_path, scripts)
+
+
+@pytest.mark.parametrize("word", ['{"lr": ' + "1" * 300 + "}", "a\0b", "."])
+def test_words_of_a_command_need_not_be_names_of_files(tmp_path: Path, scripts: list[Path], word: str) -> None:
+    stage = stage_of_two_ranks(tmp_path, scripts)
+    stage = replace(stage, command=(*stage.command, word))
+    stage.mark()
+    assert stage.is_done()
 
 
 def test_a_mark_says_when_and_from_which_commit_its_trace_was_made(

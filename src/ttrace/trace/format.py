@@ -25,7 +25,7 @@ from ttrace.values.stats import Stats
 FORMAT = 4
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
 
-_NAME = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9_.-]*)?")
+_NAME = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,254})?")  # no name of a file is longer
 Line = Annotated[str, AfterValidator(clean_line)]
 """A text of a trace: one line, which shows all that it holds."""
 Count = Annotated[int, Field(ge=0, le=MOST)]

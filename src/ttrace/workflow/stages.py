@@ -144,7 +144,7 @@ class Stage:
     def mark(self) -> None:
         """Write the mark: the trace is what this stage makes."""
         trace = self.trace
-        words = {word: fingerprint_file(Path(word)) for word in self.command if Path(word).is_file()}
+        words = {word: found for word in self.command if (found := fingerprint_file(Path(word)))}
         mark = _Mark(
             stamp=uuid.uuid4().hex,
             launch=trace.launch,
