@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="run every target")
     parser.add_argument("--seconds", type=float, help=f"run each target for so long; {SECONDS:g} by default")
     parser.add_argument("--runs", type=int, help="run so many inputs of each target, however long that takes")
+    parser.add_argument("--seed", type=int, default=0, help="choose the same inputs each time; by default, others")
     parser.add_argument("--jobs", type=int, default=1, help="with --all: how many targets run at the same time")
     parser.add_argument(
         "--kernels", action="store_true", help=f"run kernels under sanitizers, on {NUM_SHAPES} shapes or --runs"
@@ -70,13 +71,13 @@ def main(arguments: list[str]) -> int:
         return 2
     seconds = chosen.seconds or (math.inf if chosen.runs else SECONDS)
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        found = list(pool.map(lambda name: _run(name, chosen.runs or sys.maxsize, seconds), names))
+        found = list(pool.map(lambda name: _run(name, chosen.runs or sys.maxsize, seconds, chosen.seed), names))
     num_failures = sum(len(figures.failures) for figures in found)
     print(f"fuzz: {sum(figures.num_inputs for figures in found)} inputs, {num_failures} failures")
     return 1 if num_failures else 0
 
 
-def _run(name: str, num_runs: int, seconds: float) -> Figures:
+def _run(name: str, num_runs: int, seconds: float, seed: int) -> Figures:
     """Run a target in a process of its own, and print its figure."""
     folder = CACHE / "failures" / name
     for path in folder.glob(_BY_LIBFUZZER):
@@ -84,7 +85,8 @@ def _run(name: str, num_runs: int, seconds: float) -> Figures:
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as scratch:
         result, log = Path(scratch) / "result.json", Path(scratch) / "log"
         with log.open("wb") as file:
-            command = [sys.executable, "-m", "fuzz.worker", name, str(result), str(num_runs), str(seconds)]
+            numbers = map(str, (num_runs, seconds, seed))
+            command = [sys.executable, "-m", "fuzz.worker", name, str(result), *numbers]
             paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
             environment = {**os.environ, "TMPDIR": scratch, "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
             status = subprocess.run(command, stdout=file, stderr=file, env=environment, cwd=ROOT).returncode

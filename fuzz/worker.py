@@ -69,7 +69,7 @@ def keep_failure(name: str, data: bytes) -> Path:
     return path
 
 
-def main(name: str, result: str, num_runs: str, seconds: str) -> None:
+def main(name: str, result: str, num_runs: str, seconds: str, seed: str) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["ttrace"]):
@@ -83,6 +83,7 @@ def main(name: str, result: str, num_runs: str, seconds: str) -> None:
     words.write_text("".join(f'"{_quote(word)}"\n' for word in target.words or ("\n",)), encoding="utf-8")
     run = Run(target, Path(result), num_runs=int(num_runs), seconds=float(seconds))
     options = {
+        "seed": seed,  # 0: another one each time
         "max_len": target.max_bytes,
         "timeout": HANG,
         "rss_limit_mb": _MAX_RESIDENT,
