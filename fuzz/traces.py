@@ -32,7 +32,7 @@ from ttrace.values.sketch import compute_sketch
 from ttrace.values.stats import Stats
 
 _NUM_BUCKETS = 64
-_FREE = 8 << 20
+_FREE = 2 << 20
 """Bytes: values may take what the machine has free, so inputs are read as on a machine that has little.
 
 Each is read several times, and what measures coverage keeps the tensors that are compared.
