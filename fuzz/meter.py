@@ -13,6 +13,7 @@ MAX_SECONDS = 2.0
 """Of CPU time, so that other work of the machine does not count; libFuzzer ends what hangs without working."""
 MAX_BYTES = 256 << 20
 _PEAK = Path("/proc/self/clear_refs")
+"""Writing 5 to it forgets the peak so far."""
 _QUICK = 0.02
 """Seconds in which nothing can use so much memory."""
 _OFTEN = 1000
@@ -50,7 +51,7 @@ class Meter:
 
     def _measure_again(self, target: Callable[[bytes], object], data: bytes) -> int:
         """Measure the memory of an input alone: many quick ones before it may have filled caches."""
-        _PEAK.write_text("5", encoding="ascii")  # forgets the peak so far
+        _PEAK.write_text("5", encoding="ascii")
         self._look_at_memory()
         resident = self._resident
         _run(target, data)

@@ -35,7 +35,8 @@ _NUM_BUCKETS = 64
 _FREE = 2 << 20
 """Bytes: values may take what the machine has free, so inputs are read as on a machine that has little.
 
-Each is read several times, and what measures coverage keeps the tensors that are compared.
+Each is read several times, which takes as long as it is large, and what measures coverage keeps the tensors that are
+compared.
 """
 
 
