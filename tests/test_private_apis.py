@@ -20,7 +20,8 @@ COMPAT = {
     "adapters/torchtitan/compat.py",
     "adapters/transformers/compat.py",
 }
-EXEMPT = {"_pytree", "_parameters", "_modules"}
+EXEMPT = {"_pytree", "_parameters", "_modules", "_replace", "_fields"}
+"""Documented as public: the last two are of named tuples, whose own names begin so that fields can have any others."""
 THEIRS = {name for owner in (nn.Module(), torch.Tensor) for name in dir(owner)}
 """Attributes of torch that a file of ours may also use for its own objects."""
 

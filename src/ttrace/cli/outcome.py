@@ -14,6 +14,7 @@ from ttrace.cli.screen import console
 from ttrace.errors import TTraceError
 from ttrace.files import replace_file, write_named
 from ttrace.judge.baseline import NOTHING, Baseline
+from ttrace.judge.engine import collect_rarely
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import sweep as sweep_report
 from ttrace.report.machine import github, json_report, junit
@@ -126,6 +127,7 @@ def _write_for_github(result: SweepResult) -> None:
             github.add_summary(github.format_summary(cell.judgement, cell.cell.name))
 
 
+@collect_rarely()
 def write(run: Run, judgement: Judgement, next_command: str = "", *, is_stored: bool = False) -> json_report.Report:
     """Write the report as a page and for programs, beside the traces; traces in a store get no page."""
     report = json_report.as_json(judgement, next_command or run.next_command(judgement))

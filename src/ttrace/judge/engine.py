@@ -30,7 +30,7 @@ OnProgress = Callable[[int, int], None]
 """Called with how many of how many bytes are read."""
 
 _LOT_BYTES, _LOT_IDS = 32 << 20, 256
-_NUM_OBJECTS = 1 << 18
+_NUM_OBJECTS = 1 << 20
 """How many new objects a check makes between two collections."""
 _WORTH_A_THREAD = 1 << 10
 """How many bytes an id has at least, on average, for which threads are not slower: they wait for the interpreter."""

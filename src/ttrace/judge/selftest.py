@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from typing_extensions import override  # the standard library has it only from Python 3.12 on
@@ -182,7 +182,7 @@ def _take_neighbour(tensor_id: TensorId, shards: list[Shard], candidate: Trace) 
     for step in (1, -1):
         if tensor_id.microbatch is None or tensor_id.microbatch + step < 0:
             continue
-        others = candidate.shards.get(replace(tensor_id, microbatch=tensor_id.microbatch + step), [])
+        others = candidate.shards.get(tensor_id._replace(microbatch=tensor_id.microbatch + step), [])
         if [s.record.shape for s in others] == [s.record.shape for s in shards]:
             return [_replace_values(shard, other.tensor()) for shard, other in zip(shards, others, strict=True)]
     return None

@@ -119,12 +119,12 @@ class Port:
 
     def _port(self, site: Site, num_dims: int) -> Ported | None:
         kind, part = site.kind, self._parts.get(site.name)
-        named = replace(site, name=self.rename(site.name))
+        named = Site(self.rename(site.name), kind, site.slot)
         if self._is_ignored(site) or self._is_ignored(named):
             return None
         order = None
         if self._side == "reference":
-            named = replace(named, slot=self._find_slot(named))
+            named = Site(named.name, kind, self._find_slot(named))
             order = self._find_order(named, num_dims)
         is_summand = part is not None and kind is Kind.GRAD_INPUT
         dim = 0 if kind.is_of_param else -1

@@ -8,9 +8,9 @@ percent-encoded in names and slots wherever they are written: a module called `a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote
 
 from ttrace.errors import TTraceError
@@ -149,38 +149,39 @@ def _is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A place of a tensor in the model: name of the module or parameter, kind, and slot in a structured value."""
-
+class _SiteFields(NamedTuple):
     name: str
     kind: Kind
     slot: str = ""
 
-    def __post_init__(self) -> None:
-        if not (_is_name(self.name) and (not self.slot or _is_name(self.slot))):
+
+class Site(_SiteFields):
+    """A place of a tensor in the model: name of the module or parameter, kind, and slot in a structured value.
+
+    Sites and ids are tuples because they are keys of many dicts: of large models, hashing them is felt.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str, kind: Kind, slot: str = "") -> Site:
+        if not (_is_name(name) and (not slot or _is_name(slot))):
             raise TTraceError(
-                f"{self.name!r}/{self.kind}.{self.slot!r} is no site: in names and slots '/', '@' and white space are "
+                f"{name!r}/{kind}.{slot!r} is no site: in names and slots '/', '@' and white space are "
                 f"percent-encoded, and the model itself is called {ROOT!r}."
             )
+        return super().__new__(cls, name, kind, slot)
 
     def __str__(self) -> str:
         return f"{self.name}/{self.kind}.{self.slot}" if self.slot else f"{self.name}/{self.kind}"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorId:
+class TensorId(NamedTuple):
     """A site at a step and a microbatch; `call` counts the calls of one module within one forward pass."""
 
     step: int
     microbatch: int | None
     site: Site
     call: int = 0
-
-    def __hash__(self) -> int:
-        # In one call, not one for the id and one for its site: ids are keys of many dicts.
-        site = self.site
-        return hash((self.step, self.microbatch, site.name, site.kind, site.slot, self.call))
 
     @classmethod
     def of(cls, step: int, microbatch: int | None, name: str, kind: Kind, *, slot: str = "", call: int = 0) -> TensorId:

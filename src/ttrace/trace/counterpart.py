@@ -106,7 +106,7 @@ class Counterpart:
     def _is_kept(self, tensor_id: TensorId) -> bool:
         """Whether this is kept; an update needs the parameter before and after its step."""
         site = tensor_id.site
-        sites = [replace(site, kind=kind) for kind in _BESIDE_UPDATES] if site.kind in _BESIDE_UPDATES else [site]
+        sites = [tensor_id.at(kind).site for kind in _BESIDE_UPDATES] if site.kind in _BESIDE_UPDATES else [site]
         return any(map(self._keeps, sites))
 
     def measure(self, record: Record, parts: Iterable[memoryview]) -> Iterator[Measured]:

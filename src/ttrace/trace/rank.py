@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -153,7 +152,7 @@ class RankTrace:
         assert record.values is not None
         check_memory(record.id, math.prod(record.region.local_shape) * record.dtype.itemsize)
         # Generated values do not change from step to step: where there is no memory there are no updates.
-        first = replace(record.id, step=0)
+        first = record.id._replace(step=0)
         return generate_values(
             first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed
         )
@@ -177,17 +176,18 @@ class RankTrace:
             raise TraceError(f"{record.id}: its data in {path} cannot be read ({error}).") from None
 
     def _map(self, record: Record, folder: Path) -> mmap.mmap:
-        if record.chunk not in self._maps or len(self._maps[record.chunk]) < record.end:
+        memory = self._maps.get(record.chunk)
+        if memory is None or len(memory) < record.end:
             path = folder / chunk_file(record.chunk)
             try:
                 check_inside(path, folder.parent)
                 with os.fdopen(open_regular(path), "rb") as file:
-                    self._maps[record.chunk] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                    memory = self._maps[record.chunk] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
                 raise TraceError(f"{record.id}: its data file {path} cannot be read ({error}). {TRACE_AGAIN}") from None
-        if len(self._maps[record.chunk]) < record.end:
+        if len(memory) < record.end:
             raise TraceError(f"{record.id}: {folder / chunk_file(record.chunk)} ends before its data does.")
-        return self._maps[record.chunk]
+        return memory
 
 
 def _read_text(path: Place) -> str:

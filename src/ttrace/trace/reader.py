@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -245,6 +245,8 @@ class Trace:
     def is_passed(self, tensor_id: TensorId) -> bool:
         """Whether this belongs to a block that was not run, or comes from such a block."""
         passed = self.manifest.passed
+        if not passed:
+            return False
         parent, _, number = tensor_id.name.rpartition(".")
         step = {Kind.INPUT: -1, Kind.GRAD_OUTPUT: 1}.get(tensor_id.kind)
         if step is not None and number.isdecimal() and len(number) < 19 and f"{parent}.{int(number) + step}" in passed:
@@ -316,17 +318,17 @@ class Trace:
 
     def owners(self, name: str) -> frozenset[int]:
         """Return the ranks whose census has this module or parameter."""
-        found = [ranks for census, ranks in self._censuses if any(name in names for names in census)]
+        found = [ranks for held, ranks in self._censuses if name in held.modules or name in held.parameters]
         return found[0] if len(found) == 1 else frozenset().union(*found)
 
     @cached_property
-    def _censuses(self) -> list[tuple[tuple[Collection[str], ...], frozenset[int]]]:
+    def _censuses(self) -> list[tuple[Manifest, frozenset[int]]]:
         """Each census with the ranks that have it: of thousands of ranks, those of one stage share one."""
         found: dict[tuple[int, int], tuple[Manifest, list[int]]] = {}
         for rank in self.ranks:
             held = rank.manifest
             found.setdefault((id(held.modules), id(held.parameters)), (held, []))[1].append(held.rank)
-        return [((held.modules, held.parameters), frozenset(ranks)) for held, ranks in found.values()]
+        return [(held, frozenset(ranks)) for held, ranks in found.values()]
 
     @cached_property
     def identity(self) -> str:

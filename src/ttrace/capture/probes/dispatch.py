@@ -83,7 +83,7 @@ class Dispatcher:
             return None
         ported_visit = replace(
             visit,
-            id=replace(visit.id, site=ported.site),
+            id=visit.id._replace(site=ported.site),
             tensor=ported.apply(visit.tensor),
             placement=None if visit.placement is None else ported.place(visit.placement),
             is_part=ported.part is not None,
@@ -109,7 +109,7 @@ class Dispatcher:
     def find_id(self, tensor_id: TensorId, tensor: torch.Tensor) -> TensorId:
         """Return the id under which a tensor is recorded: in a port, the candidate's."""
         ported = self._find_ported(tensor_id.site, tensor)
-        return tensor_id if ported is None else replace(tensor_id, site=ported.site)
+        return tensor_id if ported is None else tensor_id._replace(site=ported.site)
 
     def replay(
         self, decisions: Decisions, choice: TensorId, chosen: torch.Tensor, microbatch: int
@@ -120,7 +120,7 @@ class Dispatcher:
         if ported is None:
             return decisions.replay(choice, chosen, placement)
         placement = None if placement is None else ported.place(placement)
-        other = decisions.replay(replace(choice, site=ported.site), ported.apply(chosen), placement)
+        other = decisions.replay(choice._replace(site=ported.site), ported.apply(chosen), placement)
         return None if other is None else ported.undo(other)
 
     def port(self, tensor_id: TensorId, tensor: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, Placement]:

@@ -94,7 +94,7 @@ class Generator:
             raise CaptureError(f"the map ignores {tensor_id.name}, but a parameter must be generated on both sides.")
         placed = replace(generated, placement=ported.place(generated.placement))
         inner = ported.apply(local)[tuple(slice(size) for size in placed.placement.region.local_shape)]
-        inner.copy_(self._generate(replace(tensor_id, site=ported.site), placed, local))
+        inner.copy_(self._generate(tensor_id._replace(site=ported.site), placed, local))
 
     def _place(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement:
         if owned.run is None:

@@ -80,7 +80,7 @@ class LayoutResolver:
     def _infer_batch_cuts(self, tensor_id: TensorId, local: Shape, axes: tuple[str, ...]) -> list[Cut]:
         """Infer the cuts along the data axes that turn the reference's shape into this rank's; none if they agree."""
         shape = self._reference.shape(tensor_id)
-        own = replace(tensor_id, microbatch=self.count_microbatch(tensor_id.microbatch or 0))
+        own = tensor_id._replace(microbatch=self.count_microbatch(tensor_id.microbatch or 0))
         if shape is None or shape == local or self._reference.shape(own) == local:
             return []
         held = [(self._adapter.coord, local)]
@@ -94,7 +94,7 @@ class LayoutResolver:
         """Whether the reference ran as many microbatches as there are ranks along these axes."""
         num_ranks = math.prod(self._sizes[axis] for axis in axes)
         last = (tensor_id.microbatch or 0) * num_ranks + num_ranks - 1
-        return self._reference.record(replace(tensor_id, microbatch=last)) is not None
+        return self._reference.record(tensor_id._replace(microbatch=last)) is not None
 
     def is_like_reference(self, tensor_id: TensorId, tensor: torch.Tensor) -> bool:
         """Whether the reference has a tensor of this shape, or there is no reference yet."""
@@ -108,7 +108,7 @@ class LayoutResolver:
         ported = self._port.port(tensor_id.site, num_dims)
         if ported is None or not ported.is_like:
             return None
-        return self._reference.shape(replace(tensor_id, site=ported.site))
+        return self._reference.shape(tensor_id._replace(site=ported.site))
 
     def count_microbatch(self, number: int) -> int:
         """Return the number of this rank's microbatch among those of all ranks.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +14,7 @@ from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tensors.values import Values
 from ttrace.judge.verdict import Cause, CauseName
-from ttrace.tensors.ids import ROOT, Kind
+from ttrace.tensors.ids import ROOT, Kind, Site
 from ttrace.tensors.region import Region
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -172,7 +171,7 @@ def _list_parts(e: Evidence) -> Iterator[tuple[str, Values]]:
     for other in e.reference_trace.shards:
         name = other.name
         is_inside = name != ROOT and name.startswith(prefix) and "." not in name.removeprefix(prefix)
-        if is_inside and other == replace(own, site=replace(own.site, name=name)):
+        if is_inside and other == own._replace(site=Site(name, own.kind, own.site.slot)):
             part = LogicalTensor.of(e.reference_trace, other)
             if part is not None and tuple(part.shape) == shape:
                 yield name, e.make_values(part)

@@ -118,7 +118,7 @@ def find_updated_twice(e: Evidence) -> Cause | None:
 def _measure_two_steps(e: Evidence) -> float:
     """How far the candidate after this step is from the reference after the next, relative to the update."""
     after = e.comparison.id.at(Kind.PARAM_AFTER)
-    ours = LogicalTensor.of(e.reference_trace, replace(after, step=after.step + 1))
+    ours = LogicalTensor.of(e.reference_trace, after._replace(step=after.step + 1))
     theirs = LogicalTensor.of(e.candidate_trace, after)
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return math.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ttrace.judge.comparison.decisions import judge_decision
@@ -130,7 +130,7 @@ class Comparer:
         """Whether this is a microbatch's part of a gradient, and the candidate has only the sum over microbatches."""
         if tensor_id.kind is not Kind.PARAM_GRAD or tensor_id.microbatch is None:
             return False
-        final = replace(tensor_id, microbatch=None)
+        final = tensor_id._replace(microbatch=None)
         return final in self.candidate.shards and tensor_id.name not in self._contributed
 
     @cached_property
@@ -227,10 +227,10 @@ class Comparer:
 
 def _count_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -> int:
     """How many summands a pending sum has: a tied weight is on some stages of a pipeline only."""
+    if not logical.pending:
+        return min(len(trace.owners(tensor_id.name)), 1) if tensor_id.kind.is_of_param else 1
     if not tensor_id.kind.is_of_param:
         return math.prod(trace.sizes.get(axis, 1) for axis in logical.pending)
-    if not logical.pending:
-        return min(len(trace.owners(tensor_id.name)), 1)
     owners = (trace.mesh.coord(rank) for rank in trace.owners(tensor_id.name))
     return len({tuple(coord.get(axis, 0) for axis in logical.pending) for coord in owners})
 

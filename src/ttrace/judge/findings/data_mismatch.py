@@ -131,7 +131,7 @@ def _is_of_other_step(comparison: Comparison, reference: Trace, candidate: Trace
         return False
     theirs = LogicalTensor.of(candidate, own)
     steps = {other.step for other in reference.shards} - {own.step}
-    ours = (LogicalTensor.of(reference, replace(own, step=step)) for step in sorted(steps))
+    ours = (LogicalTensor.of(reference, own._replace(step=step)) for step in sorted(steps))
     return theirs is not None and any(
         one is not None and one.shape == theirs.shape and measure(one, theirs)[0].dd == 0.0 for one in ours
     )

@@ -270,9 +270,10 @@ class _WrongSites:
         if _find_phase(t) == _UPDATE:
             if any((t.step, kind) in self._kinds for kind in (Kind.GRAD_NORM, Kind.CLIP)):
                 return False  # a wrong norm clips every gradient wrongly
-            if t.at(Kind.PARAM_GRAD, slot="") in self._missing:
+            if self._missing and t.at(Kind.PARAM_GRAD, slot="") in self._missing:
                 return False  # without a gradient there is nothing to step with
-            before = (t.at(kind, slot="") for kind in (Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD))
+            made_from = (Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD)
+            before = [t.at(kind, slot="") for kind in made_from if (t.step, kind) in self._kinds]
             return not any(other in self._wrong and other not in self._replaced for other in before)
         return True
 

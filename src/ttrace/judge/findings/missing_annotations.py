@@ -142,7 +142,7 @@ def _find_outer(tensor_id: TensorId, right: set[TensorId]) -> TensorId | None:
 def _is_final_reduced(tensor_id: TensorId, alike: set[TensorId]) -> bool:
     """Whether a microbatch's gradient is part of a final one of which replicas agree, rightly or not."""
     of_microbatch = tensor_id.kind is Kind.PARAM_GRAD and tensor_id.microbatch is not None
-    return of_microbatch and replace(tensor_id, microbatch=None) in alike
+    return of_microbatch and tensor_id._replace(microbatch=None) in alike
 
 
 def _excuse_reduced_later(comparison: Comparison, reference: Trace, candidate: Trace) -> Comparison:

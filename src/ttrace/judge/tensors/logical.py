@@ -46,12 +46,19 @@ class Piece:
         return add_terms([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
 
     @property
+    def has_values(self) -> bool:
+        """Whether all its shards were recorded in full."""
+        return all(shard.record.has_values for replicas in self.summands for shard in replicas)
+
+    @property
     def stats(self) -> Stats | None:
         """What its run measured, in place of values; None if values must be added up first."""
         return self.summands[0][0].record.stats if len(self.summands) == 1 else None
 
     def terms(self) -> tuple[Term, ...]:
         """What must be added up to give this region's values."""
+        if len(self.summands) == 1:  # as in most pieces
+            return self.summands[0][0].terms()
         return tuple(term for replicas in self.summands for term in replicas[0].terms())
 
     def replica_pairs(self, mesh: Mesh, reduced: Collection[str] = ()) -> Iterator[tuple[Shard, Shard, bool]]:
@@ -60,6 +67,8 @@ class Piece:
         Each comes with the first that holds the same along those axes, or else with the first that holds the same.
         """
         for replicas in self.summands:
+            if len(replicas) == 1:
+                continue
             firsts: dict[tuple[int, ...], Shard] = {}
             for number, shard in enumerate(replicas):
                 places = _find_places_beside(shard, mesh, reduced) if reduced else []
@@ -196,14 +205,14 @@ def measure(
     `lost` marks the elements of a region that are left out. A sketch has no single elements and no pieces. What b's run
     measured against a's is taken as it is: it has left out such elements itself.
     """
+    if lost is None and _are_whole(a, b):  # as most are: nothing needs to be cut
+        [x], [y] = a.pieces, b.pieces
+        found = compare_sums(x.terms(), [(factor * sign, term) for sign, term in y.terms()])
+        return found, ((y, found),)
     num_buckets = max(a.num_buckets, b.num_buckets)
     if num_buckets and not b.is_measured:
         found = measure_difference(a.sketched(num_buckets), b.sketched(num_buckets), factor=factor)
         return replace(found, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
-    if lost is None and _are_whole(a, b) and not b.is_measured:  # as most are: nothing needs to be cut
-        [x], [y] = a.pieces, b.pieces
-        found = compare_sums(x.terms(), [(factor * sign, term) for sign, term in y.terms()])
-        return found, ((y, found),)
     parts = []
     total = Stats()
     loaded = [(piece.region, piece.terms()) for piece in a.pieces] if not b.is_measured else []
@@ -215,11 +224,12 @@ def measure(
 
 
 def _are_whole(a: LogicalTensor, b: LogicalTensor) -> bool:
-    """Whether both are of one piece each, which is all of one shape."""
+    """Whether both are of one piece each, which is all of one shape, and recorded in full."""
     if not len(a.pieces) == len(b.pieces) == 1:
         return False
-    ours, theirs = a.pieces[0].region, b.pieces[0].region
-    return ours.is_whole and (ours is theirs or ours == theirs)
+    [x], [y] = a.pieces, b.pieces
+    is_one = x.region.is_whole and (x.region is y.region or x.region == y.region)
+    return is_one and x.has_values and y.has_values
 
 
 def measure_shards(x: Shard, y: Shard) -> Stats:

@@ -43,8 +43,8 @@ def add_microbatches(findings: Sequence[Finding], comparisons: Sequence[Comparis
     """Add which microbatches are wrong at each finding's site and which ranks ran them, if some are right."""
     by_site: dict[TensorId, list[Comparison]] = {}
     for comparison in comparisons:
-        by_site.setdefault(replace(comparison.id, microbatch=None), []).append(comparison)
-    sites = (by_site.get(replace(finding.comparison.id, microbatch=None), ()) for finding in findings)
+        by_site.setdefault(comparison.id._replace(microbatch=None), []).append(comparison)
+    sites = (by_site.get(finding.comparison.id._replace(microbatch=None), ()) for finding in findings)
     return [_add_microbatches(finding, site, candidate) for finding, site in zip(findings, sites, strict=True)]
 
 

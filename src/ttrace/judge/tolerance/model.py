@@ -216,6 +216,8 @@ class ToleranceModel:
 
     def _measure_swayed(self, tensor_id: TensorId, step: int) -> float:
         """What rounding of its gradient does to single elements of a parameter's update at a step."""
+        if not self._noise:
+            return 0.0
         gradient_id = TensorId.of(step, tensor_id.microbatch, tensor_id.name, Kind.PARAM_GRAD, call=tensor_id.call)
         noise = self._noise.get(gradient_id, 0.0)
         if noise and gradient_id not in self._swayed:
@@ -225,10 +227,10 @@ class ToleranceModel:
     def _measure_turned(self, tensor_id: TensorId, norm: float) -> float:
         """What one element does whose update turns around, or is rounded the other way: sketches leave none out."""
         step = tensor_id.step - (tensor_id.kind is Kind.PARAM)
-        update = LogicalTensor.of(self.reference, replace(tensor_id.at(Kind.UPDATE, slot=""), step=step))
+        update = LogicalTensor.of(self.reference, tensor_id.at(Kind.UPDATE, slot="")._replace(step=step))
         if update is None or not norm:
             return 0.0
-        after = LogicalTensor.of(self.reference, replace(tensor_id.at(Kind.PARAM_AFTER, slot=""), step=step))
+        after = LogicalTensor.of(self.reference, tensor_id.at(Kind.PARAM_AFTER, slot="")._replace(step=step))
         quantum = unit(after.dtype) * _BIGGEST * measure(after, after)[0].norm if after is not None else 0.0
         turned = max(measure(update, update)[0].norm, quantum)
         return 2.0 * turned / math.sqrt(math.prod(update.shape)) / norm
@@ -247,7 +249,10 @@ def _find_biggest(tensor: LogicalTensor) -> float:
     """Find the largest magnitude of an element."""
     values = Values(tensor)
     if values.is_one_block and len(tensor.pieces) == 1 and values.count:
-        return float(tensor.pieces[0].tensor().to(torch.float64).abs().max())
+        whole = tensor.pieces[0].tensor()
+        # Magnitudes are exact in any dtype, but torch takes none of eight bits.
+        is_taken = whole.dtype.is_floating_point and whole.dtype.itemsize > 1
+        return float((whole if is_taken else whole.to(torch.float64)).abs().max())
     return max((float(values.read(bounds).abs_().max()) for bounds in values.cut()), default=0.0)
 
 

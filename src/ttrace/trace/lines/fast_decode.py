@@ -40,7 +40,7 @@ class _Form(NamedTuple):
 
 def decode_quickly(line: str) -> Record:
     """Return the same record as `decode`, or raise the same error."""
-    measured = _STATS.fullmatch(line)
+    measured = _STATS.fullmatch(line) if '"stats"' in line else None
     match = _LINE.fullmatch(f"{measured[1]}}}" if measured else line)
     if match is None:
         return decode(line)

@@ -45,21 +45,25 @@ class _Tensor(ctypes.Structure):
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("factor", ctypes.c_double),
     )
+    data: int
+
+
+_TENSOR_BYTES = ctypes.sizeof(_Tensor)
 
 
 def measure_pair(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tuple[PairSums, Shape | None]:
     """Measure two sums of tensors, all of one shape with at least one element, and find where they differ most."""
-    shape = tuple(a[0][1].shape)
-    walk = _plan_walk(shape, tuple(tensor.stride() for _, tensor in (*a, *b)))
-    described = [
-        _Tensor(tensor.data_ptr(), DTYPES[tensor.dtype], steps, factor)
-        for (factor, tensor), steps in zip((*a, *b), walk.strides, strict=True)
-    ]
-    sums = PairSums()
+    terms = (*a, *b)
+    shape = tuple(terms[0][1].shape)
+    walk = _plan_walk(shape, tuple([(factor, tensor.dtype, tensor.stride()) for factor, tensor in terms]))
+    described = walk.copy_described()
+    for each, (_, tensor) in zip(described, terms, strict=True):
+        each.data = tensor.data_ptr()
+    address, sums = ctypes.addressof(described), PairSums()
     kernels.stats(
-        (_Tensor * len(a))(*described[: len(a)]),
+        address,
         len(a),
-        (_Tensor * len(b))(*described[len(a) :]),
+        address + len(a) * _TENSOR_BYTES,
         len(b),
         walk.sizes,
         len(walk.sizes),
@@ -76,14 +80,25 @@ class _Walk:
     sizes: ctypes.Array[ctypes.c_int64]
     strides: Sequence[ctypes.Array[ctypes.c_int64]]
     """One for each tensor."""
+    described: ctypes.Array[_Tensor]
+    """The tensors without their data; it has the addresses of their strides."""
+
+    def copy_described(self) -> ctypes.Array[_Tensor]:
+        return type(self.described).from_buffer_copy(self.described)
 
 
 @lru_cache(maxsize=256)  # a model has many tensors of a few shapes
-def _plan_walk(shape: Shape, strides: tuple[Shape, ...]) -> _Walk:
+def _plan_walk(shape: Shape, tensors: tuple[tuple[float, torch.dtype, Shape], ...]) -> _Walk:
+    """Plan how to read tensors of one shape; each has its factor, its dtype and its strides."""
+    strides = tuple(steps for _, _, steps in tensors)
     order = _order_dims(shape, strides)
     walked = [(shape[dim], *(steps[dim] for steps in strides)) for dim in order]
     sizes, *merged = zip(*_merge_dims(walked or [(1,) * (1 + len(strides))]), strict=True)
-    return _Walk(order, _to_array(sizes), [_to_array(steps) for steps in merged])
+    arrays = [_to_array(steps) for steps in merged]
+    described = [
+        _Tensor(None, DTYPES[dtype], steps, factor) for (factor, dtype, _), steps in zip(tensors, arrays, strict=True)
+    ]
+    return _Walk(order, _to_array(sizes), arrays, (_Tensor * len(tensors))(*described))
 
 
 def _order_dims(shape: Shape, strides: tuple[Shape, ...]) -> list[int]:

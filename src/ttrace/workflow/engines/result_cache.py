@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -54,7 +54,7 @@ class ResultCache:
 
 
 def to_json(value: Any) -> Any:
-    """Turn a result into what JSON can hold: a dataclass becomes the list of its fields."""
+    """Turn a result into what JSON can hold: a dataclass or a named tuple becomes the list of its fields."""
     if isinstance(value, (list, tuple)):
         return [to_json(each) for each in value]
     if isinstance(value, Enum):
@@ -81,11 +81,10 @@ def rebuild(kind: Any, value: Any) -> Any:
         return tuple(rebuild(each, item) for each, item in zip(kinds, value, strict=True))
     if kind is torch.dtype:
         return DTYPES[value]
-    if is_dataclass(kind):
-        types = get_type_hints(kind)
-        named = zip(fields(kind), value, strict=True)
-        made: Any = kind
-        return made(**{field.name: rebuild(types[field.name], item) for field, item in named})
+    if is_dataclass(kind) or issubclass(kind, tuple):
+        types, made = get_type_hints(kind), cast("Any", kind)
+        names = [field.name for field in fields(kind)] if is_dataclass(kind) else made._fields
+        return made(**{name: rebuild(types[name], item) for name, item in zip(names, value, strict=True)})
     return kind(value) if issubclass(kind, Enum) else value
 
 
