@@ -31,10 +31,15 @@ def test_the_dtensor_examples_bug_is_found_and_its_clean_run_is_quiet(tmp_path: 
         clean = run_example(example, tmp_path / "clean")
     assert clean.returncode == 0, clean.stdout + clean.stderr
     assert "✓ every tensor agrees" in clean.stdout
+    assert "so far wrong" not in clean.stderr
 
     with cpu_limit(90):
         buggy = run_example(example, tmp_path / "buggy", "--bug", more=("--json",))
     assert buggy.returncode == 1, buggy.stdout + buggy.stderr
+    told = buggy.stderr.splitlines()
+    assert told[
+        told.index("so far wrong first: 0/0/layers.1.gated/grad_input. Running again to explain it.") - 1
+    ].startswith("check: ")
     first = json.loads(buggy.stdout)["findings"][0]
     assert (first["module"], first["kind"], first["axis"]) == (module, "grad_input", "tp")
     assert first["sentence"] == "replicas differ and sum to the reference: missing all-reduce over tp"

@@ -79,9 +79,9 @@ class _Walk:
     order: Sequence[int]
     sizes: ctypes.Array[ctypes.c_int64]
     strides: Sequence[ctypes.Array[ctypes.c_int64]]
-    """One for each tensor."""
+    """One for each tensor; kept, as `described` has their addresses."""
     described: ctypes.Array[_Tensor]
-    """The tensors without their data; it has the addresses of their strides."""
+    """The tensors without their data."""
 
     def copy_described(self) -> ctypes.Array[_Tensor]:
         return type(self.described).from_buffer_copy(self.described)
