@@ -1,7 +1,8 @@
-"""End of a traced process: it waits for threads of gloo that run, and not for those that wait."""
+"""End of a process that is traced or watched: it waits for threads of gloo that run, and not for those that wait."""
 
 import ctypes
 import hashlib
+import subprocess
 import sys
 import threading
 import time
@@ -68,7 +69,7 @@ def test_other_threads_are_not_waited_for() -> None:
     running.join()
 
 
-SCRIPT = """
+BEGIN = """
 import atexit, ctypes, hashlib, sys, threading
 import torch
 import ttrace
@@ -84,18 +85,33 @@ ends = threading.Event()
 threading.Thread(target=work, daemon=True).start()
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+TRACED = """
 session = ttrace.attach(model, optimizer)
 atexit.register(ends.set)  # what is registered last runs first
 with session.step():
     model(torch.ones(2, 2)).sum().backward()
     optimizer.step()
 """
+WATCHED = """
+monitor = ttrace.watch(model, optimizer)
+atexit.register(ends.set)
+"""
 
 
 def test_a_traced_process_waits_at_its_end(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(BEGIN + TRACED)
     done = tmp_path / "done"
     command = (sys.executable, str(tmp_path / "train.py"), str(done))
     ran = ttrace("trace", "--out", str(tmp_path / "trace"), "--", *command)
+    assert ran.returncode == 0, ran.stderr
+    assert done.exists(), "the process ended before the thread"
+
+
+def test_a_watched_process_waits_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BEGIN + WATCHED)
+    done = tmp_path / "done"
+    command = [sys.executable, str(tmp_path / "train.py"), str(done)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert done.exists(), "the process ended before the thread"

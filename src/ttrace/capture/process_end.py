@@ -1,9 +1,9 @@
-"""Wait, at the end of a traced process, for threads of gloo that still hold tensors.
+"""Wait, at the end of a process that is traced or watched, for threads of gloo that still hold tensors.
 
 A thread of torch's gloo process group frees the tensors of a collective after it told the caller that the collective is
 complete. It needs the interpreter for that. If Python ends in between, torch aborts the process ("terminate called
 without an active exception", pytorch/pytorch#190489), with TTrace or without: a training that went well would end a
-stage with an error. So the end of a traced process waits until these threads are idle, which takes milliseconds.
+stage with an error. So the end of such a process waits until these threads are idle, which takes milliseconds.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from torch import nn
 from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter, Optimizer
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.registry import make_adapter
+from ttrace.capture.process_end import wait_for_gloo_at_exit
 from ttrace.capture.session import TracingSession
 from ttrace.capture.start import Declarations, choose_adapter
 from ttrace.errors import CaptureError, DisagreementError
@@ -355,4 +356,5 @@ def start_monitor(
             "watch does not know what the ranks of this job share: the model is neither wrapped by DDP or FSDP2 nor "
             'made of DTensors. Pass watch(mesh=...), for instance {"dp": 8} if each rank has data of its own.'
         )
+    wait_for_gloo_at_exit()
     return Monitor(adapter, found, declared.rules, every=every, on_disagreement=on_disagreement, out=out, trace=trace)

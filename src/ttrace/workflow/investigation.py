@@ -45,7 +45,9 @@ class Investigation:
         judgement = self._judge_ordinary()
         if judgement.findings and (self.repeats or self.isolates):
             self.flow.on_stage("")
-            self.flow.on_note(f"so far wrong first: {judgement.findings[0].comparison.id}. Running again to explain it.")
+            self.flow.on_note(
+                f"so far wrong first: {judgement.findings[0].comparison.id}. Running again to explain it."
+            )
         if judgement.findings and self.repeats:
             judgement = self.repeat(judgement)
         if judgement.findings and Trace(self.flow.run.reference).has_sketches:
