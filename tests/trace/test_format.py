@@ -112,6 +112,23 @@ def test_bytes_that_end_before_they_begin_are_refused() -> None:
             decoded(json.dumps(line, separators=(",", ":")))
 
 
+@pytest.mark.parametrize("shape", [[1 << 40, 1 << 40, 0], [0, 1 << 62, 2], [1 << 32, 1 << 32]])
+@pytest.mark.parametrize("of_region", [False, True], ids=["tensor", "logical tensor"])
+def test_a_shape_whose_strides_cannot_be_counted_is_refused(shape: list[int], of_region: bool) -> None:
+    """Torch cannot even make it empty."""
+    region = {"shape": shape, "dims": [[]] * len(shape)}
+    changed = {"region": region} if of_region else {"shape": shape, "region": None, "at": [0, 0, 0]}
+    line = {**GOOD, **changed, "stats": [0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0]}
+    for decoded in (decode, decode_quickly):
+        with pytest.raises(TraceError, match="no tensor can have this shape"):
+            decoded(json.dumps(line, separators=(",", ":")))
+
+
+def test_the_largest_shape_is_read() -> None:
+    line = {**GOOD, "shape": [1 << 31, (1 << 31) - 1, 2, 0], "region": None, "at": [0, 0, 0]}
+    assert decode(json.dumps(line)).shape[-1] == 0
+
+
 def test_a_record_whose_region_has_another_shape_is_refused_before_it_is_written() -> None:
     record = replace(record_of("layer", torch.zeros(3)), region=Region.whole((4,)))
     with pytest.raises(TraceError, match=r"its region whole has shape \(4,\), its data \(3,\)"):

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ttrace.errors import TraceError, TTraceError
 from ttrace.layouts.source import LayoutSource, Provenance
@@ -39,12 +39,22 @@ _DISTRIBUTIONS: dict[str, type[Any]] = {
 }
 
 
+def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Refuse a shape that no tensor can have, not even an empty one: torch counts its strides."""
+    if math.prod(filter(None, shape)) > MOST:
+        raise ValueError("no tensor can have this shape")
+    return shape
+
+
+_Shape = Annotated[tuple[Count, ...], AfterValidator(_check_shape)]
+
+
 class _RegionEntry(BaseModel):
     """A region as a line has it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    shape: tuple[Count, ...]
+    shape: _Shape
     dims: tuple[Ranges, ...] | None = None
     flat: Ranges | None = None
 
@@ -60,7 +70,7 @@ class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: str
-    shape: tuple[Count, ...]
+    shape: _Shape
     dtype: str
     region: _RegionEntry | None
     order: Count
