@@ -27,15 +27,15 @@ def wait_for_gloo_at_exit() -> None:
 
 
 def wait_for_gloo() -> None:
-    """Wait until no thread of gloo runs, a few seconds at most; other systems than Linux do not show it."""
-    if not _THREADS.is_dir():
-        time.sleep(_NUM_IDLE * _INTERVAL)
-        return
+    """Wait until no thread of gloo runs, a few seconds at most."""
     end = time.monotonic() + _LONGEST
     num_idle = 0
-    while (states := _read_states()) and num_idle < _NUM_IDLE and time.monotonic() < end:
-        time.sleep(_INTERVAL)  # gives the interpreter to a thread that waits for it
-        num_idle = 0 if "R" in states else num_idle + 1
+    try:
+        while (states := _read_states()) and num_idle < _NUM_IDLE and time.monotonic() < end:
+            time.sleep(_INTERVAL)  # gives the interpreter to a thread that waits for it
+            num_idle = 0 if "R" in states else num_idle + 1
+    except OSError:  # only Linux shows threads, and not to a process without free file descriptors
+        time.sleep(_NUM_IDLE * _INTERVAL)
 
 
 def _read_states() -> list[str]:
