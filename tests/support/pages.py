@@ -14,8 +14,6 @@ from zoo.harness.limits import HANG
 ROOT = Path(__file__).parent.parent.parent
 _FENCE = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.S | re.M)
 _TITLE = re.compile(r'title="(?P<title>[^"]+)"')
-_ABORTED = "terminate called without an active exception"
-"""What torch says when it aborts a process at its end, about 1 of 200 that nothing traces (pytorch/pytorch#190489)."""
 
 
 @dataclass(frozen=True)
@@ -93,26 +91,21 @@ class Reader:
 
     def run(self, command: str) -> Ran:
         if command not in self.ran:
+            scripts = Path(sys.executable).parent
+            path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
             start = _children()
-            done = self._start(command)
-            if command.startswith("torchrun ") and _ABORTED in done.stderr:
-                done = self._start(command)  # a training without TTrace; once more
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.folder,
+                env={**os.environ, "PATH": path, "COLUMNS": "100"},
+                capture_output=True,
+                text=True,
+                timeout=HANG,
+                check=False,
+            )
             output = done.stdout if done.returncode in (0, 1) else done.stdout + done.stderr
             self.ran[command] = Ran(done.returncode, output.replace(f"{self.folder}/", ""), _children() - start)
         return self.ran[command]
-
-    def _start(self, command: str) -> subprocess.CompletedProcess[str]:
-        scripts = Path(sys.executable).parent
-        path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
-        return subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.folder,
-            env={**os.environ, "PATH": path, "COLUMNS": "100"},
-            capture_output=True,
-            text=True,
-            timeout=HANG,
-            check=False,
-        )
 
 
 def _children() -> float:
