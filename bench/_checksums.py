@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+from ttrace.trace import buffered_file
 from ttrace.trace.rank import RankTrace
-from ttrace.trace.storage import buffered_file
 
 
 def _copy(source: int, num_bytes: int, to: int, before: int = 0) -> int:  # noqa: ARG001  # as the real one has them

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
-from ttrace.trace.storage.store import Place
+from ttrace.trace.store import Place
 from ttrace.trace.writer import Writer
 
 _KINDS = {

@@ -33,9 +33,9 @@ from bench._ranks import BF16, FP32, Case, cases, judged_on_ranks
 from bench._trained import judge_trained
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.tolerance.estimate import unit
+from ttrace.judge.tolerance.twins import unit
 from ttrace.judge.verdict import Comparison, Judgement, Tolerance, Verdict
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 
 BAR = 20_000
 """How many tensors must have been compared, all within the margin."""

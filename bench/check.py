@@ -24,10 +24,10 @@ from ttrace.judge.check import judge_candidate
 from ttrace.judge.engine import Threads
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Exit
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import Mesh
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from bench._ratios import ratios
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.stats import Stats, measure_difference
 
 ZIGZAG, COLUMNS, SHORT = 3.5, 1.8, 3.0

@@ -8,7 +8,7 @@ import torch
 
 from bench._memory import measured
 from bench._ratios import ratios
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.generate import Normal, generate_values
 from ttrace.values.kernels.library import TORCH, list_variants, use_kernels
 

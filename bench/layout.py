@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ttrace.errors import LayoutError
+from ttrace.layouts.ids import Kind, Site
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import Coord, Mesh
+from ttrace.layouts.region import Region, Shape
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import Kind, Site
-from ttrace.tensors.mesh import Coord, Mesh
-from ttrace.tensors.region import Region, Shape
 
 SECONDS, GIB, LIST_SECONDS = 60.0, 2.0, 5.0
 

@@ -22,9 +22,9 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.cli.outcome import write
 from ttrace.judge.verdict import Exit
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
 from ttrace.trace.writer import Writer
 from ttrace.workflow.run import Run

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from bench._checksums import without_checksums
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.format import End, Manifest, Record
 from ttrace.trace.writer import Writer
 

@@ -16,7 +16,7 @@ from bench._models import CUTS, FAMILIES, Bed, Model, bed
 from bench.tolerances import scaled
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.verdict import Exit
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 
 NUM_SEEDS = 7
 FACTORS = (0.995, 0.997, 0.998, 0.999)

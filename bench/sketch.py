@@ -11,7 +11,7 @@ import statistics
 import torch
 
 from bench._ratios import ratios
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.kernels.library import list_variants, use_kernels
 from ttrace.values.sketch import compute_sketch, estimate_uncertainty
 

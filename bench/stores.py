@@ -14,7 +14,7 @@ from bench._tensors import write_run
 from ttrace.judge.engine import Threads
 from ttrace.report.machine.json_report import as_json
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.store import Remote
+from ttrace.trace.store import Remote
 from ttrace.workflow.run import Run, Strictness
 from ttrace.workflow.stored import judge
 

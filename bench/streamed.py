@@ -37,8 +37,8 @@ from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Exit
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 
 NUM_TOKENS = 64

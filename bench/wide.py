@@ -21,15 +21,15 @@ import torch
 
 from ttrace.judge.engine import make_lots
 from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import Mesh
 from ttrace.trace.documents import seal_model
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, rank_folder
 from ttrace.trace.lines.record_line import encode
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.seal import seal_line, sum_of
+from ttrace.trace.seal import seal_line, sum_of
 
 SECONDS, MEMORY = 120.0, 4 << 30
 """The bars, at the largest size."""

@@ -13,7 +13,7 @@ import torch
 from fuzz.mutation import mutate_json_text
 from fuzz.records import mutate_record
 from fuzz.target import Mutate
-from ttrace.trace.storage.seal import seal_document, seal_line, sum_of
+from ttrace.trace.seal import seal_document, seal_line, sum_of
 from ttrace.values.checksum import compute_checksum
 
 Files = dict[str, bytes]

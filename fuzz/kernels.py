@@ -20,9 +20,9 @@ import torch
 
 import hatch_build
 from fuzz.target import ROOT
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
 from ttrace.values.checksum import compute_checksum
 from ttrace.values.generate import Normal, Signed, generate_values
 from ttrace.values.kernels import library

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from fuzz.mutation import NUMBERS, mutate_json_text
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.format import DTYPES
 
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 24, 48, 64)

@@ -16,12 +16,12 @@ from ttrace.errors import TTraceError
 from ttrace.judge.baseline import Baseline
 from ttrace.judge.policy import Policy
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Verdict
+from ttrace.layouts.ids import Kind, Site, TensorId, encode_name
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.splits import Split
-from ttrace.tensors.ids import Kind, Site, TensorId, encode_name
-from ttrace.tensors.mesh import Mesh
-from ttrace.trace.storage.seal import seal_document
+from ttrace.trace.seal import seal_document
 from ttrace.workflow.sweeps.expression import Value, evaluate
 from ttrace.workflow.sweeps.sweep_file import Matrix
 

@@ -17,13 +17,13 @@ import torch
 from fuzz.container import Files, mutate_files, pack_files, read_files, seal_files, unpack_files, write_files
 from fuzz.documents import COLLECTIVE, END_OF_RANK, MANIFEST
 from fuzz.target import Target
-from ttrace import limits
+from ttrace import untrusted as limits
 from ttrace.errors import TTraceError
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.archive import archive
+from ttrace.trace.collectives import encode_collective
 from ttrace.trace.format import Manifest, Record, SketchInfo
-from ttrace.trace.lines.collectives import encode_collective
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Shard, Trace, UsedShard
 from ttrace.trace.writer import HEADER_BYTES, Writer

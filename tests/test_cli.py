@@ -17,7 +17,7 @@ from ttrace.cli.commands.run import run
 from ttrace.cli.commands.trace import trace
 from ttrace.cli.plans import make_plan
 from ttrace.errors import TTraceError
-from ttrace.trace.storage.seal import seal_document
+from ttrace.trace.seal import seal_document
 
 
 def lint(*args: str) -> str:

@@ -9,9 +9,9 @@ from torch import nn
 
 import ttrace
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Verdict
+from ttrace.layouts.ids import TensorId
 from ttrace.monitor.disagreement import Disagreement, Trouble
 from ttrace.notebook import make_table
-from ttrace.tensors.ids import TensorId
 
 HOSTILE = "<script>alert('1')</script>&\"</td>"
 

@@ -18,8 +18,8 @@ from tests.support.pages import ROOT, Reader, blocks, fits, is_part_of
 from tests.support.speed import measure_slowness
 from ttrace.cli import app
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Verdict
+from ttrace.layouts.ids import TensorId
 from ttrace.report.machine import json_report
-from ttrace.tensors.ids import TensorId
 
 DOCS = ROOT / "docs"
 README, TUTORIAL, TRANSCRIPT = ROOT / "README.md", DOCS / "tutorial.md", DOCS / "transcript.txt"

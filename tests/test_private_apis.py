@@ -13,8 +13,8 @@ from torch import nn
 SOURCE = Path(__file__).parent.parent / "src" / "ttrace"
 COMPAT = {
     "adapters/framework_compat.py",
-    "distributed_compat.py",
-    "torch_compat.py",
+    "compat/distributed.py",
+    "compat/torch.py",
     "adapters/deepspeed/compat.py",
     "adapters/megatron/compat.py",
     "adapters/torchtitan/compat.py",

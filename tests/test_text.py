@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.commands import ttrace
 from tests.support.small_runs import RANK, change_document, write_run
-from ttrace.tensors.ids import Kind, Site, encode_name
+from ttrace.layouts.ids import Kind, Site, encode_name
 from ttrace.text import HIDDEN, clean_line, clean_text
 
 EVIL = "note\n::error file=x::INJECTED\x1b[2J\x1b]52;c;cHduZWQ=\x07 \u202egnp.exe ##[error]INJECTED </script><script>"

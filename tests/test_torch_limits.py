@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ttrace.torch_compat import parse_release
+from ttrace.compat.torch import parse_release
 from ttrace.torch_limits import LIMITS, list_limits
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import zoo.bugs
-from ttrace.torch_compat import RELEASE
+from ttrace.compat.torch import RELEASE
 
 if TYPE_CHECKING:
     from zoo.harness.cells import Traced

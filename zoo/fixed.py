@@ -15,7 +15,7 @@ import torch
 
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, Piece
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 
 Rule = Callable[[torch.Tensor, torch.Tensor], bool]

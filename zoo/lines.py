@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ttrace.judge.verdict import CauseName
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from zoo.bug import Expected, Run, bugs
 from zoo.launch import by_line, seen
 from zoo.seen import Seen

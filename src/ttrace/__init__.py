@@ -9,14 +9,14 @@ from ttrace.attach import Session, attach
 from ttrace.errors import CaptureError, DisagreementError, LayoutError, TraceError, TTraceError
 
 if TYPE_CHECKING:
+    from ttrace.large_references.pipelined import pipelined
+    from ttrace.large_references.streamed import streamed
+    from ttrace.layouts.holds import holds
     from ttrace.layouts.layout import Layout
+    from ttrace.layouts.mesh import Mesh
     from ttrace.layouts.splits import split
     from ttrace.monitor.trace_schedule import TraceSchedule
     from ttrace.monitor.watch import watch
-    from ttrace.reference.pipelined import pipelined
-    from ttrace.reference.streamed import streamed
-    from ttrace.tensors.holds import holds
-    from ttrace.tensors.mesh import Mesh
 
     __version__: str
 
@@ -41,11 +41,11 @@ __all__ = [
 
 _MODULES = {
     "Layout": "ttrace.layouts.layout",
-    "Mesh": "ttrace.tensors.mesh",
-    "holds": "ttrace.tensors.holds",
-    "pipelined": "ttrace.reference.pipelined",
+    "Mesh": "ttrace.layouts.mesh",
+    "holds": "ttrace.layouts.holds",
+    "pipelined": "ttrace.large_references.pipelined",
     "split": "ttrace.layouts.splits",
-    "streamed": "ttrace.reference.streamed",
+    "streamed": "ttrace.large_references.streamed",
     "TraceSchedule": "ttrace.monitor.trace_schedule",
     "watch": "ttrace.monitor.watch",
 }

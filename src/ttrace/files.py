@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 
 from ttrace.errors import TTraceError
-from ttrace.limits import Limits, refuse_more
+from ttrace.untrusted import Limits, refuse_more
 
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | os.O_CLOEXEC
 _LAST_STANDARD = 2

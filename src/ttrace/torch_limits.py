@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ttrace.torch_compat import parse_release
+from ttrace.compat.torch import parse_release
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from ttrace.adapters.transformers.adapter import Transformers
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.mesh import Mesh
 from zoo.harness.runs import SimulatedRank
 
 

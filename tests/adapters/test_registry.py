@@ -17,7 +17,7 @@ from ttrace.adapters.registry import GROUP, find_adapter, make_adapter
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
 from ttrace.errors import CaptureError
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
 
 
 class Toy(nn.Linear):

@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.support.loops import trace_loop
 from ttrace.automatic.frameworks import MEGATRON
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 
 
 def train(num_steps: int) -> int:

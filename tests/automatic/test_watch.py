@@ -24,9 +24,9 @@ from ttrace.attach import PLAN_VARIABLE, on_attach
 from ttrace.automatic.variables import HOOK, MARK_VARIABLE, make_variables
 from ttrace.automatic.watch import Watch
 from ttrace.capture.plan import Plan
-from ttrace.distributed_compat import make_hash_store
+from ttrace.compat.distributed import make_hash_store
 from ttrace.errors import CaptureError
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.limits import HANG
 

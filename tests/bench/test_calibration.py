@@ -12,7 +12,7 @@ from bench.tolerances import FAULTS, OURS, accusing, scaled
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Comparison, Judgement, Tolerance, Verdict
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 from ttrace.values.stats import Stats
 from zoo.fixed import FIXED
 

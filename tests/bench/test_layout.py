@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import pytest
 
 from bench.layout import RULES, Division, Holdings, Model, holdings, tensors
+from ttrace.layouts.ids import Site
+from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.region import Region
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.splits import split
 from ttrace.tensors.coverage import TILING, measure_coverage
-from ttrace.tensors.ids import Site
-from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region
 
 MODEL = Model(
     num_layers=3,

@@ -8,7 +8,7 @@ import torch
 
 from bench._training import Training
 from bench.overhead import cost
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 
 

@@ -10,7 +10,7 @@ from bench._candidate import DROPPED, judged_on_ranks
 from bench._large import MODELS
 from bench.streamed import GIB, PEAK, iteration, measure_scratch
 from ttrace.judge.verdict import Exit
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 
 NARROW = {"hidden_size": 512, "intermediate_size": 1792, "num_attention_heads": 16}

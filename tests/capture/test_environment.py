@@ -14,9 +14,9 @@ from torch import nn
 from ttrace.capture.environment import fingerprint_sources, read_versions
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
+from ttrace.compat.torch import GENERATED_MODULE
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.mesh import Mesh
-from ttrace.torch_compat import GENERATED_MODULE
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.fingerprint import fingerprint_file
 from zoo.harness.runs import SimulatedRank

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import ttrace
-from ttrace.capture.process_end import wait_for_gloo
+from ttrace.capture.process import wait_for_gloo
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="states of threads are read from /proc")
 _SET_NAME = 15

@@ -18,10 +18,10 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.judge.tensors.logical import LogicalTensor, measure
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.source import LayoutSource
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import RULES, Gpt
 from zoo.harness.runs import SimulatedRank, train

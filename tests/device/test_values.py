@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed, generate_values
 from ttrace.values.sketch import compute_sketch
 

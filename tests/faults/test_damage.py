@@ -15,7 +15,7 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.judge.verdict import Exit
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 from ttrace.trace.writer import HEADER_BYTES
 from ttrace.workflow.run import Run
 from ttrace.workflow.stages import Stage

@@ -17,8 +17,8 @@ from tests.support.small_runs import RANK, change_document, write_run
 from ttrace.cli.outcome import write
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit
-from ttrace.limits import LIMITS_VARIABLE
-from ttrace.trace.storage.seal import seal_line, strip_seal, sum_of
+from ttrace.trace.seal import seal_line, strip_seal, sum_of
+from ttrace.untrusted import LIMITS_VARIABLE
 from ttrace.workflow.run import Run
 
 Harm = Callable[[Run], None]

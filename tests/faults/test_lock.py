@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from tests.support.traces import Case
 from ttrace.cli import app
 from ttrace.errors import TTraceError
-from ttrace.trace.storage.seal import seal_document
-from ttrace.workflow.lock import hold, is_empty
+from ttrace.trace.seal import seal_document
+from ttrace.workflow.folder import hold, is_empty
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ttrace.workflow.lock import hold
+from ttrace.workflow.folder import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -12,7 +12,7 @@ from ttrace.errors import TraceError
 from ttrace.judge.check import check
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Verdict
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.trace.reader import Trace
 
 

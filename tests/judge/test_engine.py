@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from ttrace.judge.engine import Lot, Threads
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 
 IDS = [TensorId.parse(f"0/0/layers.{number}/output") for number in range(40)]
 SMALL, LARGE = 16, 1 << 20

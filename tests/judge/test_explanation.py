@@ -11,8 +11,8 @@ from tests.support.traces import RULE, Case, draw_tensor
 from ttrace.errors import TTraceError
 from ttrace.judge.explanation import NUM_BEFORE, Explanation, explain
 from ttrace.judge.verdict import CauseName, ToleranceRule, Verdict
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.source import LayoutSource
-from ttrace.tensors.ids import TensorId
 
 
 def make(folder: Path) -> Case:

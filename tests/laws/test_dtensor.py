@@ -23,10 +23,10 @@ from tests.support.regions import (
     shapes,
 )
 from ttrace.adapters.native.layouts import find_region
-from ttrace.distributed_compat import make_strided_shard, split_locally
+from ttrace.compat.distributed import make_strided_shard, split_locally
+from ttrace.compat.torch import RELEASE
+from ttrace.layouts.region import Region, Shape
 from ttrace.tensors.coverage import TILING, measure_coverage
-from ttrace.tensors.region import Region, Shape
-from ttrace.torch_compat import RELEASE
 from ttrace.values.generate import Distribution
 
 

@@ -21,9 +21,9 @@ from tests.support.regions import (
     law,
     shapes,
 )
+from ttrace.layouts.region import Region, Shape
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.coverage import TILING, measure_coverage
-from ttrace.tensors.region import Region, Shape
 from ttrace.values.generate import Distribution, Normal, generate_values
 
 

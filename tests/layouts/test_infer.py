@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from ttrace.layouts.infer import HeldShapes, infer_layout
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.region import Shape
 from ttrace.layouts.splits import Split
-from ttrace.tensors.mesh import Mesh
-from ttrace.tensors.region import Shape
 
 
 def held(text: str, shape: Shape, mesh: Mesh) -> HeldShapes:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Cut, Dim, Layout
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.splits import Split, split
 from ttrace.tensors.coverage import TILING, measure_coverage
-from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.ranges import Ranges, merge
 
 

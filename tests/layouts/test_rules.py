@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ttrace.errors import LayoutError
+from ttrace.layouts.ids import Kind, Site, TensorId
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import Rule, Rules
-from ttrace.tensors.ids import Kind, Site, TensorId
-from ttrace.tensors.mesh import Mesh
 
 
 def decided(rules: Rules, text: str) -> str | None:

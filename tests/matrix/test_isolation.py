@@ -16,8 +16,8 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.candidate import Cell, accumulated
 from zoo.harness.cells import LAYOUTS, SHAPE, Fault, attached, shape_of

@@ -12,7 +12,7 @@ from tests.support.attributes import Attributes
 from tests.support.megatron_cases import BF16, gpt, moe
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.runtime import on_megatron
@@ -100,8 +100,8 @@ def _said(adapter: Any) -> list[str]:
     from ttrace.capture.resolve.layout_resolver import LayoutResolver
     from ttrace.capture.resolve.names import Names
     from ttrace.capture.resolve.reference_trace import ReferenceTrace
+    from ttrace.layouts.ids import TensorId
     from ttrace.layouts.rules import Rules
-    from ttrace.tensors.ids import TensorId
 
     resolver = LayoutResolver(adapter, Rules(), ReferenceTrace(None), 1)
     parameters, _ = Names(adapter.chunks, adapter.name).parameters()

@@ -15,7 +15,7 @@ from tests.support.megatron_cases import BF16, gpt, llama, moe
 from ttrace.capture.plan import Plan
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.runtime import on_megatron

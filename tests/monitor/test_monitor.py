@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import ttrace
+from ttrace.layouts.ids import Kind
 from ttrace.monitor.disagreement import Disagreement, Trouble
-from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ttrace.errors import CaptureError, TTraceError
+from ttrace.layouts.region import Region
 from ttrace.ports.dim_order import DimOrder
-from ttrace.tensors.region import Region
 
 SWAPPED = DimOrder.parse("batch seq ... -> seq batch ...")
 MERGED = DimOrder.parse("(batch seq) ... -> (seq batch) ...")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ttrace.layouts.ids import Kind, Site
 from ttrace.ports.name_pattern import match_name, matches_site, rename
-from ttrace.tensors.ids import Kind, Site
 
 
 def test_stars_are_words_and_what_follows_is_kept() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttrace.errors import CaptureError
+from ttrace.layouts.region import Region
 from ttrace.ports.parts import Part, place_rows
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.region import Region
 
 
 @given(

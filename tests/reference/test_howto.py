@@ -14,7 +14,7 @@ import ttrace
 from tests.support.streamed_runs import VOCAB
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.hugging import CONFIGS
 from zoo.harness.ranks import on_ranks
@@ -50,7 +50,7 @@ def test_the_streamed_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def in_stages(num_microbatches: int) -> None:
-    from ttrace.reference.pipelined import GPipe, pipelined
+    from ttrace.large_references.pipelined import GPipe, pipelined
 
     LlamaForCausalLM, config = a_config()  # noqa: N806
     tokens = torch.randint(VOCAB, (2, 16))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ttrace.reference.parameter_source import ParameterSource, Scratch
+from ttrace.large_references.parameter_source import ParameterSource, Scratch
+from ttrace.layouts.region import Region
 from ttrace.reference.progress import StreamProgress
-from ttrace.tensors.region import Region
 from ttrace.values.generate import Normal, generate_values
 
 

@@ -15,9 +15,9 @@ from tests.support.streamed_runs import BATCH, BF16, FP32, LENGTH, VOCAB, assert
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError
+from ttrace.large_references.pipelined import GPipe, pipelined
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.rules import Rules
-from ttrace.reference.pipelined import GPipe, pipelined
-from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
 

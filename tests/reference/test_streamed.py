@@ -37,9 +37,9 @@ from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Exit, Verdict
+from ttrace.large_references.parameter_source import ParameterSource, find_source
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.rules import Rules
-from ttrace.reference.parameter_source import ParameterSource, find_source
-from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Normal
 

@@ -8,8 +8,8 @@ from unittest import mock
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from ttrace.tensors.region import Shape
-from ttrace.torch_compat import RELEASE
+from ttrace.compat.torch import RELEASE
+from ttrace.layouts.region import Shape
 
 
 def device_mesh(shape: Shape, rank: int, names: tuple[str, ...] | None = None) -> DeviceMesh:

@@ -7,8 +7,8 @@ import random
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Tolerance, Verdict
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.stats import Stats
 
 UNIT = 2.0**-24

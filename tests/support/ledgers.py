@@ -14,11 +14,11 @@ from ttrace.capture.observe.ledger import Ledger
 from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.plan import Plan
-from ttrace.tensors.ids import ROOT
+from ttrace.layouts.ids import ROOT
+from ttrace.trace.collectives import Collective, Group, Phase, decode_collectives, encode_collective
 from ttrace.trace.format import End, Manifest, ModuleInfo
-from ttrace.trace.lines.collectives import Collective, Group, Phase, decode_collectives, encode_collective
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.seal import seal_line
+from ttrace.trace.seal import seal_line
 from ttrace.trace.writer import Writer
 from zoo.harness.ledgers import LedgerEvents
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.format import End, Manifest, Record
 from ttrace.trace.writer import Writer
 from ttrace.values.generate import Normal, generate_values

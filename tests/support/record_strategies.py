@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 
 from tests.support.rank_traces import tensor_id
+from ttrace.layouts.ids import Kind, Site, TensorId
+from ttrace.layouts.region import Region
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import Kind, Site, TensorId
-from ttrace.tensors.region import Region
 from ttrace.text import HIDDEN, clean_line
 from ttrace.trace.format import DTYPES, Record
 from ttrace.trace.lines.record_line import encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ttrace.torch_compat import RELEASE
+from ttrace.compat.torch import RELEASE
 
 
 def since(major: int, minor: int, what: str) -> pytest.MarkDecorator:

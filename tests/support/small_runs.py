@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.traces import Case, draw_tensor
 from ttrace.capture.plan import Plan
-from ttrace.trace.storage.seal import seal_document
+from ttrace.trace.seal import seal_document
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.run import Run
 

@@ -13,11 +13,11 @@ import torch
 from ttrace.judge.check import check
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Comparison, Judgement
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import MICROBATCH_AXIS, Mesh
+from ttrace.layouts.region import Region, Shape
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
-from ttrace.tensors.region import Region, Shape
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record, SketchInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values import generate, sketch
 from ttrace.values.generate import Normal, Signed, generate_values
 from ttrace.values.kernels import library, triton_kernels

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ttrace.layouts.region import Region
 from ttrace.tensors.coverage import TILING, Coverage, measure_coverage
-from ttrace.tensors.region import Region
 
 
 def rows(start: int, stop: int) -> Region:

@@ -8,11 +8,11 @@ import torch
 import ttrace
 from tests.support.speed import cpu_limit
 from ttrace.errors import LayoutError
+from ttrace.layouts.holds import find_held
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.coverage import measure_coverage
-from ttrace.tensors.holds import find_held
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
 from ttrace.trace.format import Record
 from ttrace.trace.lines.record_line import decode, encode
 

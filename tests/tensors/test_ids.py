@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttrace.errors import TTraceError
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, encode_name
+from ttrace.layouts.ids import ROOT, Kind, Site, TensorId, encode_name
 
 names = st.from_regex(r"[A-Za-z0-9_.\-]+", fullmatch=True)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttrace.errors import LayoutError
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
 
 TWO = "pp=2 dp=2 cp=2 tp=2 | pp=2 edp=1 ep=8"
 

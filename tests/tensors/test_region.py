@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.region import Region
 
 FULL = torch.arange(24).view(4, 6)
 

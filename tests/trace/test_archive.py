@@ -14,13 +14,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.support.rank_traces import manifest, record_of, same_bits, tensor_id, write_trace
 from ttrace.errors import TraceError
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.trace import archive as archiving
 from ttrace.trace.archive import archive, restore
 from ttrace.trace.documents import parse_end, seal_model
 from ttrace.trace.format import DTYPES, End, Record, SketchInfo
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.store import Remote
+from ttrace.trace.store import Remote
 from ttrace.trace.writer import Writer
 from ttrace.values.stats import Stats
 

@@ -13,13 +13,13 @@ from ttrace.errors import SketchError, TraceError
 from ttrace.judge.check import check
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.region import Region
-from ttrace.trace.counterpart import Counterpart
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.format import End, Record
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
 from ttrace.trace.storage.tensor_bytes import TensorBytes
+from ttrace.trace.twin_stats import Counterpart
 from ttrace.trace.writer import Writer
 from ttrace.values.compare import compare_pair
 from ttrace.values.stats import Stats

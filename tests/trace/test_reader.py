@@ -12,13 +12,13 @@ import torch
 
 from tests.support.rank_traces import manifest, normal, record_of, tensor_id, write_trace
 from ttrace.errors import TraceError
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.trace.archive import archive
 from ttrace.trace.documents import parse_end, seal_model
 from ttrace.trace.format import End, Record
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.seal import seal_line, sum_of
+from ttrace.trace.seal import seal_line, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
 

@@ -12,11 +12,11 @@ from tests.support.traces import Case, TraceBuilder, draw_tensor
 from ttrace.errors import LayoutError
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.region import Region
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
 from ttrace.trace.format import End, Manifest, Record, SketchInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.relayout import RelayoutTrace

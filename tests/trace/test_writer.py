@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.rank_traces import manifest, record_of, same_bits, tensor_id, write_trace
 from ttrace.errors import TraceError
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.format import DTYPES, End, Record
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.seal import open_document, sum_of
+from ttrace.trace.seal import open_document, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 from ttrace.values.generate import Normal, generate_values
 from zoo.harness.limits import HANG

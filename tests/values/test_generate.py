@@ -13,8 +13,8 @@ import torch
 
 from tests.support.kernel_variants import EACH_VARIANT
 from tests.support.words import NAME, OTHERS, word
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.region import Region
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed, generate_values
 from ttrace.values.kernels.library import TORCH, use_kernels
 from ttrace.values.words import WordStream
@@ -239,7 +239,7 @@ def test_a_mask_is_true_with_its_share(keep: float) -> None:
 MEMORY = """
 import resource, sys, torch
 from pathlib import Path
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.generate import Normal, generate_values
 
 def made(region):

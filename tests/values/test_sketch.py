@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.support.kernel_variants import EVERY
 from tests.support.words import word
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region
 from ttrace.values.kernels.library import TORCH, use_kernels
 from ttrace.values.sketch import compute_sketch, estimate_uncertainty
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.kernel_variants import EVERY
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.chunks import cut_chunks
 from ttrace.values.generate import Normal, generate_values
 from ttrace.values.kernels.library import choose_kernels, use_kernels

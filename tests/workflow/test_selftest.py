@@ -13,7 +13,7 @@ from ttrace.judge.check import judge_candidate
 from ttrace.judge.selftest import INJECTIONS, inject_faults
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Exit
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.workflow.run import Run
 

@@ -14,8 +14,8 @@ from tests.support.rank_traces import manifest
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.trace.format import End
+from ttrace.trace.seal import read_document
 from ttrace.trace.storage.fingerprint import fingerprint_file
-from ttrace.trace.storage.seal import read_document
 from ttrace.trace.writer import Writer
 from ttrace.workflow.stages import Stage
 from zoo.harness.limits import HANG

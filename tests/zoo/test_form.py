@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import zoo.bugs
+from ttrace.compat.torch import RELEASE, parse_release
 from ttrace.judge.verdict import Exit
-from ttrace.torch_compat import RELEASE, parse_release
 from zoo import watched
 from zoo.bug import Bug, Expected, Run, Tier, Topic, bugs, story, title
 from zoo.controls import Clean, Control, controls, every, few

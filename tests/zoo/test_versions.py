@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tomllib
 
+from ttrace.compat.torch import parse_release
 from ttrace.report.health import LAST_TESTED, OLDEST
-from ttrace.torch_compat import parse_release
 from zoo.harness.torches.environment import OWN, ROOT
 from zoo.harness.torches.wheels import VERSIONS
 from zoo.versions import demo

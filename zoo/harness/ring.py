@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from ttrace.distributed_compat import find_context_parallel_buffers
+from ttrace.compat.distributed import find_context_parallel_buffers
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -18,8 +18,8 @@ from ttrace.capture.session import TracingSession
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Judgement
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.mesh import Mesh
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import LENGTH, RULES, VOCAB, Gpt
 from zoo.harness.plans import planned

@@ -7,8 +7,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ttrace.compat.torch import parse_release
 from ttrace.report.health import FIRST_SUPPORTED
-from ttrace.torch_compat import parse_release
 from zoo.harness.torches.environment import OWN, make_environment
 from zoo.harness.torches.wheels import PYTHON, VERSIONS
 from zoo.versions.runs import OFF, Example, run

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ttrace.torch_compat import parse_release
+from ttrace.compat.torch import parse_release
 from zoo.harness.torches.environment import ROOT
 
 MINUTES = 30

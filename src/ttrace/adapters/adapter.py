@@ -20,13 +20,13 @@ from torch import nn
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.wrappers import find_canonical_name
 from ttrace.errors import CaptureError
+from ttrace.layouts.ids import ROOT, Kind, Site
+from ttrace.layouts.mesh import Coord, Mesh
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Shape
 from ttrace.layouts.rules import Rule
 from ttrace.layouts.splits import NO_SPLITS, Split
 from ttrace.patches import Patches
-from ttrace.tensors.ids import ROOT, Kind, Site
-from ttrace.tensors.mesh import Coord, Mesh
-from ttrace.tensors.region import Shape
 
 ANONYMOUS_AXIS = "ranks"
 """The axis of a job if only its number of ranks is known."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from ttrace.tensors.ids import ROOT, encode_name
-from ttrace.torch_compat import WRAPPER_ATTRIBUTES, read_own_buffers
+from ttrace.compat.torch import WRAPPER_ATTRIBUTES, read_own_buffers
+from ttrace.layouts.ids import ROOT, encode_name
 
 
 def find_canonical_name(path: str, chunk: nn.Module) -> str:

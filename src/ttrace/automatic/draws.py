@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ttrace.compat.torch import let_script
 from ttrace.patches import Patches
-from ttrace.torch_compat import let_script
 
 Line = tuple[str, int]
 """A file and a line in it."""

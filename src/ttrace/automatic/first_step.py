@@ -18,7 +18,7 @@ from ttrace.adapters.deepspeed.compat import is_engine
 from ttrace.adapters.wrappers import find_wrapped
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.automatic.draws import Line
-from ttrace.distributed_compat import list_stage_modules, read_num_chunks
+from ttrace.compat.distributed import list_stage_modules, read_num_chunks
 from ttrace.errors import CaptureError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ttrace.capture.consecutive import ConsecutiveSessions
 from ttrace.capture.observe.structures import has_tensors
 from ttrace.capture.session import TracingSession
 from ttrace.capture.start import Declarations, start_session
-from ttrace.distributed_compat import read_num_chunks
+from ttrace.compat.distributed import read_num_chunks
 from ttrace.errors import CaptureError
 from ttrace.trace.format import Attachment
 

@@ -23,16 +23,16 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ttrace.automatic.data_sources import is_loading, watch_loaders
 from ttrace.automatic.draws import Line, watch_draws
 from ttrace.automatic.first_step import FirstStep
 from ttrace.automatic.frameworks import watch_frameworks
 from ttrace.automatic.imports import watch_imports
-from ttrace.automatic.loaders import is_loading, watch_loaders
 from ttrace.automatic.losses import watch_losses
 from ttrace.automatic.schedules import watch_schedules
+from ttrace.compat.torch import is_in_backward
 from ttrace.errors import CaptureError
 from ttrace.patches import Patches
-from ttrace.torch_compat import is_in_backward
 
 if TYPE_CHECKING:
     from ttrace.automatic.traced_steps import TracedSteps

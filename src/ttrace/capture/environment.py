@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ttrace.torch_compat import GENERATED_MODULE
+from ttrace.compat.torch import GENERATED_MODULE
 from ttrace.trace.storage.fingerprint import fingerprint_file
 
 _PREFIXES = (

@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.files import read_text, replace_file
+from ttrace.layouts.ids import Kind, Site
 from ttrace.layouts.pattern import matches
 from ttrace.ports.port_map import PortMap
-from ttrace.tensors.ids import Kind, Site
-from ttrace.trace.storage.seal import open_document, seal_document
-from ttrace.trace.storage.store import Place, parse_place
+from ttrace.trace.seal import open_document, seal_document
+from ttrace.trace.store import Place, parse_place
 from ttrace.trace.writer import MAX_BYTES_HELD
 from ttrace.values.sketch import NUM_BUCKETS
 

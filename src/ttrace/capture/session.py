@@ -34,10 +34,10 @@ from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import Generator
 from ttrace.capture.probes.isolation import Isolate
 from ttrace.capture.probes.module_tensors import ModuleTensors
-from ttrace.capture.probes.perturb import Perturb
 from ttrace.capture.probes.probe import Probe
 from ttrace.capture.probes.recorder import Recorder, open_writer
 from ttrace.capture.probes.split_sums import SplitSums
+from ttrace.capture.probes.twins import Perturb
 from ttrace.capture.resolve.inventory import list_modules, switch_dropout_off
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.names import Names
@@ -48,10 +48,10 @@ from ttrace.capture.state.forward_tensors import ForwardTensors
 from ttrace.capture.state.model_state import HeldTensors, ModelState
 from ttrace.capture.state.streaming import Streaming
 from ttrace.errors import CaptureError, TTraceError
+from ttrace.layouts.ids import ROOT, Kind, Site, TensorId, make_scores_slot
 from ttrace.layouts.rules import Rules
 from ttrace.patches import Patches
 from ttrace.reference.skip_blocks import SkippedBlocks
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, make_scores_slot
 from ttrace.trace.format import Attachment, End, Manifest
 
 

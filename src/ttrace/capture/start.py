@@ -15,7 +15,7 @@ from ttrace.adapters.native.adapter import MeshLike
 from ttrace.adapters.registry import make_adapter
 from ttrace.capture.consecutive import ConsecutiveSessions
 from ttrace.capture.plan import Plan
-from ttrace.capture.process_end import wait_for_gloo_at_exit
+from ttrace.capture.process import wait_for_gloo_at_exit
 from ttrace.capture.session import TracingSession
 from ttrace.capture.state.snapshot import Snapshot
 from ttrace.errors import CaptureError

@@ -12,12 +12,12 @@ import torch
 
 from ttrace.checkpoints.checkpoint import Checkpoint
 from ttrace.judge.causes.registry import find_cause
-from ttrace.judge.comparison.compare import Comparer
+from ttrace.judge.compare import Comparer
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Cause, CauseName
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.region import Region
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.region import Region
 from ttrace.trace.format import DTYPE_NAMES, End, Manifest, Record
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer

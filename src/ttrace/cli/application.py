@@ -13,23 +13,23 @@ from typing import Annotated
 import typer
 
 from ttrace.cli.commands.bisect_exit import bisect_exit
+from ttrace.cli.commands.bundle import bundle
 from ttrace.cli.commands.check import check
 from ttrace.cli.commands.compare import compare
 from ttrace.cli.commands.demo import demo
+from ttrace.cli.commands.diff import diff
 from ttrace.cli.commands.doctor import doctor
+from ttrace.cli.commands.explain import explain
 from ttrace.cli.commands.lint import lint
 from ttrace.cli.commands.map import show_map
+from ttrace.cli.commands.report import report
 from ttrace.cli.commands.results.archive import archive
-from ttrace.cli.commands.results.bundle import bundle
-from ttrace.cli.commands.results.diff import diff
-from ttrace.cli.commands.results.explain import explain
-from ttrace.cli.commands.results.report import report
-from ttrace.cli.commands.results.show import show
 from ttrace.cli.commands.run import run
 from ttrace.cli.commands.selftest import selftest
+from ttrace.cli.commands.show import show
 from ttrace.cli.commands.sweep import sweep
 from ttrace.cli.commands.trace import trace
-from ttrace.limits import LIMITS_VARIABLE
+from ttrace.untrusted import LIMITS_VARIABLE
 
 app = typer.Typer(
     name="ttrace",

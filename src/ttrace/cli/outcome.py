@@ -17,7 +17,8 @@ from ttrace.judge.baseline import NOTHING, Baseline
 from ttrace.judge.engine import collect_rarely
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import sweep as sweep_report
-from ttrace.report.machine import github, json_report, junit
+from ttrace.report.machine import ci as github
+from ttrace.report.machine import json_report, junit
 from ttrace.report.page.contents import About, build_page
 from ttrace.report.page.document import render_document
 from ttrace.report.terminal import summary

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from ttrace.capture.plan import Plan
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import read_table
 from ttrace.ports.port_map import PortMap
-from ttrace.tensors.mesh import Mesh
 
 
 def make_plan(

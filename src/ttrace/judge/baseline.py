@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from ttrace.errors import TTraceError
 from ttrace.files import read_settings, write_named
 from ttrace.judge.verdict import CauseName, Exit, Finding, Judgement
-from ttrace.limits import parse_json
+from ttrace.untrusted import parse_json
 
 
 class Known(BaseModel):

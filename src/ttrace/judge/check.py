@@ -11,15 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ttrace.judge.communication import Communication
-from ttrace.judge.comparison.compare import Comparer
+from ttrace.judge.compare import Comparer
 from ttrace.judge.compatibility import check_candidate
+from ttrace.judge.depth import note_depth
 from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
 from ttrace.judge.findings.common_cause import merge_gradients
 from ttrace.judge.findings.data_mismatch import excuse_data, find_data_mismatches, is_from_outside, is_labels
-from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
-from ttrace.judge.findings.ledger_evidence import add_ledger
-from ttrace.judge.findings.localize import find_origins
-from ttrace.judge.findings.missing_annotations import (
+from ttrace.judge.findings.excuses import (
     add_layout_doubt,
     excuse_partial_calls,
     excuse_unstated_sums,
@@ -27,8 +25,11 @@ from ttrace.judge.findings.missing_annotations import (
     find_unseen_clip,
     find_unstated_factor,
 )
+from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
+from ttrace.judge.findings.ledger_evidence import add_ledger
 from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
 from ttrace.judge.findings.operations import find_operations
+from ttrace.judge.findings.origins import find_origins
 from ttrace.judge.findings.randomness import describe_random_numbers, drop_random_findings, find_draws
 from ttrace.judge.findings.samples import (
     count_samples,
@@ -41,7 +42,6 @@ from ttrace.judge.margin import MARGIN
 from ttrace.judge.notes.attachment import note_attachment
 from ttrace.judge.notes.blind_spots import note_blind_spots
 from ttrace.judge.notes.communication import note_communication
-from ttrace.judge.notes.depth import note_depth
 from ttrace.judge.notes.environment import note_environment
 from ttrace.judge.notes.log_probs import note_log_probs
 from ttrace.judge.policy import STRICT, Policy
@@ -52,8 +52,8 @@ from ttrace.judge.tensors.rank_names import add_microbatches
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.outlier_twins import describe_outlying_twins
 from ttrace.judge.verdict import Comparison, Finding, Judgement, WrongOperations
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.reader import Shard, Trace
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from ttrace.tensors.ids import drop_layers, is_inside
-from ttrace.trace.lines.collectives import Collective, Phase
+from ttrace.layouts.ids import drop_layers, is_inside
+from ttrace.trace.collectives import Collective, Phase
 from ttrace.trace.reader import Trace
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")

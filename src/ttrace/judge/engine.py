@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 
 Context = TypeVar("Context", bound="Identified")
 Result = TypeVar("Result")

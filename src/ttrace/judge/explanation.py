@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Comparison, Finding, Judgement
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.source import Provenance
-from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Shard, Trace
 
 NUM_BEFORE = 6

@@ -21,7 +21,7 @@ from ttrace.files import read_settings
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.layouts.pattern import matches
-from ttrace.limits import parse_toml
+from ttrace.untrusted import parse_toml
 
 
 class Allowance(BaseModel):

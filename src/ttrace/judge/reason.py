@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ttrace.tensors.region import Shape
+from ttrace.layouts.region import Shape
 
 
 class Reason(Enum):

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override  # the standard library has it only from Python 3.12 on
 
-from ttrace.judge.comparison.compare import Comparer
+from ttrace.judge.compare import Comparer
 from ttrace.judge.engine import OnProgress
 from ttrace.judge.notes.blind_spots import find_blind_spots
 from ttrace.judge.sentences import describe
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Comparison, Exit, Judgement, Verdict
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 from ttrace.trace.reader import Shard, Trace
 
 

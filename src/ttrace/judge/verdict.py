@@ -9,10 +9,10 @@ from enum import Enum, IntEnum, StrEnum
 
 from ttrace.judge.communication import LedgerEvidence
 from ttrace.judge.reason import EXCUSED, Reason, Why
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.source import Provenance
 from ttrace.notebook import make_table
-from ttrace.tensors.ids import TensorId
-from ttrace.trace.lines.collectives import Collective, Phase
+from ttrace.trace.collectives import Collective, Phase
 from ttrace.values.stats import Stats
 
 

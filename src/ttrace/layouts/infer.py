@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.layout import Cut, Dim, Layout
+from ttrace.layouts.mesh import Coord
+from ttrace.layouts.region import Region, Shape
 from ttrace.layouts.splits import BLOCK, Split
 from ttrace.tensors.coverage import measure_coverage
-from ttrace.tensors.ids import Kind
-from ttrace.tensors.mesh import Coord
-from ttrace.tensors.region import Region, Shape
 
 HeldShapes = Sequence[tuple[Coord, Shape]]
 """The local shape that each rank holds."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from ttrace.errors import LayoutError
+from ttrace.layouts.region import Region, Shape
 from ttrace.layouts.splits import BLOCK, Split
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.coverage import TILING, Coverage, measure_coverage
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region, Shape
 
 _DIM = re.compile(r"(?P<name>[A-Za-z_]\w*|\.\.\.)(?P<cuts>(?:/[^/\s]+)*)")
 _CUT = re.compile(r"(?P<axis>[A-Za-z_]\w*)(?::(?P<split>.+))?")

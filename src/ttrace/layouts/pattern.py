@@ -6,7 +6,7 @@ import fnmatch
 import re
 from functools import cache
 
-from ttrace.tensors.ids import Site
+from ttrace.layouts.ids import Site
 
 
 def matches(pattern: str, site: Site) -> bool:

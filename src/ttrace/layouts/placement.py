@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ttrace.layouts.region import Region
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.region import Region
 
 
 @dataclass(frozen=True)

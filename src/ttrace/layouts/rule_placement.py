@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ttrace.errors import LayoutError
+from ttrace.layouts.ids import Site
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Shape
 from ttrace.layouts.rules import Rule
-from ttrace.tensors.ids import Site
-from ttrace.tensors.region import Shape
 
 
 def apply_rule(

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from ttrace.errors import LayoutError
 from ttrace.files import read_settings
+from ttrace.layouts.ids import Site
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.layouts.pattern import matches
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.limits import parse_toml
-from ttrace.tensors.ids import Site
-from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
+from ttrace.untrusted import parse_toml
 
 
 @dataclass(frozen=True)

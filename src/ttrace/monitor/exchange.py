@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
 
 
 @dataclass(frozen=True)

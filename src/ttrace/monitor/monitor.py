@@ -13,10 +13,11 @@ from torch import nn
 from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter, Optimizer
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.registry import make_adapter
-from ttrace.capture.process_end import wait_for_gloo_at_exit
+from ttrace.capture.process import wait_for_gloo_at_exit
 from ttrace.capture.session import TracingSession
 from ttrace.capture.start import Declarations, choose_adapter
 from ttrace.errors import CaptureError, DisagreementError
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.rules import Rules
 from ttrace.monitor.data_watch import DataWatch
 from ttrace.monitor.disagreement import Disagreement, OnDisagreement, Trouble
@@ -24,10 +25,9 @@ from ttrace.monitor.evidence import describe_difference, keep_evidence
 from ttrace.monitor.exchange import choose_device, find_equal, gather, gather_objects, list_groups, split
 from ttrace.monitor.fingerprint import combine, make_fingerprint, read_fingerprints
 from ttrace.monitor.replicas import HeldReplica, Replicas
-from ttrace.monitor.scheduled_traces import ScheduledTraces
+from ttrace.monitor.schedule import ScheduledTraces
 from ttrace.monitor.trace_schedule import TraceSchedule
 from ttrace.notebook import make_table
-from ttrace.tensors.ids import Kind
 
 _LOG = logging.getLogger("ttrace.watch")
 _NOT_ALIKE = ("pp", "cp")

@@ -13,10 +13,10 @@ from ttrace.adapters.adapter import Adapter, Optimizer, OwnedSlice
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.names import Names
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.placement import Placement
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import Kind, TensorId
 
 _OWN = ("pp",)
 """Axes along which ranks have tensors of their own."""

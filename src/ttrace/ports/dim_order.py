@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from ttrace.errors import CaptureError, TTraceError
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 
 _REST = "..."
 

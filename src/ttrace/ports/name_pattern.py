@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ttrace.tensors.ids import ROOT, Site
+from ttrace.layouts.ids import ROOT, Site
 
 ANY, NUMBER, MANY = "*", "#", "**"
 

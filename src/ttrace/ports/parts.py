@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ttrace.errors import CaptureError
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Literal
 import torch
 
 from ttrace.errors import CaptureError
+from ttrace.layouts.ids import Kind, Site
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Region, Shape
 from ttrace.ports.dim_order import DimOrder, Transposition
 from ttrace.ports.name_pattern import NUMBER, match_name, matches_site, rename
 from ttrace.ports.parts import Part, place_rows
 from ttrace.ports.port_map import Join, PortMap
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.ids import Kind, Site
-from ttrace.tensors.region import Region, Shape
 
 Side = Literal["reference", "candidate"]
 

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ttrace.errors import TTraceError
 from ttrace.files import read_settings
-from ttrace.limits import parse_toml
 from ttrace.ports.dim_order import DimOrder
+from ttrace.untrusted import parse_toml
 
 _SHIPPED = resources.files("ttrace.ports") / "maps"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from ttrace.tensors.ids import ROOT, Kind, drop_layers
-from ttrace.tensors.region import Shape
+from ttrace.layouts.ids import ROOT, Kind, drop_layers
+from ttrace.layouts.region import Shape
 from ttrace.trace.reader import Trace
 
 ACTIVATIONS = (Kind.INPUT, Kind.OUTPUT, Kind.DECISION)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ttrace.errors import TTraceError
+from ttrace.layouts.ids import ROOT, Kind
+from ttrace.layouts.region import Shape
 from ttrace.ports.name_pattern import ANY, NUMBER, rename
 from ttrace.ports.port_map import IgnoredSites, Join, PortMap
 from ttrace.ports.roles import find_roles, list_parts
 from ttrace.ports.sites import ACTIVATIONS, Sites
-from ttrace.tensors.ids import ROOT, Kind
-from ttrace.tensors.region import Shape
 from ttrace.trace.reader import Trace
 
 _ORDER = "batch seq ... -> seq batch ..."

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from ttrace import torch_compat
+from ttrace.compat import torch as torch_compat
 
 _MOST_ARGUMENTS = 8
 """The latest values may be arguments of the operator that reads the next ones: their memory is not used again yet."""

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from ttrace.torch_compat import is_in_backward
+from ttrace.compat.torch import is_in_backward
 
 INTERVAL = 10.0
 """Seconds between two lines; a shorter step prints nothing."""

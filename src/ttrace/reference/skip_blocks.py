@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ttrace.layouts.ids import is_inside
 from ttrace.patches import Patches
-from ttrace.tensors.ids import is_inside
 
 
 class SkippedBlocks:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ttrace.errors import TTraceError
+from ttrace.layouts.ids import is_inside
 from ttrace.report.facts import shorten_place
 from ttrace.report.numbers import format_bytes
-from ttrace.tensors.ids import is_inside
-from ttrace.trace.lines.collectives import Collective
+from ttrace.trace.collectives import Collective
 from ttrace.trace.reader import Trace
 
 Row = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttrace.judge.verdict import Comparison
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 
 _ENDS = (Kind.OUTPUT, Kind.INPUT)
 

@@ -19,7 +19,7 @@ from ttrace.judge.verdict import (
     WrongOperation,
 )
 from ttrace.report.layout_source import describe_provenance
-from ttrace.trace.lines.collectives import Collective
+from ttrace.trace.collectives import Collective
 
 PASSED = "every tensor agrees with the reference within rounding error"
 BUT_PROBLEMS = f"{PASSED}, but the run has problems"

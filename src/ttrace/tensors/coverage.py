@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import torch
 
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.region import Region
 
 
 @dataclass(frozen=True)

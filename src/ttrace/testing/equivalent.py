@@ -16,8 +16,8 @@ from ttrace.judge.verdict import Exit
 from ttrace.report.terminal.summary import render_text
 from ttrace.testing.call import Function, FunctionCall
 from ttrace.workflow.flow import Commands, Flow
+from ttrace.workflow.folder import hold
 from ttrace.workflow.investigation import Investigation
-from ttrace.workflow.lock import hold
 from ttrace.workflow.run import Run, Strictness
 
 

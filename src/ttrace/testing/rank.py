@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ttrace.distributed_compat import make_hash_store
+from ttrace.compat.distributed import make_hash_store
 from ttrace.testing.call import load_call
 
 

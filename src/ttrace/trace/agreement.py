@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from ttrace.errors import TraceError
-from ttrace.limits import Limits, refuse_more
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
 from ttrace.trace.format import End, Manifest, rank_folder
+from ttrace.untrusted import Limits, refuse_more
 
 _SHARED = ("role", "mesh", "seed", "num_ranks", "num_microbatches", "isolated")
 _MOST_NAMED = 16

@@ -21,7 +21,7 @@ from ttrace.trace.documents import seal_model
 from ttrace.trace.format import END, Record, chunk_file
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.seal import seal_document
+from ttrace.trace.seal import seal_document
 from ttrace.trace.storage.tensor_bytes import view_memory
 from ttrace.values.checksum import compute_checksum
 

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict
 
 from ttrace.errors import TraceError
 from ttrace.files import open_regular, read_file
-from ttrace.limits import check_memory
 from ttrace.trace.documents import validate
 from ttrace.trace.format import Count, Record
-from ttrace.trace.storage.store import Place
 from ttrace.trace.storage.tensor_bytes import view_memory
+from ttrace.trace.store import Place
+from ttrace.untrusted import check_memory
 from ttrace.values.checksum import compute_checksum
 
 INDEX = "archive.json"

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from ttrace.errors import TraceError
-from ttrace.limits import parse_json
 from ttrace.trace.format import FORMAT, End, Manifest
-from ttrace.trace.storage.seal import open_document, seal_document
+from ttrace.trace.seal import open_document, seal_document
+from ttrace.untrusted import parse_json
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

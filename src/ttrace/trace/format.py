@@ -14,11 +14,11 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ttrace.errors import TraceError
+from ttrace.layouts.ids import ROOT, Kind, TensorId
+from ttrace.layouts.region import Region
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.limits import MOST
-from ttrace.tensors.ids import ROOT, Kind, TensorId
-from ttrace.tensors.region import Region
 from ttrace.text import clean_line
+from ttrace.untrusted import MOST
 from ttrace.values.generate import Distribution
 from ttrace.values.stats import Stats
 

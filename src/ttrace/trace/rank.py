@@ -16,15 +16,15 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.files import check_inside, open_regular, read_file
-from ttrace.limits import Limits, check_memory
 from ttrace.trace.agreement import check_end
+from ttrace.trace.collectives import COLLECTIVES, Collective, decode_collectives
 from ttrace.trace.delta import Base, PackedChunks
 from ttrace.trace.documents import parse_end, parse_manifest
 from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
-from ttrace.trace.lines.collectives import COLLECTIVES, Collective, decode_collectives
 from ttrace.trace.lines.fast_decode import decode_quickly
-from ttrace.trace.storage.seal import TRACE_AGAIN, is_intact, seal_of, strip_seal, sum_of
-from ttrace.trace.storage.store import Place, Remote
+from ttrace.trace.seal import TRACE_AGAIN, is_intact, seal_of, strip_seal, sum_of
+from ttrace.trace.store import Place, Remote
+from ttrace.untrusted import Limits, check_memory
 from ttrace.values.checksum import compute_checksum
 from ttrace.values.generate import generate_values
 

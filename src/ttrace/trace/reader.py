@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import NoTraceError, SketchError, TraceError
+from ttrace.layouts.ids import Kind, TensorId, is_inside
+from ttrace.layouts.mesh import MICROBATCH_AXIS, Coord, Mesh
+from ttrace.layouts.region import Region
 from ttrace.layouts.splits import Split
-from ttrace.limits import Limits, check_memory, refuse_more
-from ttrace.tensors.ids import Kind, TensorId, is_inside
-from ttrace.tensors.mesh import MICROBATCH_AXIS, Coord, Mesh
-from ttrace.tensors.region import Region
 from ttrace.trace.agreement import check_ranks, list_missing
 from ttrace.trace.delta import Base
 from ttrace.trace.format import MANIFEST, Manifest, Operation, Record, is_update_known, rank_folder
 from ttrace.trace.rank import RankTrace
-from ttrace.trace.storage.store import Place
+from ttrace.trace.store import Place
+from ttrace.untrusted import Limits, check_memory, refuse_more
 from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import compute_sketch
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from ttrace.errors import LayoutError
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.mesh import MICROBATCH_AXIS
+from ttrace.layouts.region import Shape
 from ttrace.layouts.rule_placement import apply_rule
 from ttrace.layouts.rules import Rule, Rules
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS
-from ttrace.tensors.region import Shape
 from ttrace.trace.reader import Shard, Trace
-from ttrace.trace.storage.store import Place
+from ttrace.trace.store import Place
 
 
 class RelayoutTrace(Trace):

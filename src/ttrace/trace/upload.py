@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from ttrace.errors import TraceError
+from ttrace.trace.collectives import COLLECTIVES
 from ttrace.trace.format import END, MANIFEST, RECORDS
-from ttrace.trace.lines.collectives import COLLECTIVES
-from ttrace.trace.storage.store import Remote
 from ttrace.trace.storage.worker import Worker
+from ttrace.trace.store import Remote
 
 _MOST_WAITING = 2
 """Chunks that are closed and not yet in the store; with the open one, what the local disk holds."""

@@ -20,7 +20,8 @@ import torch
 
 from ttrace.errors import TraceError
 from ttrace.files import check_inside, replace_file
-from ttrace.trace.counterpart import Counterpart
+from ttrace.trace.buffered_file import Arena, BufferedFile, open_lines, write_at
+from ttrace.trace.collectives import COLLECTIVES, LedgerFile
 from ttrace.trace.delta import INDEX
 from ttrace.trace.documents import seal_model
 from ttrace.trace.format import (
@@ -35,13 +36,12 @@ from ttrace.trace.format import (
     chunk_file,
     rank_folder,
 )
-from ttrace.trace.lines.collectives import COLLECTIVES, LedgerFile
 from ttrace.trace.lines.record_line import encode_at, encode_form
-from ttrace.trace.storage.buffered_file import Arena, BufferedFile, open_lines, write_at
+from ttrace.trace.seal import seal_line
 from ttrace.trace.storage.pinned_chunks import ArrivedBytes, Change
-from ttrace.trace.storage.seal import seal_line
-from ttrace.trace.storage.store import Place, Remote
 from ttrace.trace.storage.tensor_bytes import BytesSample, TensorBytes
+from ttrace.trace.store import Place, Remote
+from ttrace.trace.twin_stats import Counterpart
 from ttrace.trace.upload import Upload
 
 CHUNK_BYTES = 256 << 20

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.region import Region
 
 CHUNK = 1 << 18
 """Elements in a chunk: its temporaries fit into the cache, and are far smaller than a shard."""

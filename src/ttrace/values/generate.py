@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 from ttrace.values.chunks import cut_region
 from ttrace.values.kernels.library import choose_device_kernels, choose_kernels
 from ttrace.values.kernels.runs import FILL_DTYPES, NORMAL, SIGNED, Recipe, fill

@@ -16,7 +16,7 @@ import math
 
 import torch
 
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.chunks import cut_region
 from ttrace.values.kernels.library import choose_device_kernels, choose_kernels, is_readable
 from ttrace.values.kernels.runs import compute_sums

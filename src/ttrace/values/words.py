@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import torch
 
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 
 _STEP = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9

@@ -22,11 +22,11 @@ from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
 from ttrace.report.numbers import format_bytes
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage.seal import read_document, seal_document
+from ttrace.trace.seal import read_document, seal_document
 from ttrace.workflow.disk_space import DiskSpace
+from ttrace.workflow.folder import is_empty
 from ttrace.workflow.git import describe_commit
 from ttrace.workflow.launch import Launches
-from ttrace.workflow.lock import is_empty
 from ttrace.workflow.run import MARK, Run, number_of_twin
 from ttrace.workflow.stage_watch import watch_stages
 from ttrace.workflow.stages import Stage

@@ -14,9 +14,9 @@ from ttrace.capture.script_files import is_of_script
 from ttrace.capture.stacks import SIGNAL, STACK
 from ttrace.errors import TraceError
 from ttrace.files import read_file
-from ttrace.limits import Limits
 from ttrace.report.facts import quote_collective, shorten_place
-from ttrace.trace.lines.collectives import COLLECTIVES, decode_collectives
+from ttrace.trace.collectives import COLLECTIVES, decode_collectives
+from ttrace.untrusted import Limits
 
 _PATIENCE = 2.0
 """Seconds in which a process writes its stack."""

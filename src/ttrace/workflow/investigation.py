@@ -14,7 +14,7 @@ from ttrace.errors import TTraceError
 from ttrace.judge.findings.isolated import combine
 from ttrace.judge.tolerance.run_to_run import is_repeated
 from ttrace.judge.verdict import Judgement
-from ttrace.tensors.ids import ROOT
+from ttrace.layouts.ids import ROOT
 from ttrace.trace.reader import Trace
 from ttrace.workflow.flow import Flow
 from ttrace.workflow.run import AS_USUAL, Strictness, is_complete

@@ -23,14 +23,14 @@ from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
-from ttrace.limits import parse_json
 from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
 from ttrace.trace.relayout import RelayoutTrace
-from ttrace.trace.storage.seal import read_document
-from ttrace.trace.storage.store import Place
-from ttrace.workflow.lock import CELLS
+from ttrace.trace.seal import read_document
+from ttrace.trace.store import Place
+from ttrace.untrusted import parse_json
+from ttrace.workflow.folder import CELLS
 from ttrace.workflow.stages import check_launch
 
 

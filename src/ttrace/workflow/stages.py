@@ -26,9 +26,9 @@ from ttrace.errors import TraceError, TTraceError
 from ttrace.files import check_inside, read_text, replace_file
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
+from ttrace.trace.seal import open_document, seal_document
 from ttrace.trace.storage.fingerprint import find_changed_file, fingerprint_file
-from ttrace.trace.storage.seal import open_document, seal_document
-from ttrace.trace.storage.store import Remote
+from ttrace.trace.store import Remote
 from ttrace.workflow.git import describe_commit
 from ttrace.workflow.launch import Launches, LaunchResult, launch
 

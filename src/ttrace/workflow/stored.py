@@ -11,7 +11,7 @@ from ttrace.judge.engine import Engine, OnProgress
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Judgement
 from ttrace.trace.format import MANIFEST, rank_folder
-from ttrace.trace.storage.store import Place, Remote
+from ttrace.trace.store import Place, Remote
 from ttrace.workflow.run import Strictness, check_side, choose_twins, open_trace
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from ttrace.adapters.deepspeed.compat import read_partition
 from ttrace.capture.plan import Plan
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
 

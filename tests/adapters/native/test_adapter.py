@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor, Shard
 from tests.support.device_meshes import device_mesh, mesh_of
 from ttrace.adapters.native.adapter import find_mesh, list_device_meshes
 from ttrace.errors import CaptureError
-from ttrace.tensors.mesh import Mesh
-from ttrace.tensors.region import Shape
+from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.region import Shape
 
 
 def make_model_on(*meshes: tuple[Shape, tuple[str, ...]]) -> nn.Module:

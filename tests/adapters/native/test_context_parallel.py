@@ -14,10 +14,10 @@ from tests.support.releases import since
 from ttrace.adapters.native.context_parallel import find_cut
 from ttrace.capture.observe.events import SessionEvents
 from ttrace.capture.observe.torch_patches import patch_torch
+from ttrace.compat.torch import RELEASE
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Cut
 from ttrace.layouts.splits import Split
-from ttrace.torch_compat import RELEASE
 from zoo.harness.context import load_balance
 from zoo.harness.ranks import on_ranks
 

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
+from ttrace.compat.torch import RELEASE
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
-from ttrace.torch_compat import RELEASE
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import NUM_TWINS, SimulatedRank, judge

@@ -12,10 +12,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from tests.support.device_meshes import device_mesh, mesh_of
 from ttrace.adapters.native import layouts as adapter
 from ttrace.errors import LayoutError
+from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.region import Region, Shape
 from ttrace.layouts.source import LayoutSource
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.mesh import Mesh
-from ttrace.tensors.region import Region, Shape
 
 
 def find_indices(size: int, rank: int, *placements: Placement, shape: Shape = (2,)) -> list[int]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ttrace.adapters.native.spmd_types import read_placement
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.placement import Placement
 from ttrace.layouts.source import LayoutSource
 from ttrace.layouts.splits import NO_SPLITS, Split
-from ttrace.tensors.mesh import Mesh
 
 MESH = Mesh.of(dp=2, cp=2, tp=2)
 HERE = {"dp": 1, "cp": 1, "tp": 0}

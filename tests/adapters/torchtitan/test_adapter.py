@@ -16,7 +16,7 @@ from ttrace.adapters.registry import find_adapter
 from ttrace.adapters.torchtitan import compat
 from ttrace.adapters.torchtitan.adapter import Torchtitan
 from ttrace.errors import CaptureError
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
 
 
 class Decoder(nn.Module):

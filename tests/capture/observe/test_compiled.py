@@ -19,7 +19,7 @@ from ttrace.capture.resolve.names import Names
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Judgement, Verdict
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from zoo.harness.candidate import Cell, simple
 from zoo.harness.cells import attached, reference_of
 from zoo.harness.gpt import LENGTH, VOCAB, Gpt

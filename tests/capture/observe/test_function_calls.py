@@ -13,8 +13,8 @@ from torch import nn
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
+from ttrace.layouts.ids import ROOT
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import ROOT
 from ttrace.trace.format import Operation
 from ttrace.trace.reader import Trace
 from zoo.harness.runs import SimulatedRank

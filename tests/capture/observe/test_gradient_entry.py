@@ -9,7 +9,7 @@ from bench.calibration import Tally
 from ttrace.capture.observe.events import ModuleCall
 from ttrace.capture.observe.gradient_entry import GradientEntry
 from ttrace.judge.check import judge_candidate
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 
 LOSS, LOSSES, LOGITS, HIDDEN = torch.zeros(()), torch.zeros(2, 16), torch.zeros(2, 16, 64), torch.zeros(2, 16, 8)
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ttrace.capture.observe.events import ModuleCall, SessionEvents
 from ttrace.capture.observe.hooks import Hooks
 from ttrace.capture.resolve.names import Names
-from ttrace.tensors.ids import ROOT, Kind
+from ttrace.layouts.ids import ROOT, Kind
 from zoo.harness.gpt import LENGTH, VOCAB, Gpt
 
 

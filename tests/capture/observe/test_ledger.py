@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.ledgers import keep_ledger, keep_notes
-from ttrace.tensors.mesh import Mesh
-from ttrace.trace.lines.collectives import Collective, Phase
+from ttrace.layouts.mesh import Mesh
+from ttrace.trace.collectives import Collective, Phase
 from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 

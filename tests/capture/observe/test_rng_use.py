@@ -16,7 +16,7 @@ from ttrace.capture.observe.rng_use import RngUse
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import Names
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from zoo.harness.gpt import LENGTH, VOCAB, Attention, Block, Gpt
 from zoo.harness.runs import SimulatedRank, judge, trace_reference, train
 

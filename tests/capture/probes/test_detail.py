@@ -13,7 +13,7 @@ from ttrace.capture.probes.detail import Detail
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import RULES, Gpt
 from zoo.harness.plans import planned

@@ -11,8 +11,8 @@ from torch import nn
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.generate import Normal, Signed
 from zoo.harness.runs import SimulatedRank

@@ -7,12 +7,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from tests.support.device_meshes import device_mesh
 from ttrace.adapters.native import layouts
-from ttrace.capture.probes.perturb import Perturb
 from ttrace.capture.probes.probe import Visit
+from ttrace.capture.probes.twins import Perturb
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.placement import Placement
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import Mesh
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from zoo.harness.runs import SimulatedRank
 
 ENTRY = TensorId.parse("0/0/./input")

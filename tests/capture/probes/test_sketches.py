@@ -14,7 +14,7 @@ from tests.support.traces import TraceBuilder, draw_tensor
 from ttrace.errors import SketchError
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import RULES, Gpt
 from zoo.harness.ranks import on_ranks

@@ -13,14 +13,14 @@ from tests.support.traces import TraceBuilder
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import LayoutError
+from ttrace.layouts.holds import find_held, holds
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.infer import find_pending_axes
 from ttrace.layouts.layout import Cut, Layout
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.source import LayoutSource
 from ttrace.layouts.splits import Split
-from ttrace.tensors.holds import find_held, holds
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.mesh import Mesh
 from zoo.harness.runs import SimulatedRank
 
 OUTPUT, LOSS = TensorId.parse("0/0/inner/output"), TensorId.parse("0/0/./loss")

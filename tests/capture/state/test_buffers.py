@@ -14,8 +14,8 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement, Verdict
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from zoo.harness.runs import SimulatedRank
 

@@ -15,8 +15,8 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import CauseName, Exit, Judgement, Verdict
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Trace
 
 Update = Callable[[nn.Module, Any], None]

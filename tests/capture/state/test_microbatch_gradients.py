@@ -17,8 +17,8 @@ from ttrace.capture.session import TracingSession
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Exit, Judgement
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 from zoo.harness.candidate import Candidate, Cell
 from zoo.harness.cells import trace_cell

@@ -13,8 +13,8 @@ from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Verdict
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.region import Region
 from ttrace.layouts.source import INFERRED
-from ttrace.tensors.region import Region
 
 ID = "0/0/fc/output"
 FULL = draw_tensor(8, 12)

@@ -9,12 +9,12 @@ import torch
 
 from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison, nudge
 from ttrace.judge.check import check, judge_candidate
-from ttrace.judge.tolerance.estimate import replica_tolerance, unit
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise
+from ttrace.judge.tolerance.twins import replica_tolerance, unit
 from ttrace.judge.verdict import CauseName, Comparison, Exit, Tolerance, Verdict
+from ttrace.layouts.ids import TensorId
 from ttrace.report.facts import list_facts
-from ttrace.tensors.ids import TensorId
 
 GRAD = "0/-/fc.weight/param_grad"
 FULL = draw_tensor(16, 16)

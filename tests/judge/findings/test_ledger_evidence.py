@@ -10,9 +10,9 @@ from tests.support.ledgers import make_collective, write_ledgers
 from ttrace.judge.communication import Communication, LedgerFact
 from ttrace.judge.findings.ledger_evidence import add_ledger
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Tolerance, Verdict
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.report.facts import list_facts
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.trace.lines.collectives import Collective, Phase
+from ttrace.trace.collectives import Collective, Phase
 
 MODULES = {f"layers.{i}.fc{j}": "Linear" for i in range(3) for j in (1, 2)}
 

@@ -10,8 +10,8 @@ import torch
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import CauseName, Comparison, Exit, Judgement, Verdict
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.source import INFERRED
-from ttrace.tensors.ids import Kind
 
 
 def partial_sums(case: Case, name: str, full: torch.Tensor) -> None:

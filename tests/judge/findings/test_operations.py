@@ -18,9 +18,9 @@ from ttrace.judge.verdict import (
     WrongOperation,
     WrongOperations,
 )
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.report.facts import describe_operation
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.trace.lines.collectives import Phase
+from ttrace.trace.collectives import Phase
 
 HOOK = WrongOperation("div", "train.py:5")
 REDUCTION = WrongOperation(

@@ -9,10 +9,10 @@ import torch
 
 from tests.support.ledgers import make_collective, write_ledgers
 from ttrace.judge.notes.communication import note_communication
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.region import Region
+from ttrace.trace.collectives import Collective, Phase, encode_collective
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
-from ttrace.trace.lines.collectives import Collective, Phase, encode_collective
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
 

@@ -11,8 +11,8 @@ import torch
 from tests.support.traces import Case, draw_tensor
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.difference import NUM_ELEMENTS, Difference, find_difference
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
-from ttrace.tensors.ids import TensorId
 
 ID = "0/0/fc/output"
 FULL = draw_tensor(8, 12)

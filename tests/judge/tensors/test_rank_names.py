@@ -9,7 +9,7 @@ import pytest
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis, name_ranks
 from ttrace.judge.verdict import Cause, CauseName
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
 
 MESH = Mesh.of(dp=2, tp=4)
 

@@ -11,7 +11,7 @@ from tests.support.traces import Case, draw_tensor
 from ttrace.judge.tensors import values
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tensors.values import Values
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 
 ID = "0/0/fc/output"
 FULL = draw_tensor(6, 5, 8)

@@ -11,9 +11,9 @@ import torch
 from tests.support.traces import Case, draw_tensor, find_comparison, nudge
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.reason import Reason
-from ttrace.judge.tolerance.estimate import TINY, TwinSample, estimate_tolerances, is_zero, replica_tolerance, unit
+from ttrace.judge.tolerance.twins import TINY, TwinSample, estimate_tolerances, is_zero, replica_tolerance, unit
 from ttrace.judge.verdict import Exit, Tolerance, Verdict
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 
 F32, BF16 = unit(torch.float32), unit(torch.bfloat16)
 

@@ -11,10 +11,10 @@ from bench._models import CUTS, Model, bed
 from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.reason import Reason
-from ttrace.judge.tolerance.noise_dominated import allow_updated_weights, find_lost_elements
+from ttrace.judge.tolerance.updates import allow_updated_weights, find_lost_elements
 from ttrace.judge.verdict import Comparison, Exit, Tolerance, ToleranceRule, ToleranceTerm, Verdict
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 
 GRAD, AFTER = "0/-/fc.weight/param_grad", "0/-/fc.weight/param_after"
 LR, NOISE = 1e-2, 1e-4

@@ -15,7 +15,7 @@ from ttrace.judge.findings import global_scale
 from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance import scale
 from ttrace.judge.verdict import CauseName, Exit, Judgement, Tolerance, Verdict
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 from ttrace.values.stats import Stats
 
 NOISE = 0.01

@@ -9,11 +9,11 @@ import torch
 
 from tests.support.traces import Case, draw_tensor, find_comparison, nudge
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.tolerance.estimate import TwinSample, estimate_tolerances, unit
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise
+from ttrace.judge.tolerance.twins import TwinSample, estimate_tolerances, unit
 from ttrace.judge.verdict import Tolerance, ToleranceRule, ToleranceTerm
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 
 ID = TensorId.parse("0/0/fc/output")
 

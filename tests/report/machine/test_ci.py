@@ -13,7 +13,8 @@ import pytest
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import sweep as sweep_report
-from ttrace.report.machine import github, junit
+from ttrace.report.machine import ci as github
+from ttrace.report.machine import junit
 from ttrace.report.sweep import SweepRow, SweepTable
 from ttrace.report.terminal.summary import render_text
 

@@ -12,9 +12,9 @@ import torch
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.tensors.difference import find_difference
 from ttrace.judge.verdict import Verdict
+from ttrace.layouts.ids import TensorId
 from ttrace.report.machine import json_report
 from ttrace.report.terminal import difference as difference_report
-from ttrace.tensors.ids import TensorId
 
 
 def through_json(value: Any) -> Any:

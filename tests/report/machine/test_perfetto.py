@@ -31,11 +31,11 @@ from ttrace.judge.verdict import (
     Tolerance,
     Verdict,
 )
+from ttrace.layouts.ids import ROOT, Kind, TensorId
+from ttrace.layouts.region import Region
 from ttrace.report.machine.perfetto import list_events, write_perfetto
-from ttrace.tensors.ids import ROOT, Kind, TensorId
-from ttrace.tensors.region import Region
+from ttrace.trace.collectives import encode_collective
 from ttrace.trace.format import End, Manifest, Record
-from ttrace.trace.lines.collectives import encode_collective
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
 from ttrace.values.stats import Stats

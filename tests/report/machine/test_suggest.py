@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 
 from tests.support.traces import Case, draw_tensor
+from ttrace.layouts.ids import Kind, Site
 from ttrace.layouts.rules import Rules
 from ttrace.report.machine.suggest import find_unstated, suggest_rules
-from ttrace.tensors.ids import Kind, Site
 
 
 def unstated_site(case: Case, name: str, cut: bool) -> None:

@@ -22,7 +22,7 @@ from ttrace.report.page.contents import About, build_page
 from ttrace.report.page.document import render_document
 from ttrace.report.page.sides import Side, read_sides
 from ttrace.report.page.timing import measure_stages
-from ttrace.trace.storage.seal import seal_document
+from ttrace.trace.seal import seal_document
 
 
 def unpacked(packed: dict[str, str]) -> list[Any]:

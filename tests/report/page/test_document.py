@@ -23,7 +23,7 @@ from tests.support.traces import Case, draw_tensor, nudge
 from ttrace.judge.verdict import Judgement
 from ttrace.report.page.contents import About, build_page
 from ttrace.report.page.document import render_document
-from ttrace.trace.storage.seal import seal_document
+from ttrace.trace.seal import seal_document
 
 SHOTS = Path(__file__).parent / "shots"
 FIGURE = Path(__file__).parents[3] / "docs" / "howto" / "figures" / "report.png"

@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.explanation import Explanation, explain
 from ttrace.judge.verdict import ToleranceRule
+from ttrace.layouts.ids import TensorId
 from ttrace.report.terminal import explain as report
-from ttrace.tensors.ids import TensorId
 
 
 def explained(folder: Path, name: str) -> Explanation:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Comparison, Tolerance, Verdict
-from ttrace.report.terminal.strip import draw_strip
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
+from ttrace.report.terminal.depth import draw_strip
 from ttrace.values.stats import Stats
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.ledgers import make_collective, write_ledgers
 from ttrace.errors import TraceError
-from ttrace.tensors.mesh import Mesh
-from ttrace.trace.lines.collectives import COLLECTIVES, Collective, Group, Phase, encode_collective
+from ttrace.layouts.mesh import Mesh
+from ttrace.trace.collectives import COLLECTIVES, Collective, Group, Phase, encode_collective
 from ttrace.trace.reader import Trace
 
 ENTRIES = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ttrace.trace.storage.buffered_file import ALIGNED, Arena, BufferedFile
+from ttrace.trace.buffered_file import ALIGNED, Arena, BufferedFile
 
 FRONT = ALIGNED
 

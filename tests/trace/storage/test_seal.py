@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ttrace.errors import TraceError
-from ttrace.trace.storage.seal import is_intact, open_document, read_document, seal_document, seal_line, strip_seal
+from ttrace.trace.seal import is_intact, open_document, read_document, seal_document, seal_line, strip_seal
 
 DOCUMENT = {"name": "größe", "count": 3, "list": ["a", "\ud800 no character"]}
 

@@ -15,10 +15,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from bench import stores
 from tests.support.rank_traces import manifest, record_of, tensor_id
 from ttrace.errors import TraceError
+from ttrace.trace import store
 from ttrace.trace.format import End
 from ttrace.trace.reader import Trace
-from ttrace.trace.storage import store
-from ttrace.trace.storage.store import Remote, parse_place
+from ttrace.trace.store import Remote, parse_place
 from ttrace.trace.writer import Writer
 
 

@@ -14,8 +14,8 @@ from ttrace.trace.storage.worker import Worker
 LATE = """
 import atexit, sys, torch
 from pathlib import Path
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.format import End, Manifest, Record
 from ttrace.trace.writer import BUFFER_BYTES, Writer
 

@@ -16,14 +16,14 @@ import torch
 
 from bench._tensors import write_run
 from ttrace.errors import TTraceError
-from ttrace.judge.comparison.compare import Comparer
+from ttrace.judge.compare import Comparer
 from ttrace.judge.engine import Lot
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.tolerance.estimate import TwinSample
 from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.tolerance.twins import TwinSample
 from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.rules import Rules
-from ttrace.tensors.ids import TensorId
 from ttrace.trace.reader import Trace
 from ttrace.trace.relayout import RelayoutTrace
 from ttrace.values.stats import Stats

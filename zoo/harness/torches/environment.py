@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ttrace.torch_compat import parse_release
+from ttrace.compat.torch import parse_release
 from zoo.harness.torches.wheels import PYTHON, unpack_torch
 from zoo.harness.wheels import find_cache
 

@@ -19,7 +19,7 @@ from ttrace.adapters.deepspeed.optimizer import watch_clip, watch_engine
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.native.adapter import DATA_AXIS, MeshLike, Native
 from ttrace.errors import CaptureError
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
 
 TENSOR_AXIS = "tp"
 

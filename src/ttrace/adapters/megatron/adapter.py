@@ -19,11 +19,11 @@ from ttrace.adapters.megatron.experts import ExpertPlace, TokenDispatch
 from ttrace.adapters.megatron.layouts import Module
 from ttrace.adapters.megatron.names import TIED, ChunkNames
 from ttrace.errors import CaptureError
+from ttrace.layouts.ids import ROOT, Kind, Site
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.placement import Placement
 from ttrace.layouts.rules import Rule
 from ttrace.layouts.source import LayoutSource
-from ttrace.tensors.ids import ROOT, Kind, Site
 
 _ORIGIN = "megatron"
 """The origin that rules of this adapter name."""

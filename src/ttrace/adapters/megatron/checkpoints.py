@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ttrace.layouts.region import Region, Shape
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region, Shape
 
 
 def read_checkpoint(model: Any) -> dict[str, Any]:

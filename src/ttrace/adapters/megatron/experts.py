@@ -14,13 +14,13 @@ import torch
 from ttrace.adapters.adapter import Recall, Share
 from ttrace.adapters.megatron.layouts import Module, is_glu
 from ttrace.errors import LayoutError
+from ttrace.layouts.ids import Kind, Site
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import Coord, Mesh
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Region
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.ids import Kind, Site
-from ttrace.tensors.mesh import Coord, Mesh
-from ttrace.tensors.region import Region
 
 _LOCAL = ".experts.local_experts."
 

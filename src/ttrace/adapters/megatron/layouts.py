@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 
 _IDS = "batch {seq}"
 _MASK = "batch one {seq} keys"

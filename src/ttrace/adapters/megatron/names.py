@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from ttrace.adapters.wrappers import find_canonical_name, find_wrapper_levels
-from ttrace.tensors.ids import ROOT, encode_name
+from ttrace.layouts.ids import ROOT, encode_name
 
 TIED = ("output_layer.weight", "embedding.word_embeddings.weight")
 """The last stage's copy of a tied embedding, and the embedding itself."""

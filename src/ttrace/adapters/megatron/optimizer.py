@@ -13,8 +13,8 @@ from torch import nn
 from ttrace.adapters.adapter import Optimizer, OwnedSlice, read_groups
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.megatron.compat import read_owned_range
+from ttrace.layouts.ids import MAIN_PARAM
 from ttrace.patches import Patches
-from ttrace.tensors.ids import MAIN_PARAM
 
 
 def watch_steps(

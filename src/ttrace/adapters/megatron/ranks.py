@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ttrace.errors import CaptureError, LayoutError
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
 
 _DENSE = {
     "tp": ("get_tensor_model_parallel_group",),

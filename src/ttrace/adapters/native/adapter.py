@@ -21,14 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ttrace.adapters.adapter import Adapter, Optimizer, check_mesh, find_rank_and_world, make_anonymous_mesh
 from ttrace.adapters.events import FrameworkEvents
 from ttrace.adapters.native import layouts, spmd_types
-from ttrace.distributed_compat import find_root_mesh, list_fsdp_groups, read_divide_factor, wait_for
+from ttrace.compat.distributed import find_root_mesh, list_fsdp_groups, read_divide_factor, wait_for
+from ttrace.compat.torch import unwrap_compiled
 from ttrace.errors import CaptureError, LayoutError
+from ttrace.layouts.ids import ROOT, Site, encode_name
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.placement import Placement
 from ttrace.layouts.splits import NO_SPLITS, Split
 from ttrace.reference.shared_modules import read_divided
-from ttrace.tensors.ids import ROOT, Site, encode_name
-from ttrace.tensors.mesh import Mesh
-from ttrace.torch_compat import unwrap_compiled
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
 DATA_AXIS, PIPELINE_AXIS, CONTEXT_AXIS = "dp", "pp", "cp"

@@ -10,14 +10,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import Placement as DTensorPlacement
 
-from ttrace.distributed_compat import make_strided_shard, mask_partial, read_strided_shard, split_locally
+from ttrace.compat.distributed import make_strided_shard, mask_partial, read_strided_shard, split_locally
 from ttrace.errors import LayoutError
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Region, Shape
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.mesh import Mesh
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region, Shape
 
 
 def read_placement(tensor: DTensor, apart: Collection[str] = ()) -> Placement:

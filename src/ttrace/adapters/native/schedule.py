@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ttrace.adapters.events import FrameworkEvents
-from ttrace.distributed_compat import PREPARE_STAGE, list_stage_classes
+from ttrace.compat.distributed import PREPARE_STAGE, list_stage_classes
 from ttrace.patches import Patches, SharedPatches
 
 _events: WeakKeyDictionary[nn.Module, FrameworkEvents] = WeakKeyDictionary()

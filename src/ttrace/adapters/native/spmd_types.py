@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from ttrace.adapters.framework_compat import read_spmd_types
+from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Region
 from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.layouts.splits import BLOCK, NO_SPLITS, Split
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.mesh import Mesh
-from ttrace.tensors.region import Region
 
 _BY = Provenance(LayoutSource.SPMD_TYPES)
 

@@ -20,7 +20,7 @@ from ttrace.adapters.native.adapter import DATA_AXIS, Native
 from ttrace.adapters.native.layouts import read_axis_names
 from ttrace.adapters.torchtitan import compat
 from ttrace.errors import CaptureError
-from ttrace.tensors.ids import is_inside
+from ttrace.layouts.ids import is_inside
 
 
 class Torchtitan(Native):

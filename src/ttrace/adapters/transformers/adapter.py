@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from ttrace.adapters.adapter import Optimizer
 from ttrace.adapters.native.adapter import MeshLike, Native
 from ttrace.adapters.transformers.layouts import find_models
+from ttrace.compat.torch import unwrap_compiled
+from ttrace.layouts.ids import Site
 from ttrace.layouts.rules import Rule
-from ttrace.tensors.ids import Site
-from ttrace.torch_compat import unwrap_compiled
 
 
 class Transformers(Native):

@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.adapters.transformers.compat import find_device_mesh, has_experts
 from ttrace.adapters.wrappers import find_canonical_name
+from ttrace.layouts.ids import Kind, Site
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import Coord, Mesh
 from ttrace.layouts.rules import Rule
 from ttrace.layouts.source import LayoutSource
-from ttrace.tensors.ids import Kind, Site
-from ttrace.tensors.mesh import Coord, Mesh
 
 TP_AXIS, EXPERT_AXIS = "tp", "ep"
 """The names in transformers of the axis of its plans, and of the axis that dispatched experts lie along."""

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from ttrace.capture.resolve.names import Names
+from ttrace.compat.torch import COMPILED_CALL, DYNAMO, has_compiled_forward
 from ttrace.patches import Patches
-from ttrace.torch_compat import COMPILED_CALL, DYNAMO, has_compiled_forward
 
 
 class Compiled:

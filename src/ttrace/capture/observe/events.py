@@ -12,9 +12,9 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 
 from ttrace.adapters.events import FrameworkEvents
+from ttrace.layouts.holds import HeldIndices
+from ttrace.layouts.ids import ROOT, Kind
 from ttrace.layouts.placement import Placement
-from ttrace.tensors.holds import HeldIndices
-from ttrace.tensors.ids import ROOT, Kind
 
 
 @dataclass

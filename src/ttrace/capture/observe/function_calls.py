@@ -26,14 +26,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ttrace import distributed_compat, torch_compat
 from ttrace.capture.observe.events import ModuleCall
 from ttrace.capture.observe.gradient_changes import GradientChanges
 from ttrace.capture.observe.hooks import Hooks
 from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.script_files import OWN, TORCH, find_line, is_of_script
+from ttrace.compat import distributed as distributed_compat
+from ttrace.compat import torch as torch_compat
+from ttrace.layouts.ids import ROOT, Kind, is_inside
 from ttrace.patches import SharedPatches
-from ttrace.tensors.ids import ROOT, Kind, is_inside
 from ttrace.trace.format import Operation
 
 OnResult = Callable[[ModuleCall, Kind, str, torch.Tensor], None]

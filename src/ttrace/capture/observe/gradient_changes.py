@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ttrace import torch_compat
+from ttrace.compat import torch as torch_compat
 from ttrace.trace.format import Operation
 
 _MOST = 64

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ttrace.capture.observe.events import ModuleCall
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 
 _MANY = 16
 """A gradient with at least this many elements is not that of a loss."""

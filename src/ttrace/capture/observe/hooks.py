@@ -18,10 +18,10 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from ttrace import torch_compat
 from ttrace.capture.observe.events import ModuleCall, SessionEvents
 from ttrace.capture.observe.structures import flatten_with_paths, name_slot
-from ttrace.tensors.ids import ROOT, Kind
+from ttrace.compat import torch as torch_compat
+from ttrace.layouts.ids import ROOT, Kind
 
 Sources = tuple[tuple[Node | None, int], ...]
 """The nodes to which a node sends its gradients, by position: each node with the number of its output."""

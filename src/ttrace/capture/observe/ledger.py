@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ttrace import distributed_compat, torch_compat
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.observe.function_calls import FunctionCalls
 from ttrace.capture.observe.module_spans import ModuleSpans
@@ -23,9 +22,11 @@ from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.plan import Plan
 from ttrace.capture.script_files import TORCH, is_of_script
 from ttrace.capture.stacks import offer_stack
-from ttrace.tensors.mesh import Mesh
+from ttrace.compat import distributed as distributed_compat
+from ttrace.compat import torch as torch_compat
+from ttrace.layouts.mesh import Mesh
+from ttrace.trace.collectives import Collective, Group, Moment, Phase, encode_at, encode_form
 from ttrace.trace.format import rank_folder
-from ttrace.trace.lines.collectives import Collective, Group, Moment, Phase, encode_at, encode_form
 
 _CONTRIBUTIONS = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors", "tensor")
 """The names of the argument that has what a rank contributes, the one that decides first."""

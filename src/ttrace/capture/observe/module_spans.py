@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ttrace import torch_compat
+from ttrace.compat import torch as torch_compat
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ttrace import torch_compat
 from ttrace.capture.observe.hooks import is_recompute
-from ttrace.tensors.ids import ROOT
+from ttrace.compat import torch as torch_compat
+from ttrace.layouts.ids import ROOT
 
 RngState = tuple[torch.Tensor, ...]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ttrace.tensors.ids import ROOT
+from ttrace.layouts.ids import ROOT
 
 
 @dataclass(frozen=True)

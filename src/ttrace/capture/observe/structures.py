@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.utils import _pytree as pytree
 
-from ttrace.tensors.ids import encode_name
+from ttrace.layouts.ids import encode_name
 
 KeyPath = tuple[Any, ...]
 """Keys from the outside to the inside, as pytree or the structure itself has them."""

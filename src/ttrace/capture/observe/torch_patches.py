@@ -17,9 +17,10 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import is_tensor_like
 
-from ttrace import distributed_compat, torch_compat
 from ttrace.capture.observe.events import SessionEvents
 from ttrace.capture.observe.hooks import is_recompute
+from ttrace.compat import distributed as distributed_compat
+from ttrace.compat import torch as torch_compat
 from ttrace.errors import CaptureError
 from ttrace.patches import OutermostCall, Patches, SharedPatches
 

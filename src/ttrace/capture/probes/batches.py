@@ -14,9 +14,9 @@ from ttrace.capture.observe.structures import flatten_with_paths, is_unknown_map
 from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import Generator
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
+from ttrace.layouts.ids import LABELS, ROOT, Kind, Site, TensorId
 from ttrace.layouts.placement import Placement
-from ttrace.tensors.ids import LABELS, ROOT, Kind, Site, TensorId
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.trace.storage.tensor_bytes import view_memory
 
 _Rows = dict[str, tuple[str, ...]]

@@ -10,8 +10,8 @@ import torch
 
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.placement import Placement
-from ttrace.tensors.ids import TensorId
 
 _AGREEMENT = 0.5
 """If own choices and the reference's agree in a smaller share of rows, they are of other rows: rounding changes few."""

@@ -12,7 +12,7 @@ import torch
 
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 
 _NUM_SIDES = 2
 """Reference and candidate are stored; twins are not."""

@@ -12,10 +12,10 @@ from ttrace.capture.probes.probe import Probe, Visit, pass_down
 from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.errors import TTraceError
+from ttrace.layouts.holds import HeldIndices
+from ttrace.layouts.ids import Site, TensorId
 from ttrace.layouts.placement import Placement
 from ttrace.ports.port import Port, Ported
-from ttrace.tensors.holds import HeldIndices
-from ttrace.tensors.ids import Site, TensorId
 from ttrace.values.generate import Distribution
 
 

@@ -15,10 +15,10 @@ from ttrace.capture.probes.distributions import copy_to_host, measure_batch, mea
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError
+from ttrace.large_references.parameter_source import ParameterSource, find_source
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.placement import Placement
 from ttrace.ports.port import Port, Ported
-from ttrace.reference.parameter_source import ParameterSource, find_source
-from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution, Normal, generate_values
 
 

@@ -15,12 +15,12 @@ import torch
 
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.plan import Plan
-from ttrace.capture.probes.perturb import replace_tensor
 from ttrace.capture.probes.probe import Visit
+from ttrace.capture.probes.twins import replace_tensor
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.placement import Placement
-from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution, Normal, Signed, generate_values
 
 

@@ -17,8 +17,8 @@ from ttrace.capture.probes.recorder import Recorder
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import TTraceError
-from ttrace.tensors.holds import find_held
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
+from ttrace.layouts.holds import find_held
+from ttrace.layouts.ids import ROOT, Kind, Site, TensorId
 
 _NUM_RECALLED = 32
 """Number of the reference's tensors that are cached: every tensor of every expert needs the same routing."""

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.placement import Placement
-from ttrace.tensors.ids import Kind, TensorId
 from ttrace.values.generate import Distribution
 
 

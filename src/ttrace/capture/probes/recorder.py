@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import torch
 
-from ttrace import torch_compat
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.detail import Detail
 from ttrace.capture.probes.probe import Visit
-from ttrace.tensors.ids import Kind, Site, TensorId
-from ttrace.tensors.region import Region
+from ttrace.compat import torch as torch_compat
+from ttrace.layouts.ids import Kind, Site, TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.background_writer import BackgroundWriter
-from ttrace.trace.counterpart import Counterpart
 from ttrace.trace.format import End, Manifest, Record, SketchInfo
 from ttrace.trace.storage.pinned_chunks import DEVICE_ERRORS, Change, is_asynchronous
+from ttrace.trace.twin_stats import Counterpart
 from ttrace.trace.writer import Writer
 from ttrace.values.sketch import compute_sketch
 

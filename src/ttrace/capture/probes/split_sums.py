@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ttrace import torch_compat
+from ttrace.compat import torch as torch_compat
 
 _LEAST_TERMS = 4
 _LEAST_BYTES = 4

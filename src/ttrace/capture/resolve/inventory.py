@@ -9,8 +9,8 @@ from functools import cache
 from torch import nn
 
 from ttrace.capture.resolve.names import Names
+from ttrace.compat.torch import is_dropout
 from ttrace.patches import Patches
-from ttrace.torch_compat import is_dropout
 from ttrace.trace.format import ModuleInfo
 
 

@@ -11,18 +11,18 @@ import torch
 from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import LayoutError
+from ttrace.layouts.holds import HeldIndices, find_held
+from ttrace.layouts.ids import Kind, Site, TensorId
 from ttrace.layouts.infer import find_pending_axes, infer_layout
 from ttrace.layouts.layout import Cut, Layout
+from ttrace.layouts.mesh import MICROBATCH_AXIS
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Region, Shape
 from ttrace.layouts.rule_placement import apply_rule
 from ttrace.layouts.rules import Rule, Rules
 from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
 from ttrace.layouts.splits import BLOCK, Split
 from ttrace.ports.port import Port
-from ttrace.tensors.holds import HeldIndices, find_held
-from ttrace.tensors.ids import Kind, Site, TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS
-from ttrace.tensors.region import Region, Shape
 
 
 class LayoutResolver:

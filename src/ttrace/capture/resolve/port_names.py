@@ -12,10 +12,10 @@ from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import NamePath, Names
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError
+from ttrace.layouts.ids import Kind, Site, TensorId
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Shape
 from ttrace.ports.port import Port, Side
-from ttrace.tensors.ids import Kind, Site, TensorId
-from ttrace.tensors.region import Shape
 
 _Value = TypeVar("_Value")
 

@@ -8,13 +8,13 @@ from functools import cached_property
 
 import torch
 
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.mesh import MICROBATCH_AXIS
+from ttrace.layouts.region import Region, Shape
 from ttrace.tensors.coverage import measure_coverage
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS
-from ttrace.tensors.region import Region, Shape
 from ttrace.trace.format import Operation, Record
 from ttrace.trace.reader import Shard, Trace
-from ttrace.trace.storage.store import Place
+from ttrace.trace.store import Place
 from ttrace.values.generate import Distribution
 
 

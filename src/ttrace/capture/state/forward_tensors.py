@@ -13,7 +13,7 @@ import torch
 from ttrace.capture.observe.events import ModuleCall
 from ttrace.capture.probes.module_tensors import ModuleTensors
 from ttrace.capture.probes.probe import Probe, Visit
-from ttrace.tensors.ids import Kind, Site, TensorId
+from ttrace.layouts.ids import Kind, Site, TensorId
 
 _SEQUENCE = 1
 """The dim of the sequence, behind that of samples."""

@@ -15,14 +15,14 @@ from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import GeneratedTensor
 from ttrace.capture.probes.isolation import Isolate
 from ttrace.capture.state.buffers import Buffers
+from ttrace.capture.state.gradients import StreamedGradients
 from ttrace.capture.state.load_watch import LoadWatch
 from ttrace.capture.state.microbatch_gradients import MicrobatchGradients
 from ttrace.capture.state.optimizer_settings import OptimizerSettings, read_settings
-from ttrace.capture.state.streamed_gradients import StreamedGradients
+from ttrace.large_references.parameter_source import find_source
+from ttrace.layouts.ids import Kind, Site, TensorId, encode_name
 from ttrace.layouts.placement import Placement
-from ttrace.reference.parameter_source import find_source
-from ttrace.tensors.ids import Kind, Site, TensorId, encode_name
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.generate import Distribution, Normal
 
 ZERO = Normal(0.0, 0.0)

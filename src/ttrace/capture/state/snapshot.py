@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ttrace.torch_compat import read_own_buffers
+from ttrace.compat.torch import read_own_buffers
 
 Restore = Callable[[], None]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ttrace.reference.parameter_source import find_source
-from ttrace.tensors.ids import Kind
+from ttrace.large_references.parameter_source import find_source
+from ttrace.layouts.ids import Kind
 
 _UNTRACED = (Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.GRAD_NORM, Kind.CLIP, Kind.MAIN_GRAD)
 """Kinds that need all gradients at once, or memory for each parameter."""

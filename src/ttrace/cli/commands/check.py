@@ -44,10 +44,10 @@ def check(
     from ttrace.cli import outcome, screen
     from ttrace.layouts.rules import Rules
     from ttrace.report.terminal.console import CleanConsole
-    from ttrace.trace.storage.store import Remote, parse_place
+    from ttrace.trace.store import Remote, parse_place
     from ttrace.workflow import stored
     from ttrace.workflow.engines.select import open_engine
-    from ttrace.workflow.lock import hold
+    from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Run, Strictness
 
     given = None if rules is None else Rules.of(rules)

@@ -112,9 +112,9 @@ def _run_both(clean: Flow, bug: Flow) -> tuple[Judgement, Judgement]:
     from dataclasses import replace
 
     from ttrace.cli.stage_lines import StageLines
+    from ttrace.workflow.folder import hold
     from ttrace.workflow.investigation import Investigation
     from ttrace.workflow.launch import Launches
-    from ttrace.workflow.lock import hold
 
     launches, flows = Launches(), (clean, bug)
     with hold(clean.run.folder), hold(bug.run.folder), StageLines() as lines, ThreadPoolExecutor(2) as pool:

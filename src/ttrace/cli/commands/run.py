@@ -64,9 +64,9 @@ def run(
     from ttrace.cli.plans import make_plan
     from ttrace.cli.stage_lines import StageLines
     from ttrace.workflow.flow import Commands, Flow
+    from ttrace.workflow.folder import hold
     from ttrace.workflow.investigation import Investigation
     from ttrace.workflow.launch import split_command
-    from ttrace.workflow.lock import hold
     from ttrace.workflow.run import Run, Strictness
 
     if resume and steps < 2:

@@ -43,7 +43,7 @@ def sweep(
     from ttrace.cli import outcome, screen
     from ttrace.report.facts import SYMBOLS
     from ttrace.report.terminal.console import CleanConsole
-    from ttrace.workflow.lock import hold
+    from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Strictness
     from ttrace.workflow.sweeps.sweep import CellResult, Sweep, check_sweep_folder, count_ranks
     from ttrace.workflow.sweeps.sweep_file import Matrix

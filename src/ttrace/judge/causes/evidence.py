@@ -15,8 +15,8 @@ from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.tensors.values import MOST_ROWS, RowSums, Values, sum_rows
 from ttrace.judge.verdict import Comparison, Verdict
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
+from ttrace.layouts.ids import ROOT, Kind, Site, TensorId
+from ttrace.layouts.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.trace.reader import Trace
 from ttrace.values.chunks import Bounds
 from ttrace.values.stats import Stats

@@ -14,8 +14,8 @@ from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tensors.values import Values
 from ttrace.judge.verdict import Cause, CauseName
-from ttrace.tensors.ids import ROOT, Kind, Site
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import ROOT, Kind, Site
+from ttrace.layouts.region import Region
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 _FUNCTIONS: Mapping[str, Function] = {

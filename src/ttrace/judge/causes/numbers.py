@@ -7,8 +7,8 @@ import torch
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.registry import FIRST, cause
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import Kind
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import Kind
+from ttrace.layouts.region import Region
 from ttrace.values.chunks import cut_chunks
 from ttrace.values.compare import add_terms
 

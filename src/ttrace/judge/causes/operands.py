@@ -15,7 +15,7 @@ from ttrace.judge.tensors.rank_names import enumerate_few, name_by_axis
 from ttrace.judge.tensors.row_matching import find_nearest
 from ttrace.judge.tensors.values import Values, count_directions, project_last, project_product
 from ttrace.judge.verdict import Cause, CauseName
-from ttrace.tensors.ids import Kind, TensorId, drop_numbers
+from ttrace.layouts.ids import Kind, TensorId, drop_numbers
 
 _SAMPLE = 256
 """Rows that show whether a module looks up rows of its weight at all."""

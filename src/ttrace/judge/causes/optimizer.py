@@ -10,7 +10,7 @@ from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidenc
 from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, measure_shards
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import ROOT, STEP, Kind, TensorId
+from ttrace.layouts.ids import ROOT, STEP, Kind, TensorId
 from ttrace.trace.reader import Settings, Shard, Trace
 
 

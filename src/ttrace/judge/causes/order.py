@@ -15,7 +15,7 @@ from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.row_matching import match_rows
 from ttrace.judge.tensors.values import count_directions, project
 from ttrace.judge.verdict import Cause, CauseName
-from ttrace.tensors.region import ravel_index
+from ttrace.layouts.region import ravel_index
 
 _SAMPLE = 1 << 20
 """Of more elements, evenly spread ones show whether they were read in another order."""

@@ -11,7 +11,7 @@ from ttrace.judge.causes.registry import FIRST, cause
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Cause, CauseName
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId
+from ttrace.layouts.ids import ROOT, Kind, Site, TensorId
 from ttrace.trace.reader import Trace
 
 _MOST = 1 << 26

@@ -12,8 +12,8 @@ from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure_shards
 from ttrace.judge.tensors.rank_names import name_ranks
 from ttrace.judge.tensors.values import Values, measure_common_row
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import ROOT, STEP, Kind, TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS
+from ttrace.layouts.ids import ROOT, STEP, Kind, TensorId
+from ttrace.layouts.mesh import MICROBATCH_AXIS
 from ttrace.trace.reader import Shard
 
 _NAMED = {MICROBATCH_AXIS: "the number of microbatches"}

@@ -13,8 +13,8 @@ from dataclasses import replace
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, measure_shards
 from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.source import INFERRED
-from ttrace.tensors.ids import Kind
 from ttrace.trace.reader import Shard, Trace
 
 _FORWARD = (Kind.INPUT, Kind.OUTPUT, Kind.CALL)

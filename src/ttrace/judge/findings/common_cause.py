@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ttrace.judge.causes.evidence import MOST_TOLERANCES
 from ttrace.judge.verdict import FACTORS, UNEXAMINED, CauseName, Comparison, Finding, Verdict
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 
 _GRADIENTS = (Kind.PARAM_GRAD, Kind.MAIN_GRAD)
 _AFTERWARDS = (Kind.GRAD_NORM, Kind.CLIP, Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.CALL, Kind.CALL_GRAD)

@@ -9,7 +9,7 @@ from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.verdict import Comparison, Verdict
-from ttrace.tensors.ids import LABELS, ROOT, Kind, TensorId
+from ttrace.layouts.ids import LABELS, ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
 
 _FED = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS)

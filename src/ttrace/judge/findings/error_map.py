@@ -13,7 +13,7 @@ from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.tensors.logical import LogicalTensor, Piece
 from ttrace.judge.tensors.values import Values
 from ttrace.judge.verdict import Comparison
-from ttrace.tensors.region import Region, Shape
+from ttrace.layouts.region import Region, Shape
 from ttrace.trace.reader import Trace
 
 MOST_BLOCKS = 32

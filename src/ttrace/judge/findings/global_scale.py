@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ttrace.judge.sentences import describe
-from ttrace.judge.tolerance.estimate import unit
 from ttrace.judge.tolerance.scale import NOISE_FLOOR, SCALE_MARGIN, SCALED_KINDS, TwinStats, is_by_scale, rms
+from ttrace.judge.tolerance.twins import unit
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Verdict
-from ttrace.tensors.ids import ROOT, Kind
+from ttrace.layouts.ids import ROOT, Kind
 from ttrace.values.stats import Stats
 
 MANY = 8

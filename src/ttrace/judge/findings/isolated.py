@@ -13,8 +13,8 @@ from enum import Enum, auto
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import CauseName, Finding, Judgement, Verdict, WrongOperation
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.trace.lines.collectives import Phase
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.trace.collectives import Phase
 
 
 class _Pass(Enum):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ttrace.judge.communication import REDUCTIONS, Communication, LedgerEvidence, LedgerFact
 from ttrace.judge.verdict import CauseName, Finding
-from ttrace.tensors.ids import Kind
-from ttrace.trace.lines.collectives import Collective, Phase
+from ttrace.layouts.ids import Kind
+from ttrace.trace.collectives import Collective, Phase
 
 _MISSING = (
     CauseName.MISSING_ALL_REDUCE,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Verdict
-from ttrace.tensors.ids import is_inside
+from ttrace.layouts.ids import is_inside
 from ttrace.trace.reader import Trace
 
 

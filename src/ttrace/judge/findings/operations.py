@@ -13,9 +13,9 @@ from typing import TypeVar
 from ttrace.judge.communication import Communication
 from ttrace.judge.reason import Reason
 from ttrace.judge.verdict import Comparison, WrongOperation, WrongOperations
-from ttrace.tensors.ids import Kind, TensorId, is_inside
+from ttrace.layouts.ids import Kind, TensorId, is_inside
+from ttrace.trace.collectives import Collective, Phase
 from ttrace.trace.format import Operation
-from ttrace.trace.lines.collectives import Collective, Phase
 from ttrace.trace.reader import Trace
 
 _INPUT = "input"

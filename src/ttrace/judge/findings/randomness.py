@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ttrace.judge.verdict import Comparison, Finding, Verdict
-from ttrace.tensors.ids import ROOT, Kind, is_inside
+from ttrace.layouts.ids import ROOT, Kind, is_inside
 from ttrace.trace.reader import Trace
 
 _MOST_NAMED = 3

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Comparison, Verdict
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 
 

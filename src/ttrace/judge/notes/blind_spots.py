@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from ttrace.judge.verdict import Comparison, Verdict
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 
 _MOST_NAMED = 3

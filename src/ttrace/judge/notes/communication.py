@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ttrace.judge.communication import Communication
-from ttrace.tensors.ids import Kind, TensorId, drop_layers
-from ttrace.trace.lines.collectives import Collective, Phase
+from ttrace.layouts.ids import Kind, TensorId, drop_layers
+from ttrace.trace.collectives import Collective, Phase
 from ttrace.trace.reader import Trace
 
 _LEAST_LAYERS = 4

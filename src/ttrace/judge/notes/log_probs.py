@@ -8,7 +8,7 @@ import torch
 
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Comparison
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 
 _MODULE = "logprobs"

@@ -13,10 +13,10 @@ from ttrace.errors import TTraceError
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
 from ttrace.judge.tensors.rank_names import name_ranks
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.region import Shape
 from ttrace.layouts.source import Provenance
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import Mesh
-from ttrace.tensors.region import Shape
 from ttrace.trace.reader import Trace
 from ttrace.values.chunks import cut_chunks
 from ttrace.values.compare import add_terms

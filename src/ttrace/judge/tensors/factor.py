@@ -6,7 +6,7 @@ its final gradients are equal: dividing by two comes last. Each side states its 
 
 from __future__ import annotations
 
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.trace.reader import Trace
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from ttrace.errors import LayoutError
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.infer import Splits, find_pending_axes, infer_layout
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.mesh import MICROBATCH_AXIS, Mesh
+from ttrace.layouts.region import BoxPart, Region, Shape
 from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
 from ttrace.tensors.coverage import Coverage, measure_coverage
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS, Mesh
-from ttrace.tensors.region import BoxPart, Region, Shape
 from ttrace.trace.reader import Shard, Trace, UsedShard
 from ttrace.values import compare
 from ttrace.values.chunks import Bounds

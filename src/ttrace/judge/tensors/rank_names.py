@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ttrace.judge.verdict import UNEXAMINED, Cause, CauseName, Comparison, Finding, Verdict
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.mesh import Mesh
 from ttrace.trace.reader import Trace
 
 _MOST_NAMED = 4

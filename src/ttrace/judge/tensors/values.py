@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.layouts.region import Region, Shape, ravel_index
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.region import Region, Shape, ravel_index
 from ttrace.values.chunks import Bounds, cut_chunks
 from ttrace.values.compare import add_terms
 from ttrace.values.sketch import compute_sketch

@@ -14,8 +14,8 @@ import math
 
 import torch
 
-from ttrace.judge.tolerance.estimate import unit
-from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
+from ttrace.judge.tolerance.twins import unit
+from ttrace.layouts.ids import MAIN_PARAM, Kind, TensorId
 
 _LEAST = 1 / 64
 """In units of u and the root of the number of elements."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ttrace.judge.verdict import Tolerance
-from ttrace.tensors.ids import ROOT, Kind, TensorId
+from ttrace.layouts.ids import ROOT, Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.stats import Stats
 

@@ -14,19 +14,19 @@ from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.tensors.values import Values
-from ttrace.judge.tolerance.estimate import TwinSample, estimate_tolerances, unit
 from ttrace.judge.tolerance.grad_norm import find_norm_share, measure_norm_error
 from ttrace.judge.tolerance.gradient_terms import measure_rounding_of_terms
-from ttrace.judge.tolerance.noise_dominated import (
+from ttrace.judge.tolerance.scale import SCALE_MARGIN, add_scale
+from ttrace.judge.tolerance.twins import TwinSample, estimate_tolerances, unit
+from ttrace.judge.tolerance.updates import (
     LostElements,
     allow_updated_weights,
     find_lost_elements,
     measure_swayed_norm,
 )
-from ttrace.judge.tolerance.scale import SCALE_MARGIN, add_scale
 from ttrace.judge.tolerance.zero_gradients import mark_followers, measure_by_siblings
 from ttrace.judge.verdict import Tolerance, ToleranceRule, ToleranceTerm
-from ttrace.tensors.ids import MAIN_PARAM, Kind, TensorId
+from ttrace.layouts.ids import MAIN_PARAM, Kind, TensorId
 from ttrace.trace.reader import Trace
 from ttrace.values.sketch import estimate_uncertainty
 from ttrace.values.stats import Stats

@@ -11,9 +11,9 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from ttrace.judge.tolerance.estimate import TINY
 from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.tensors.ids import Kind, TensorId, is_inside
+from ttrace.judge.tolerance.twins import TINY
+from ttrace.layouts.ids import Kind, TensorId, is_inside
 from ttrace.values.stats import Stats
 
 OUTLYING = 1e3

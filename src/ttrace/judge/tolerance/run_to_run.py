@@ -19,7 +19,7 @@ from ttrace.errors import SketchError
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Tolerance, ToleranceRule
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
 

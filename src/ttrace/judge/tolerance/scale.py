@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.tolerance.estimate import TINY, is_zero
+from ttrace.judge.tolerance.twins import TINY, is_zero
 from ttrace.judge.verdict import Comparison, Tolerance, ToleranceRule, ToleranceTerm, Verdict
-from ttrace.tensors.ids import Kind, TensorId, drop_numbers
+from ttrace.layouts.ids import Kind, TensorId, drop_numbers
 from ttrace.values.stats import Stats
 
 SCALE_MARGIN = 6.0

@@ -16,9 +16,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ttrace.judge.tolerance.estimate import ZERO_ERROR, is_zero
+from ttrace.judge.tolerance.twins import ZERO_ERROR, is_zero
 from ttrace.judge.verdict import Tolerance, ToleranceRule
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.values.stats import Stats
 
 _AGREED = ZERO_ERROR / 3

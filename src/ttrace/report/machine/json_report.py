@@ -19,7 +19,7 @@ from ttrace.judge.verdict import CauseName, Comparison, Finding, Judgement, Verd
 from ttrace.report.layout_source import describe_provenance
 from ttrace.report.machine.failure import SCHEMA
 from ttrace.report.numbers import keep_finite
-from ttrace.trace.lines.collectives import Collective
+from ttrace.trace.collectives import Collective
 
 _CLOSED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 

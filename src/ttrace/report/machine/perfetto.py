@@ -18,11 +18,11 @@ from typing import Any
 from ttrace.errors import TTraceError
 from ttrace.files import write_named
 from ttrace.judge.verdict import Comparison, Judgement
+from ttrace.layouts.ids import Kind, TensorId, is_inside
+from ttrace.layouts.mesh import Mesh
 from ttrace.report.facts import shorten_place
 from ttrace.report.numbers import keep_finite
-from ttrace.tensors.ids import Kind, TensorId, is_inside
-from ttrace.tensors.mesh import Mesh
-from ttrace.trace.lines.collectives import Collective
+from ttrace.trace.collectives import Collective
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
 

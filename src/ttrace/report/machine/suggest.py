@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from ttrace.judge.reason import Reason
 from ttrace.judge.verdict import Comparison, Judgement
+from ttrace.layouts.ids import Site, drop_layers
 from ttrace.layouts.pattern import matches
 from ttrace.layouts.source import INFERRED
-from ttrace.tensors.ids import Site, drop_layers
 from ttrace.trace.format import Attachment
 
 _WARNING = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Judgement
-from ttrace.report.machine.curves import list_points
+from ttrace.report.machine.trackers import list_points
 
 
 def log_wandb(project: str, folder: Path, judgement: Judgement, text: str, page: Path) -> str:

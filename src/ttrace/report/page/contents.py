@@ -19,6 +19,7 @@ from ttrace.judge.notes.blind_spots import find_blind_spots
 from ttrace.judge.selftest import Power
 from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.layouts.ids import ROOT, Kind
 from ttrace.report.collectives import list_collectives
 from ttrace.report.depth import Depth
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, group_alike, has_only_problems, list_facts, make_headline
@@ -27,7 +28,6 @@ from ttrace.report.numbers import keep_finite
 from ttrace.report.page import columns
 from ttrace.report.page.sides import ROLES, Side, read_sides
 from ttrace.report.page.timing import measure_stages
-from ttrace.tensors.ids import ROOT, Kind
 from ttrace.trace.format import DTYPES
 from ttrace.trace.reader import Trace
 

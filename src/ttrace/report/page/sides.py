@@ -10,7 +10,7 @@ from typing import Any
 
 from ttrace.errors import TraceError
 from ttrace.text import clean_text
-from ttrace.trace.storage.seal import read_document
+from ttrace.trace.seal import read_document
 
 ROLES = ("reference", "candidate")
 _COMMIT_LETTERS = 12

@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ttrace.judge.verdict import Comparison
-from ttrace.tensors.ids import ROOT
+from ttrace.layouts.ids import ROOT
 
 _MOST_SIBLINGS = 3
 

@@ -17,11 +17,11 @@ from rich.text import Text
 
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.layouts.ids import TensorId
 from ttrace.report.layout_source import describe_provenance
-from ttrace.tensors.ids import TensorId
 from ttrace.trace.format import DTYPE_NAMES
 from ttrace.trace.reader import Shard, Trace
-from ttrace.trace.storage.store import Place
+from ttrace.trace.store import Place
 
 Row = dict[str, Any]
 _MOST_PROBLEMS = 5

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ttrace.judge.selftest import INJECTIONS, Power, SelfTest
+from ttrace.layouts.ids import Kind
 from ttrace.report.numbers import keep_finite
-from ttrace.tensors.ids import Kind
 
 _MOST_SHOWN = 5
 _SHORT = ("x 1.01", "x 1.001", "lost", "swapped", "row", "other mb")

@@ -17,7 +17,7 @@ from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, group_alike, has_only_problems, list_facts, make_headline
 from ttrace.report.terminal.branches import draw_branches
 from ttrace.report.terminal.console import CleanConsole
-from ttrace.report.terminal.strip import WRONG, draw_strip
+from ttrace.report.terminal.depth import WRONG, draw_strip
 
 _MOST_SHOWN = 5
 _INDENT = 12

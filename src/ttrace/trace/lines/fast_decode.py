@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ttrace.errors import TTraceError
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 from ttrace.trace.format import Record, is_fitting
 from ttrace.trace.lines.record_line import decode, make_sketch_info, make_stats, parse_line
 

@@ -14,11 +14,10 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ttrace.errors import TraceError, TTraceError
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.limits import MOST
-from ttrace.tensors.ids import TensorId
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region
 from ttrace.trace.format import (
     DTYPE_NAMES,
     DTYPES,
@@ -30,6 +29,7 @@ from ttrace.trace.format import (
     check_place,
     check_region,
 )
+from ttrace.untrusted import MOST
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed
 from ttrace.values.sketch import WORD_BUCKETS
 from ttrace.values.stats import Stats

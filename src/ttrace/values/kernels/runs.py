@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from ttrace.layouts.region import Region
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region
 from ttrace.values.kernels.library import DTYPES, Kernels
 from ttrace.values.words import WordStream
 

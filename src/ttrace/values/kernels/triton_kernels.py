@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ttrace.layouts.region import Region
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region
 from ttrace.values.kernels.runs import NORMAL, Dim, Recipe, plan_dims
 from ttrace.values.words import WordStream
 

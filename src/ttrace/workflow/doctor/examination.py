@@ -56,7 +56,7 @@ def _find_import_error() -> str:
 def _describe_torch() -> TorchHealth:
     import torch
 
-    from ttrace.torch_compat import parse_release
+    from ttrace.compat.torch import parse_release
     from ttrace.torch_limits import list_limits
 
     version = str(torch.__version__)

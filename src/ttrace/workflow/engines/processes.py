@@ -10,7 +10,7 @@ from typing import Any
 
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, take_in_order
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 from ttrace.values.kernels.library import TORCH, choose_kernels, use_kernels
 
 _work: Work[Any, Any]

@@ -14,7 +14,7 @@ import ray
 
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, take_in_order
-from ttrace.tensors.ids import TensorId
+from ttrace.layouts.ids import TensorId
 from ttrace.values.kernels.library import use_kernels
 from ttrace.workflow.engines.processes import kernel_variant
 

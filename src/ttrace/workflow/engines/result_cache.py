@@ -20,7 +20,7 @@ import torch
 from ttrace.files import read_file
 from ttrace.judge.engine import Lot, Work
 from ttrace.trace.format import DTYPE_NAMES, DTYPES
-from ttrace.trace.storage.seal import sum_of
+from ttrace.trace.seal import sum_of
 
 
 class ResultCache:

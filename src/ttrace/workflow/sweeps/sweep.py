@@ -21,9 +21,9 @@ from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report.sweep import SweepRow, SweepTable
 from ttrace.workflow.flow import Commands, Flow, OnText
+from ttrace.workflow.folder import CELLS, REFERENCES, is_empty
 from ttrace.workflow.investigation import Investigation
 from ttrace.workflow.launch import Launches
-from ttrace.workflow.lock import CELLS, REFERENCES, is_empty
 from ttrace.workflow.run import AS_USUAL, Run, Strictness
 from ttrace.workflow.sweeps.failure_condition import FailureCondition, find_condition
 from ttrace.workflow.sweeps.sweep_file import Configuration, Matrix, spell_values

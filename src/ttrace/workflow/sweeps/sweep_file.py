@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 
 from ttrace.errors import TTraceError
 from ttrace.files import read_settings
-from ttrace.limits import parse_toml
+from ttrace.untrusted import parse_toml
 from ttrace.workflow.launch import split_command
 from ttrace.workflow.sweeps.expression import Value, evaluate, is_short
 from ttrace.workflow.sweeps.failure_condition import Axes

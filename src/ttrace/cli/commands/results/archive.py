@@ -24,7 +24,7 @@ def archive(
     from ttrace.cli import screen
     from ttrace.report.numbers import format_bytes
     from ttrace.report.terminal.console import CleanConsole
-    from ttrace.workflow.lock import hold
+    from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Run
 
     run = Run(folder)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ttrace.judge.causes.registry import find_cause
 from ttrace.judge.verdict import UNEXAMINED, VAGUE, Cause, CauseName, Comparison, Finding, Verdict
-from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside, list_around
+from ttrace.layouts.ids import ROOT, Kind, TensorId, is_inside, list_around
 from ttrace.trace.reader import Trace
 
 _MADE_FROM = (Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.RECOMPUTE_INPUT)

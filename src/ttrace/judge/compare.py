@@ -13,12 +13,12 @@ from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, measure, measure_shards
 from ttrace.judge.tensors.values import Values
-from ttrace.judge.tolerance.estimate import is_zero, replica_tolerance
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.scale import judge_scale
+from ttrace.judge.tolerance.twins import is_zero, replica_tolerance
 from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
+from ttrace.layouts.ids import Kind, TensorId, make_scores_slot
 from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors.ids import Kind, TensorId, make_scores_slot
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from ttrace.errors import TraceError
-from ttrace.tensors.mesh import Mesh
+from ttrace.layouts.mesh import Mesh
+from ttrace.trace.buffered_file import open_lines
 from ttrace.trace.format import Count, Line
-from ttrace.trace.storage.buffered_file import open_lines
-from ttrace.trace.storage.seal import TRACE_AGAIN, is_intact, seal_line, strip_seal, sum_of
+from ttrace.trace.seal import TRACE_AGAIN, is_intact, seal_line, strip_seal, sum_of
 
 COLLECTIVES = "collectives.jsonl"
 

@@ -15,7 +15,7 @@ import torch
 
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.verdict import Tolerance, ToleranceRule, ToleranceTerm
-from ttrace.tensors.ids import Kind, TensorId
+from ttrace.layouts.ids import Kind, TensorId
 
 TINY = 16
 ZERO_ERROR = 0.3

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ttrace.judge.notes.depth import layer_of
+from ttrace.judge.depth import layer_of
 from ttrace.judge.verdict import Comparison
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 
 WRONG, OPEN, NOTHING = "✗", "?", "·"
 _LEVELS = "▁▂▃▄▅▆▇"

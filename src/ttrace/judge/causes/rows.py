@@ -16,9 +16,9 @@ from ttrace.judge.causes.registry import cause
 from ttrace.judge.tensors.factor import factor_to_come
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
 from ttrace.judge.tensors.values import Values, measure_common_row, sketch_rows
-from ttrace.judge.tolerance.estimate import unit
+from ttrace.judge.tolerance.twins import unit
 from ttrace.judge.verdict import Cause, CauseName, Verdict
-from ttrace.tensors.ids import ROOT, Kind, Site, TensorId, drop_numbers, is_inside
+from ttrace.layouts.ids import ROOT, Kind, Site, TensorId, drop_numbers, is_inside
 from ttrace.tensors.ranges import Ranges
 
 _MOST_RELATIVES = 256

@@ -25,7 +25,7 @@ def bundle(
     from ttrace.cli import screen
     from ttrace.report.machine.bundle import write_bundle
     from ttrace.report.numbers import format_bytes
-    from ttrace.workflow.lock import hold
+    from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Run
 
     Run(folder).check_complete()

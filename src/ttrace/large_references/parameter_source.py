@@ -11,11 +11,11 @@ from functools import cached_property
 
 import torch
 
+from ttrace.layouts.ids import TensorId
+from ttrace.layouts.region import Region, Shape
 from ttrace.reference.kept_values import KeptValues
 from ttrace.reference.progress import StreamProgress
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.ids import TensorId
-from ttrace.tensors.region import Region, Shape
 from ttrace.values.generate import Distribution, generate_values
 
 _ATTRIBUTE = "_ttrace_source"

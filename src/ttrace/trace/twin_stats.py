@@ -17,12 +17,12 @@ from functools import cached_property
 
 import torch
 
-from ttrace.tensors.ids import Kind, Site, TensorId
-from ttrace.tensors.mesh import MICROBATCH_AXIS
-from ttrace.tensors.region import Region
+from ttrace.layouts.ids import Kind, Site, TensorId
+from ttrace.layouts.mesh import MICROBATCH_AXIS
+from ttrace.layouts.region import Region
 from ttrace.trace.format import Record, rank_folder
 from ttrace.trace.rank import RankTrace
-from ttrace.trace.storage.store import Place, Remote
+from ttrace.trace.store import Place, Remote
 from ttrace.values.chunks import CHUNK, Bounds
 from ttrace.values.compare import compare_sums
 from ttrace.values.kernels.pair import Term

@@ -17,10 +17,10 @@ import torch
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tensors.values import Values
 from ttrace.judge.verdict import Tolerance, ToleranceRule
-from ttrace.tensors.ids import Kind, TensorId
-from ttrace.tensors.region import Region
-from ttrace.trace.counterpart import LOST
+from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.region import Region
 from ttrace.trace.reader import Trace
+from ttrace.trace.twin_stats import LOST
 
 _TAIL = 3.0
 """How much more a single element may err than all do on average."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ttrace.errors import TTraceError
 from ttrace.files import read_text
-from ttrace.limits import parse_json
+from ttrace.untrusted import parse_json
 
 LOCK = ".lock"
 """The file that is locked. It is never removed: otherwise two processes could hold two files of this name."""

@@ -15,8 +15,8 @@ from ttrace.judge.causes.registry import find_cause
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tensors.factor import is_before_reduction
 from ttrace.judge.verdict import UNEXAMINED, CauseName, Comparison, Finding, Verdict
+from ttrace.layouts.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.layouts.source import INFERRED
-from ttrace.tensors.ids import ROOT, Kind, TensorId, is_inside
 from ttrace.trace.reader import Trace
 
 

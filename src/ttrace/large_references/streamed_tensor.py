@@ -2,7 +2,7 @@
 
 Autograd saves this tensor and not its values, so backward generates them again, with no hook and no recomputation.
 Views and casts have no data either, and a view generates only the values that it covers. Code that calls operators can
-use this tensor; kernels that get a raw address cannot (`ttrace.reference.blocks` is for those).
+use this tensor; kernels that get a raw address cannot (`ttrace.large_references.blocks` is for those).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ttrace import torch_compat
+from ttrace.compat import torch as torch_compat
 from ttrace.errors import CaptureError
+from ttrace.large_references.parameter_source import ParameterSource, find_source, set_source
 from ttrace.reference import split_leaves
-from ttrace.reference.parameter_source import ParameterSource, find_source, set_source
 
 _aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.probes.probe import Visit
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.generate import Normal, generate_values
 
 NUDGE = 2.0

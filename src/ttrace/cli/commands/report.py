@@ -38,7 +38,7 @@ def report(
     from ttrace.report.machine.wandb import log_wandb
     from ttrace.report.terminal.console import CleanConsole
     from ttrace.report.terminal.summary import render_text
-    from ttrace.workflow.lock import hold
+    from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Run, Strictness, open_trace
 
     run = Run(folder)

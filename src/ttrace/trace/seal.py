@@ -13,7 +13,7 @@ from typing import Any
 
 from ttrace.errors import TraceError
 from ttrace.files import read_text
-from ttrace.limits import parse_json
+from ttrace.untrusted import parse_json
 
 _DOCUMENT = re.compile(r',\n "sum": "([0-9a-f]{8})"\n\}')
 _LINE = re.compile(r',"sum":"([0-9a-f]{8})"\}')

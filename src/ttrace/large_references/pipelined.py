@@ -18,10 +18,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ttrace.errors import CaptureError
+from ttrace.layouts.region import Region
 from ttrace.reference.init_values import Spreads, check_patterns, choose_distribution
 from ttrace.reference.meta_init import check_buffers, parameters_on_meta
 from ttrace.reference.shared_modules import set_divided
-from ttrace.tensors.region import Region
 from ttrace.values.generate import generate_values
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -40,7 +40,7 @@ def pipelined(
 
     The blocks are the list of modules with the most parameters; each stage has an equal share of them, the first stage
     also all that the model registers before them, the last all that follows. Attach it with `mesh={"pp": num_stages}`,
-    and run it with `GPipe` of `ttrace.reference.pipelined`.
+    and run it with `GPipe` of `ttrace.large_references.pipelined`.
     """
     stage = dist.get_rank() if stage is None else stage
     num_stages = dist.get_world_size() if num_stages is None else num_stages

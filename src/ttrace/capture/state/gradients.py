@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ttrace.reference.parameter_source import ParameterSource, find_source
+from ttrace.compat.torch import read_sparse_rows
+from ttrace.large_references.parameter_source import ParameterSource, find_source
+from ttrace.layouts.region import Region
 from ttrace.reference.split_leaves import sum_rows
 from ttrace.tensors import ranges as rg
 from ttrace.tensors.ranges import Ranges
-from ttrace.tensors.region import Region
-from ttrace.torch_compat import read_sparse_rows
 
 Deliver = Callable[[str, "torch.Tensor | None", "Region | None"], None]
 """Called with a parameter's name and its gradient; with a region, the gradient is of that part. None stands for a

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttrace.judge.verdict import Comparison
+from ttrace.layouts.ids import Kind
 from ttrace.report.depth import Depth
-from ttrace.tensors.ids import Kind
 
 _CURVES = {
     "forward": (Kind.OUTPUT,),

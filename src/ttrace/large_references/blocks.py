@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ttrace.errors import CaptureError
-from ttrace.reference.parameter_source import ParameterSource, set_source
+from ttrace.large_references.parameter_source import ParameterSource, set_source
 
 
 def stream(model: nn.Module, sources: Mapping[nn.Parameter, ParameterSource]) -> None:

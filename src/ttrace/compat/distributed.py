@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ttrace.torch_compat import RELEASE, read_node_number
+from ttrace.compat.torch import RELEASE, read_node_number
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

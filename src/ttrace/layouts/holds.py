@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 
 from ttrace.errors import LayoutError
+from ttrace.layouts.region import Region, Shape
 from ttrace.tensors import ranges as rg
-from ttrace.tensors.region import Region, Shape
 
 _TAG = "_ttrace_held"
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)

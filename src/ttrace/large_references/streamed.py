@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from ttrace.errors import CaptureError
-from ttrace.reference import blocks
+from ttrace.large_references import blocks
+from ttrace.large_references.parameter_source import ParameterSource, Scratch
+from ttrace.large_references.streamed_tensor import Streamed
 from ttrace.reference.init_values import Spreads, check_patterns, choose_distribution
 from ttrace.reference.kept_values import KeptValues
 from ttrace.reference.meta_init import check_buffers, parameters_on_meta
-from ttrace.reference.parameter_source import ParameterSource, Scratch
 from ttrace.reference.progress import StreamProgress
-from ttrace.reference.streamed_tensor import Streamed
 
 By = Literal["operators", "blocks"]
 

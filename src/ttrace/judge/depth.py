@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ttrace.judge.verdict import Comparison, Verdict
-from ttrace.tensors.ids import Kind
+from ttrace.layouts.ids import Kind
 
 UNSTABLE_GROWTH = 4.0
 """How many times the square root of the layers passed is far beyond it; transformers reach 1.23."""

@@ -1,0 +1,1 @@
+"""Private and version-dependent APIs of torch, which only this folder uses."""

@@ -1,0 +1,1 @@
+"""References that do not fit into the memory of one device: streamed, or divided over a pipeline."""
