@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 import ttrace
 from bench._large import Large
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Judgement
-from ttrace.layouts.rules import Rules
 from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import NUM_TWINS, judge
@@ -57,7 +57,7 @@ def _candidates(large: Large, folder: Path) -> None:
 
 
 def _step(plan: Plan, model: nn.Module, vocab: int) -> None:
-    session = TracingSession(plan, model, None, Native([model]), Rules())
+    session = TracingSession(SessionParts(plan, model, None, Native([model])))
     with session.step():
         ids, labels = torch.randint(vocab, (2, BATCH, LENGTH))
         model(**session.batch({"input_ids": ids, "labels": labels})).loss.backward()

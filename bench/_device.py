@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ttrace.attach import DisabledSession
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
-from ttrace.layouts.rules import Rules
-from ttrace.trace.storage.pinned_chunks import PinnedChunk
+from ttrace.trace.tensor_bytes import PinnedChunk
 from zoo.harness.candidate import accumulated
 from zoo.harness.runs import SimulatedRank
 from zoo.harness.transformer import Shape, Transformer
@@ -39,7 +39,7 @@ class Steps:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.session: Any = DisabledSession()
         if plan is not None:
-            self.session = TracingSession(plan, self.model, self.optimizer, SimulatedRank(), Rules())
+            self.session = TracingSession(SessionParts(plan, self.model, self.optimizer, SimulatedRank()))
         self.waits: list[int] = []
         self.background_waits: list[int] = []
         self.kernels: list[list[str]] = []

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import Gpt
 from zoo.harness.runs import SimulatedRank
@@ -228,7 +228,7 @@ def train(plan: Plan, model: nn.Module, change: Change | None = None, *, backwar
     `backward` multiplies what enters the model's backward.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, SimulatedRank()))
     vocab = next(module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
     with session.step():
         for _ in range(2):

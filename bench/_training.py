@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
-from ttrace.layouts.rules import Rules
 
 VOCAB, HIDDEN, NUM_LAYERS, NUM_HEADS, SEQ, BATCH = 1024, 256, 12, 8, 256, 4
 
@@ -61,7 +61,7 @@ class Training:
         """A step that is recorded. It ends when its trace is closed; an earlier one is removed before it starts."""
         shutil.rmtree(self.plan.out, ignore_errors=True)
         plan = self.plan.model_copy(update={"record": record})
-        session = TracingSession(plan, self.model, self.optimizer, Native([self.model]), Rules())
+        session = TracingSession(SessionParts(plan, self.model, self.optimizer, Native([self.model])))
 
         def step() -> None:
             with session.step():  # the plan's only one

@@ -27,7 +27,7 @@ from ttrace.judge.verdict import Exit
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.mesh import Mesh
-from ttrace.layouts.source import LayoutSource, Provenance
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer

@@ -9,7 +9,8 @@ from itertools import product
 import torch
 
 from bench._ratios import ratios
-from ttrace.values.kernels.library import Kernels, choose_kernels, list_variants, use_kernels
+from ttrace.values.kernels.choice import choose_kernels, list_variants, use_kernels
+from ttrace.values.kernels.library import Kernels
 from ttrace.values.stats import measure_difference
 
 BARS = {

@@ -10,7 +10,7 @@ from bench._memory import measured
 from bench._ratios import ratios
 from ttrace.layouts.region import Region
 from ttrace.values.generate import Normal, generate_values
-from ttrace.values.kernels.library import TORCH, list_variants, use_kernels
+from ttrace.values.kernels.choice import TORCH, list_variants, use_kernels
 
 SPEED, MEMORY = 1.5, 1.1
 """The bars: times `torch.randn`; peak memory in shards."""

@@ -26,12 +26,12 @@ from bench import wide
 from bench._figures import draw_growth
 from bench._memory import anonymous
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Exit
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 
 SLOPE, MEMORY = 1.0, 512 << 20
@@ -58,7 +58,7 @@ def measure_size(num_parameters: int, folder: Path) -> dict[str, float]:
 
     def trace(**settings: object) -> None:
         plan = Plan.model_validate({"stop": False, "record": "full", **settings})
-        session = TracingSession(plan, model, optimizer, Native([model]), Rules())
+        session = TracingSession(SessionParts(plan, model, optimizer, Native([model])))
         with session.step():
             step(session.batch(x))
 

@@ -24,8 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from bench._training import BATCH, SEQ, VOCAB, Block, gpt
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.observe.events import StepCounter
 from ttrace.capture.observe.ledger import Ledger
-from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.plan import Plan
 from ttrace.trace.format import Manifest

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.cli.outcome import write
 from ttrace.judge.verdict import Exit
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.region import Region
-from ttrace.layouts.rules import Rules
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record
 from ttrace.trace.writer import Writer
 from ttrace.workflow.run import Run
@@ -47,7 +47,7 @@ def attach(num_modules: int, out: Path) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     start = time.process_time()
     plan = Plan.model_validate({"out": out, "stop": False})
-    session = TracingSession(plan, model, optimizer, Native([model]), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, Native([model])))
     seconds = time.process_time() - start
     session.close()
     return seconds

@@ -12,7 +12,7 @@ import torch
 
 from bench._ratios import ratios
 from ttrace.layouts.region import Region
-from ttrace.values.kernels.library import list_variants, use_kernels
+from ttrace.values.kernels.choice import list_variants, use_kernels
 from ttrace.values.sketch import compute_sketch, estimate_uncertainty
 
 COST, SPREAD = 0.8, 1.2

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
-from ttrace.layouts.rules import Rules
 
 NUM_STEPS, NUM_WARM, EVERY = 20_000, 1_000, 4_000
 MOST_BYTES, MOST_OBJECTS = 32 << 20, 1_000
@@ -47,7 +47,7 @@ def run(out: Path, num_steps: int, num_warm: int) -> tuple[Usage, Usage]:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     plan = Plan.model_validate({"out": out, "num_steps": num_steps, "stop": False})
-    session = TracingSession(plan, model, optimizer, Native([model]), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, Native([model])))
     before, start = Usage(0, 0, 0), time.monotonic()
     for step in range(num_steps):
         if step == num_warm:

@@ -15,8 +15,7 @@ from ttrace.judge.engine import Threads
 from ttrace.report.machine.json_report import as_json
 from ttrace.trace.reader import Trace
 from ttrace.trace.store import Remote
-from ttrace.workflow.run import Run, Strictness
-from ttrace.workflow.stored import judge
+from ttrace.workflow.run import Run, RunTraces
 
 FAULTS, READ = 0.01, 1.1
 """The share of requests that fail, and of those that are slow; the bar on bytes."""
@@ -32,7 +31,7 @@ def main() -> int:
         written = time.perf_counter()
         on_disk = as_json(Run(local).judge(engine=Threads(2)), "")
         start_check = time.perf_counter()
-        in_store = as_json(judge(remote, Strictness(), engine=Threads(8)), "")
+        in_store = as_json(RunTraces(remote).judge(engine=Threads(8)), "")
         end = time.perf_counter()
         said = served(address)
         needed = sum(_num_bytes(Trace(path)) for path in (local / "reference", local / "twin-1", local / "candidate"))

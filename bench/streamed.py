@@ -34,11 +34,11 @@ from bench._candidate import DROPPED, judged_on_ranks
 from bench._large import MODELS, Large
 from bench._memory import measured
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Exit
 from ttrace.layouts.ids import Kind
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 
 NUM_TOKENS = 64
@@ -92,7 +92,7 @@ class Trainee:
     def traced(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         session = TracingSession(
-            Plan(out=folder, stop=False, **RECORDED), self.model, None, Native([self.model]), Rules()
+            SessionParts(Plan(out=folder, stop=False, **RECORDED), self.model, None, Native([self.model]))
         )
         with session.step():
             self.step()

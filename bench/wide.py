@@ -24,10 +24,9 @@ from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.mesh import Mesh
-from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.trace.documents import seal_model
-from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, rank_folder
-from ttrace.trace.lines.record_line import encode
+from ttrace.layouts.placement import LayoutSource, Provenance
+from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, ModuleInfo, Record, rank_folder, seal_model
+from ttrace.trace.lines import encode
 from ttrace.trace.reader import Trace
 from ttrace.trace.seal import seal_line, sum_of
 

@@ -13,23 +13,34 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
+
 import ttrace
 import ttrace.testing
-from ttrace.judge.causes.registry import all_causes
+from ttrace.cli import app
+from ttrace.cli.options import PANELS
+from ttrace.judge.causes.search import all_causes
 from ttrace.judge.verdict import CauseName
 from ttrace.report.machine import json_report
 
 REFERENCE = Path(__file__).parent / "reference"
 COMMANDS, SCHEMA, API = REFERENCE / "commands.md", REFERENCE / "report.schema.json", REFERENCE / "api.md"
 NAMES = {
-    "Training scripts": ("attach", "Session", "watch", "TraceSchedule"),
+    "Training scripts": ("attach", "Session", "watch", "Monitor", "Disagreement", "TraceSchedule"),
+    "Results": ("check",),
     "Large references": ("streamed", "pipelined"),
     "Layouts": ("holds", "split", "Layout", "Mesh"),
     "Tests": ("testing.assert_equivalent",),
     "Errors": ("TTraceError", "LayoutError", "CaptureError", "TraceError", "DisagreementError"),
 }
 """The public names, in the order of the page; `__version__` has no docstring, and is described on the page."""
-METHODS = {"Session": ("session", "step batch close"), "Layout": ("Layout", "parse"), "Mesh": ("Mesh", "of parse")}
+METHODS = {
+    "Session": ("session", "step batch close"),
+    "Monitor": ("monitor", "check close"),
+    "Disagreement": ("disagreement", ""),
+    "Layout": ("Layout", "parse"),
+    "Mesh": ("Mesh", "of parse"),
+}
 """Of a class, how the page calls its objects, and the methods to show."""
 HOW_TO = {
     "attach": "../howto/annotate.md",
@@ -57,16 +68,20 @@ def main() -> int:
 def generate() -> dict[Path, str]:
     """The text that each file should have."""
     return {
-        COMMANDS: fill_section(COMMANDS, "causes", table_of_causes()),
-        API: fill_section(API, "names", "\n".join(describe_names())),
+        COMMANDS: fill_section(
+            fill_section(COMMANDS.read_text(encoding="utf-8"), "causes", table_of_causes()),
+            "options",
+            "\n".join(describe_options()),
+        ),
+        API: fill_section(API.read_text(encoding="utf-8"), "names", "\n".join(describe_names())),
         SCHEMA: json.dumps(json_report.build_schema(), indent=2) + "\n",
     }
 
 
-def fill_section(path: Path, name: str, text: str) -> str:
+def fill_section(page: str, name: str, text: str) -> str:
     """The page with this text between the two comments that name the section."""
     section = re.compile(f"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-    return section.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", path.read_text(encoding="utf-8"))
+    return section.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page)
 
 
 def describe_names() -> Iterator[str]:
@@ -102,6 +117,25 @@ def format_signature(function: Callable[..., object]) -> str:
 
 def indent(text: str | None) -> str:
     return (text or "").replace("\n", "\n    ").replace("    \n", "\n")
+
+
+def describe_options() -> Iterator[str]:
+    """The options of `ttrace run` by panel, with the other commands that have the same ones."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group, as the app has commands
+    others = {
+        name: [(param.opts, param.rich_help_panel, param.help) for param in commands[name].params]
+        for name in ("trace", "sweep", "check")
+    }
+    for panel in PANELS:
+        yield f"### {panel}\n\n| option | what it does | also in |\n|---|---|---|"
+        for param in commands["run"].params:
+            if param.rich_help_panel == panel:
+                declared = " / ".join(f"`{name}`" for name in (*param.opts, *param.secondary_opts))
+                default = f" Default: {param.default}." if param.default and not param.is_flag else ""
+                known = (param.opts, param.rich_help_panel, param.help)
+                takers = ", ".join(f"`{name}`" for name, params in others.items() if known in params)
+                yield f"| {declared} | {param.help}{default} | {takers} |"
+        yield ""
 
 
 def table_of_causes() -> str:

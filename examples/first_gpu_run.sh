@@ -29,7 +29,7 @@ python - "$device" >"$out/values.txt" 2>&1 <<'PYTHON'
 """Generated values have the same bits on the device; sketches agree, and are the same each time."""
 import sys
 import torch
-from ttrace.tensors.region import Region
+from ttrace.layouts.region import Region
 from ttrace.values.generate import Integers, Normal, Rows, Signed, generate_values
 from ttrace.values.kernels.library import choose_device_kernels
 from ttrace.values.sketch import compute_sketch

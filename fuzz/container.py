@@ -20,7 +20,7 @@ Files = dict[str, bytes]
 """By path in the folder of a run, the contents of its files."""
 _PATH = re.compile(
     r"(reference|candidate)/rank-[0-9]{5,6}/"
-    r"(manifest\.json|end\.json|archive\.json|records\.jsonl|collectives\.jsonl|chunk-[0-9]{4}\.(safetensors|packed))"
+    r"(manifest\.json|end\.json|records\.jsonl|collectives\.jsonl|chunk-[0-9]{4}\.safetensors)"
 )
 _SUM = re.compile(rb',\s*"sum": ?"[0-9a-f]{8}"\s*\}$')
 

@@ -12,16 +12,24 @@ from fuzz.mutation import mutate_json_text
 from fuzz.records import mutate_record
 from fuzz.target import Target
 from ttrace.errors import TTraceError
-from ttrace.layouts.ids import TensorId
+from ttrace.layouts.ids import Phase, TensorId
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.layouts.region import Region
-from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.layouts.splits import Split
 from ttrace.trace.agreement import check_end, check_ranks
-from ttrace.trace.collectives import Collective, Group, Phase, decode_collectives, encode_collective
-from ttrace.trace.documents import parse_end, parse_manifest
-from ttrace.trace.format import Attachment, End, Manifest, ModuleInfo, Operation, Record, SketchInfo
-from ttrace.trace.lines.fast_decode import decode_quickly
-from ttrace.trace.lines.record_line import decode, encode
+from ttrace.trace.collectives import Collective, Group, decode_collectives, encode_collective
+from ttrace.trace.format import (
+    Attachment,
+    End,
+    Manifest,
+    ModuleInfo,
+    Operation,
+    Record,
+    SketchInfo,
+    parse_end,
+    parse_manifest,
+)
+from ttrace.trace.lines import decode, decode_quickly, encode
 from ttrace.trace.seal import seal_document, seal_line, strip_seal, sum_of
 from ttrace.values.generate import Integers, Normal
 from ttrace.values.stats import Stats

@@ -20,12 +20,12 @@ import torch
 
 import hatch_build
 from fuzz.target import ROOT
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.region import Region
-from ttrace.tensors import ranges as rg
 from ttrace.values.checksum import compute_checksum
 from ttrace.values.generate import Normal, Signed, generate_values
-from ttrace.values.kernels import library
+from ttrace.values.kernels import choice, library
 from ttrace.values.sketch import compute_sketch
 from ttrace.values.stats import Stats, measure_difference, measure_sums
 
@@ -62,7 +62,7 @@ def run_kernels(num_shapes: int) -> int:
 def main(what: str, number: str = "0") -> int:
     """Run in a process in which the sanitizers are loaded."""
     library._FILE = Path(os.environ["TTRACE_SANITIZED"])
-    assert library.list_variants(), "the kernels that were compiled with sanitizers were not loaded"
+    assert choice.list_variants(), "the kernels that were compiled with sanitizers were not loaded"
     if what == "tests":
         import pytest
 
@@ -73,7 +73,7 @@ def main(what: str, number: str = "0") -> int:
 
 def _compare_shapes(count: int) -> int:
     random, wrong = Random(0), []
-    variants = library.list_variants()
+    variants = choice.list_variants()
     compare = (_compare_stats, _compare_stats, _compare_sums, _compare_sketches, _compare_values, _compare_checksums)
     for number in range(count):
         torch.manual_seed(number)
@@ -90,9 +90,9 @@ def _compare_stats(random: Random, variant: str) -> str:
     shape = _draw_shape(random)
     a, b = (_make_tensor(shape, random.choice(_DTYPES), random) for _ in range(2))
     b = a if random.random() < 0.2 else b
-    with library.use_kernels(variant):
+    with choice.use_kernels(variant):
         ours = measure_difference(a, b)
-    with library.use_kernels(library.TORCH):
+    with choice.use_kernels(choice.TORCH):
         theirs = measure_difference(a, b)
     return _find_difference(f"stats {variant} {shape} {a.dtype} {a.stride()} {b.dtype} {b.stride()}", ours, theirs)
 
@@ -103,9 +103,9 @@ def _compare_sums(random: Random, variant: str) -> str:
         [(random.choice((1.0, -1.0, 0.5)), _make_tensor(shape, random.choice(_DTYPES), random)) for _ in range(count)]
         for count in (random.choice((1, 2, 3)), random.choice((1, 2, 3)))
     ]
-    with library.use_kernels(variant):
+    with choice.use_kernels(variant):
         ours = measure_sums(*sides)
-    with library.use_kernels(library.TORCH):
+    with choice.use_kernels(choice.TORCH):
         theirs = measure_sums(*sides)
     return _find_difference(f"sums {variant} {shape}", ours, theirs)
 
@@ -123,9 +123,9 @@ def _find_difference(what: str, ours: Stats, theirs: Stats) -> str:
 def _compare_sketches(random: Random, variant: str) -> str:
     region, num_buckets = _draw_region(random), random.choice((64, 128, 1024))
     tensor = _make_tensor(region.local_shape, random.choice(_DTYPES), random)
-    with library.use_kernels(variant):
+    with choice.use_kernels(variant):
         ours = compute_sketch(tensor, region, num_buckets)
-    with library.use_kernels(library.TORCH):
+    with choice.use_kernels(choice.TORCH):
         theirs = compute_sketch(tensor, region, num_buckets)
     is_close = torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
     return "" if is_close else f"sketch {variant} {region} {tensor.dtype} {tensor.stride()}"
@@ -137,8 +137,8 @@ def _compare_values(random: Random, variant: str) -> str:
     seed = random.randrange(2**63)
     tensor_id = TensorId.parse("0/0/m/output")
     made = []
-    for name in (variant, library.TORCH):
-        with library.use_kernels(name):
+    for name in (variant, choice.TORCH):
+        with choice.use_kernels(name):
             made.append(generate_values(tensor_id, region, dtype=dtype, distribution=distribution, seed=seed))
     is_same = torch.equal(
         made[0].contiguous().view(-1).view(torch.uint8), made[1].contiguous().view(-1).view(torch.uint8)
@@ -150,8 +150,8 @@ def _compare_checksums(random: Random, variant: str) -> str:
     tensor = torch.randint(0, 256, (random.choice(_LONG) + random.randrange(9),), dtype=torch.uint8)
     part = tensor[random.randrange(min(9, tensor.numel() + 1)) :]
     found, before = [], random.randrange(2**32)
-    for name in (variant, library.TORCH):
-        with library.use_kernels(name):
+    for name in (variant, choice.TORCH):
+        with choice.use_kernels(name):
             found.append(compute_checksum(part, before))
     return "" if found[0] == found[1] else f"checksum {variant} of {part.numel()} bytes at {part.storage_offset()}"
 

@@ -20,10 +20,9 @@ from fuzz.traces import write_run
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Exit, Finding, Judgement, RegionError, Tolerance, Verdict
 from ttrace.layouts.ids import Kind, TensorId, encode_name
-from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.report.page.contents import About, build_page
+from ttrace.layouts.placement import LayoutSource, Provenance
+from ttrace.report.page.contents import About, Side, build_page
 from ttrace.report.page.document import render_document
-from ttrace.report.page.sides import Side
 from ttrace.report.sweep import SweepRow, SweepTable, render_page
 from ttrace.trace.format import ModuleInfo
 from ttrace.trace.reader import Trace

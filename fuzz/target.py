@@ -39,7 +39,6 @@ OTHERS = {
     "manifest": "documents",
     "end": "documents",
     "reader": "traces",
-    "packed": "traces",
     "page": "pages",
 }
 PLANTED = ("planted-error", "planted-delay", "planted-memory", "planted-death")

@@ -13,8 +13,7 @@ from fuzz.mutation import mutate_json_text, mutate_text
 from fuzz.target import Mutate, Target
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
-from ttrace.judge.baseline import Baseline
-from ttrace.judge.policy import Policy
+from ttrace.judge.policy import Baseline, Policy
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Verdict
 from ttrace.layouts.ids import Kind, Site, TensorId, encode_name
 from ttrace.layouts.layout import Layout
@@ -22,7 +21,7 @@ from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.splits import Split
 from ttrace.trace.seal import seal_document
-from ttrace.workflow.sweeps.expression import Value, evaluate
+from ttrace.workflow.sweeps.failure_condition import Value, evaluate
 from ttrace.workflow.sweeps.sweep_file import Matrix
 
 _SITES = (Site("layers.0.fc1", Kind.OUTPUT), Site("a", Kind.PARAM_GRAD), Site(".", Kind.OPTIM, "a.b"))

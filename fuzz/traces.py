@@ -1,4 +1,4 @@
-"""Whole traces: everything that a reader offers is asked for, of a run whose files are hostile, also of an archive."""
+"""Whole traces: everything that a reader offers is asked for, of a run whose files are hostile."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ import torch
 from fuzz.container import Files, mutate_files, pack_files, read_files, seal_files, unpack_files, write_files
 from fuzz.documents import COLLECTIVE, END_OF_RANK, MANIFEST
 from fuzz.target import Target
-from ttrace import untrusted as limits
+from ttrace import untrusted
 from ttrace.errors import TTraceError
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.region import Region
-from ttrace.trace.archive import archive
 from ttrace.trace.collectives import encode_collective
 from ttrace.trace.format import Manifest, Record, SketchInfo
 from ttrace.trace.rank import RankTrace
@@ -40,7 +39,7 @@ compared.
 """
 
 
-@patch.object(limits, "find_free_memory", lambda: _FREE)
+@patch.object(untrusted, "find_free_memory", lambda: _FREE)
 def _run(data: bytes) -> None:
     folder, known = _prepare_folder()
     write_files(unpack_files(data), folder, known)
@@ -49,8 +48,6 @@ def _run(data: bytes) -> None:
         for question in _ask(trace):
             with suppress(TTraceError):
                 question()
-    if len(traces) == 2:
-        _read_bases(*traces)
 
 
 @cache
@@ -103,31 +100,12 @@ def _ask_shard(trace: Trace, shard: Shard) -> Iterator[Callable[[], object]]:
     )
 
 
-def _read_bases(reference: Trace, candidate: Trace) -> None:
-    """Read what the reference has in place of the candidate's records, as packing does."""
-    try:
-        records = [record for rank in candidate.ranks for record in rank.records]
-    except TTraceError:
-        return
-    for record in records:
-        with suppress(TTraceError):
-            reference.read_base(record)
-
-
 def _make_runs() -> Iterable[bytes]:
     """Make a run whose candidate has two ranks, and one in which the candidate did not end."""
     with tempfile.TemporaryDirectory() as scratch:
         files = write_run(Path(scratch))
     yield pack_files(files)
     yield pack_files({path: data for path, data in files.items() if path != "candidate/rank-00001/end.json"})
-
-
-def _make_archives() -> Iterable[bytes]:
-    """Make a run whose candidate is archived."""
-    with tempfile.TemporaryDirectory() as scratch:
-        write_files(write_run(Path(scratch) / "written"), Path(scratch) / "run", {})
-        archive(Path(scratch) / "run" / "candidate", "reference")
-        yield pack_files(read_files(Path(scratch) / "run"))
 
 
 def write_run(folder: Path) -> Files:
@@ -188,7 +166,4 @@ def _move_place(place: re.Match[bytes]) -> bytes:
     return f'"at":{json.dumps([0, begin, end])}'.encode().replace(b" ", b"")
 
 
-TARGETS = (
-    Target("reader", _run, mutate_files, make_seeds=_make_runs, max_bytes=1 << 16, usual_bytes=1 << 16),
-    Target("packed", _run, mutate_files, make_seeds=_make_archives, max_bytes=1 << 16, usual_bytes=1 << 16),
-)
+TARGETS = (Target("reader", _run, mutate_files, make_seeds=_make_runs, max_bytes=1 << 16, usual_bytes=1 << 16),)

@@ -1,18 +1,27 @@
 """Fast tests first: whoever breaks something small hears of it at once."""
 
+from __future__ import annotations
+
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 
 from tests.support.torch_defaults import use_defaults
-from ttrace.values.kernels.library import read_environment
+from ttrace.values.kernels.choice import read_requested_variant
+from zoo.harness.warm import warm
 
 # A shell that runs the tests in the background has them ignore SIGINT, and with them every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# `ttrace`, `python` and `torchrun` are those of this environment, whatever the shell finds.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 # An example that takes long on a loaded machine is not wrong.
 hypothesis.settings.register_profile("ttrace", deadline=None)
@@ -45,9 +54,34 @@ def torch_defaults(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def new_environment() -> Iterator[None]:
     """Have the environment asked again which kernels to use, in this test and after it."""
-    read_environment.cache_clear()
+    read_requested_variant.cache_clear()
     yield
-    read_environment.cache_clear()
+    read_requested_variant.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def warm_variables() -> Iterator[Mapping[str, str]]:
+    """Start one server for all tests of this process."""
+    with warm() as variables:
+        yield variables
+
+
+@pytest.fixture
+def warm_commands(warm_variables: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `ttrace`, `python` and `torchrun` forked from a process that has imported torch: seconds less for each."""
+    for name, value in warm_variables.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def selected(request: pytest.FixtureRequest) -> Callable[[str], list[Any]]:
+    """Return the values that a parameter has in the selected tests of a module: a shared launch runs no others."""
+
+    def values(parameter: str) -> list[Any]:
+        calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+        return [call.params[parameter] for call in calls if call is not None and parameter in call.params]
+
+    return values
 
 
 LONGEST = (

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+from tests.support.pages import ROOT
 from tests.support.traces import Case, draw_tensor
+from ttrace.capture.plan import Plan
 from ttrace.cli import app
-from ttrace.cli.commands.run import run
-from ttrace.cli.commands.trace import trace
-from ttrace.cli.plans import make_plan
+from ttrace.cli.options import PANELS, Recording, make_plan
 from ttrace.errors import TTraceError
 from ttrace.trace.seal import seal_document
+
+TAKERS = ("run", "trace", "sweep")
+"""The commands that record."""
 
 
 def lint(*args: str) -> str:
@@ -222,7 +226,7 @@ def test_an_unknown_id_names_the_command_that_lists_all(tmp_path: Path, command:
 
 @pytest.mark.parametrize(
     ("lines", "why"),
-    [('"typo/output" = "a b"', 'rule "typo/output" (rules.toml) matched nothing'), ("", "there is no rule in them")],
+    [('"typo/output" = "a b"', 'rule "typo/output" (rules.toml) matched nothing'), ("", "they contain no rule")],
 )
 def test_rules_of_which_none_matches_are_refused(tmp_path: Path, lines: str, why: str) -> None:
     case = Case(tmp_path)
@@ -316,31 +320,27 @@ def test_ci_systems_are_told_in_their_own_words(tmp_path: Path) -> None:
     assert "<failure" not in Path(junit).read_text()
 
 
-def test_an_archived_run_is_judged_alike_and_comes_back(tmp_path: Path) -> None:
-    case = Case(tmp_path, "tp=2")
-    case.add_right("0/0/fc1/output")
-    case.add_wrong("0/0/fc2/output")
-    case.judge()
-
-    def report(*args: str) -> object:
-        done = CliRunner().invoke(app, ["check", str(tmp_path), "--json", *args])
-        return {key: value for key, value in json.loads(done.output).items() if key != "seconds"}
-
-    def contents() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in tmp_path.rglob("rank-*/*")}
-
-    before, files = report(), contents()
-    done = CliRunner().invoke(app, ["archive", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert "candidate and twins are kept as differences to the reference: " in done.output
-    assert {path.parent.parent.name for path in tmp_path.rglob("*.safetensors")} == {"reference"}
-    assert report() == before
-    result = json.loads(CliRunner().invoke(app, ["archive", str(tmp_path), "--restore", "--json"]).output)
-    assert result["bytes_before"] < result["bytes_after"] == sum(map(len, files.values()))
-    assert contents() == files
+def test_every_recording_option_is_in_run_trace_sweep_and_the_docs() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group, as the app has commands
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    for field in fields(Recording):
+        (declared,) = {next(tuple(p.opts) for p in commands[name].params if p.name == field.name) for name in TAKERS}
+        assert f"| `{declared[0]}" in page
 
 
-def test_run_and_trace_have_the_same_options_for_the_plan() -> None:
-    of_run, of_trace = inspect.signature(run).parameters, inspect.signature(trace).parameters
-    names = [name for name in inspect.signature(make_plan).parameters if name != "store"]
-    assert [of_run[name] for name in names] == [of_trace[name] for name in names]
+def test_a_plan_has_what_its_options_say(tmp_path: Path) -> None:
+    plain = make_plan(tmp_path, Recording())
+    assert plain == Plan(out=tmp_path)
+    (tmp_path / "rules.toml").write_text('[layouts]\n"fc" = "a b/tp"\n')
+    rules = tmp_path / "rules.toml"
+    given = Recording(steps=2, only=["a"], own_parameters=True, budget=0.5, mesh="dp=2,tp=4", rules=rules)
+    changed = {"num_steps": 2, "only": ("a",), "parameters": "own", "budget": 500_000_000, "mesh": "dp=2 tp=4"}
+    assert make_plan(tmp_path, given) == Plan(out=tmp_path, rules={"fc": "a b/tp"}, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["run", "trace", "check", "sweep"])
+def test_help_shows_options_in_panels_in_one_order(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"]).output
+    places = [shown.index(f"\n{panel}:\n") for panel in PANELS if f"\n{panel}:\n" in shown]
+    assert places == sorted(places)
+    assert len(places) >= 3

@@ -1,14 +1,19 @@
-"""The pages for contributors name files, functions and commands that exist."""
+"""The pages for contributors name what exists, and following the page about causes ends in a cause that is found."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.pages import ROOT, blocks
+from tests.support.pages import ROOT, Block, blocks, commands, fits
+from zoo.harness.limits import HANG
 
 PAGES = sorted((ROOT / "docs" / "develop").glob("*.md"))
 FOLDERS = (ROOT, ROOT / "src" / "ttrace")
@@ -77,3 +82,67 @@ def test_code_imports_what_exists(page: Path) -> None:
                 text = path.read_text()
                 missing = [a.name for a in node.names if not re.search(rf"\b{a.name}\b", text)]
                 assert not missing, f"{page.name}: {node.module} has no {missing}"
+
+
+def follow(name: str, copy: Path) -> Path:
+    """Make a copy of the repository with the changes that a page shows."""
+    for folder in ("src", "tests", "zoo", "docs"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for block in blocks(ROOT / "docs" / "develop" / name):
+        if block.title:
+            apply(block, copy / block.title)
+    return copy
+
+
+def apply(block: Block, path: Path) -> None:
+    """Write a new file, or change one as a diff shows: with lines before and after, and without line numbers."""
+    if block.language != "diff":
+        assert not path.exists(), path
+        path.write_text(block.text)
+        return
+    lines = block.text.splitlines(keepends=True)
+    old, new = ("".join(line[1:] or line for line in lines if line[0] != left) for left in "+-")
+    assert path.read_text().count(old) == 1, f"{path} has {old}"
+    path.write_text(path.read_text().replace(old, new))
+
+
+def run_commands(copy: Path, name: str, part: slice) -> None:
+    """Run commands that a page shows, in the changed copy of the repository."""
+    path = f"{copy / 'src'}{os.pathsep}{copy}"
+    for command, shown in commands(copy / "docs" / "develop" / name)[part]:
+        done = subprocess.run(
+            [sys.executable, *command.split()[1:]],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert fits(shown, done.stdout.splitlines())
+
+
+@pytest.fixture(scope="module")
+def with_cause(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return follow("cause.md", tmp_path_factory.mktemp("clone"))
+
+
+@pytest.mark.parametrize("part", [slice(2), pytest.param(slice(2, 3), marks=pytest.mark.slow)], ids=["fast", "zoo"])
+def test_the_page_about_causes_ends_in_a_cause_that_is_found(with_cause: Path, part: slice) -> None:
+    """Runs the page's commands: first those that write the docs and test the cause, then its entry of the zoo."""
+    run_commands(with_cause, "cause.md", part)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_diffs_fit_the_code(page: Path, tmp_path: Path) -> None:
+    for number, block in enumerate(block for block in blocks(page) if block.language == "diff"):
+        copy = tmp_path / str(number)
+        shutil.copy(ROOT / block.title, copy)
+        apply(block, copy)
+
+
+@pytest.mark.slow
+def test_the_page_about_records_ends_in_a_field_that_is_read_back(tmp_path: Path) -> None:
+    run_commands(follow("record.md", tmp_path), "record.md", slice(1))

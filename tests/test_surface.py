@@ -6,21 +6,25 @@ import inspect
 from importlib import metadata
 
 import ttrace
+from ttrace import adapters
 
 
 def test_the_public_names_are_these() -> None:
     assert sorted(ttrace.__all__) == [
         "CaptureError",
+        "Disagreement",
         "DisagreementError",
         "Layout",
         "LayoutError",
         "Mesh",
+        "Monitor",
         "Session",
         "TTraceError",
         "TraceError",
         "TraceSchedule",
         "__version__",
         "attach",
+        "check",
         "holds",
         "pipelined",
         "split",
@@ -34,6 +38,12 @@ def test_every_public_name_is_documented() -> None:
         assert inspect.getdoc(getattr(ttrace, name)), name
 
 
+def test_an_adapter_needs_these_names_only() -> None:
+    assert adapters.__all__ == sorted(name for names in adapters._MODULES.values() for name in names)
+    for name in adapters.__all__:
+        assert inspect.getdoc(getattr(adapters, name)), name
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert ttrace.__version__ == metadata.version("torch-ttrace")
 
@@ -44,7 +54,7 @@ def test_attach_takes_these_arguments() -> None:
         "optimizer",
         "mesh",
         "rules",
-        "num_microbatches",
+        "mb_axis_size",
         "grad_factor",
         "adapter",
     ]

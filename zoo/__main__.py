@@ -9,7 +9,7 @@ import sys
 
 from ttrace.judge.verdict import Exit
 from zoo import controls
-from zoo.bug import Tier, bugs, story, title
+from zoo.bug import Tier, bugs, entries, story, title
 from zoo.evaluation import PAGE, evaluated
 from zoo.frameworks.command import measure_frameworks
 from zoo.lines import score_lines
@@ -23,9 +23,13 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="all entries: tier, topic, name, title")
     one = commands.add_parser("run", help="describe an entry, run it with and without the bug, and print the result")
-    one.add_argument("names", nargs="+", choices=list(bugs()), metavar="NAME")
-    every = commands.add_parser("score", help="run all entries with the bug and without; exit code 1 below the bars")
-    every.add_argument("--tier", choices=list(Tier), help="only these")
+    one.add_argument("names", nargs="+", choices=list(entries()), metavar="NAME")
+    every = commands.add_parser(
+        "score", help="run all reported bugs, each with and without it; exit code 1 below the bars"
+    )
+    every.add_argument(
+        "--tier", choices=list(Tier), help="only these; T4: the typical mistakes, which are not reported"
+    )
     every.add_argument("--sketch", action="store_true", help="use sketches of 256 numbers instead of full traces")
     every.add_argument("--by-line", action="store_true", help="whether the wrong line of code is named, instead")
     every.add_argument("--json", action="store_true", help="for programs")
@@ -60,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _list(_chosen: argparse.Namespace) -> int:
-    for name, bug in bugs().items():
+    for name, bug in entries().items():
         paper = f"paper {bug.paper}" if bug.paper else ""
         print(f"{bug.tier}  {paper:8}  {bug.topic:22}  {name:34}  {title(name)}")
     return 0
@@ -70,7 +74,8 @@ def _run(chosen: argparse.Namespace) -> int:
     result = score(chosen.names)
     for line in result.lines:
         expected = line.bug.expected
-        print(f"{line.name}\n\n{story(line.name)}\n\n{line.bug.tier}, {line.bug.package}: {' '.join(line.bug.sources)}")
+        origin = f"{line.bug.package}: {' '.join(line.bug.sources)}" if line.bug.sources else "not reported"
+        print(f"{line.name}\n\n{story(line.name)}\n\n{line.bug.tier}, {origin}")
         print(f"expected  {expected.module}/{expected.kind}: {expected.cause} {expected.axis or ''}")
         print(f"found     {line.broken.module}/{line.broken.kind}: {line.broken.cause} {line.broken.axis or ''}")
         print(f"          {line.broken.sentence or line.broken.trouble}")
@@ -79,7 +84,8 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _score(chosen: argparse.Namespace) -> int:
-    names = [name for name, bug in bugs().items() if chosen.tier in (None, bug.tier)]
+    known = entries() if chosen.tier else bugs()
+    names = [name for name, bug in known.items() if chosen.tier in (None, bug.tier)]
     if chosen.by_line:
         return score_lines(_tell)
     if chosen.sketch:

@@ -1,4 +1,4 @@
-"""Entries of the zoo: a bug that happened, in a case that shows it and in one that does not."""
+"""Entries of the zoo: a bug, reported or typical, in a case that shows it and in one that does not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import zoo.bugs
 from ttrace.compat.torch import RELEASE
+from ttrace.judge.verdict import Exit
 
 if TYPE_CHECKING:
     from zoo.harness.cells import Traced
@@ -35,6 +36,8 @@ class Tier(StrEnum):
     """The exact wrong line, put back into a current package."""
     T3 = "T3"
     """An equivalent in plain PyTorch: only a GPU library or an old version has the bug itself."""
+    T4 = "T4"
+    """A typical mistake, made up and not reported, planted in the small GPT or transformer."""
 
 
 class Topic(StrEnum):
@@ -69,6 +72,11 @@ class Expected:
     operation: str = ""
     """and what goes wrong there: a torch function, a collective or an autograd function."""
 
+    def is_met_by(self, found: Seen) -> bool:
+        """Return whether the first finding has this module, kind, cause and axis."""
+        first = (found.module, found.kind, found.cause, found.axis)
+        return found.exit is Exit.FOUND and first == (self.module, self.kind, self.cause, self.axis)
+
 
 class Case(Protocol):
     """A configuration of a small training. Cases with equal launchers and numbers of ranks share a launch.
@@ -96,9 +104,9 @@ class Bug:
     tier: Tier
     topic: Topic
     package: str
-    """The package that had the bug."""
+    """The package that had the bug; empty if it was not reported."""
     sources: tuple[str, ...]
-    """Issue and fix."""
+    """Issue and fix; none if it was not reported."""
     case: Case
     expected: Expected
     patch: Patch | None = None
@@ -122,7 +130,7 @@ class Run:
 
     @property
     def bug(self) -> Bug:
-        return bugs()[self.name]
+        return entries()[self.name]
 
     @property
     def case(self) -> Case:
@@ -142,7 +150,7 @@ class Run:
 
 @functools.cache
 def bugs(release: tuple[int, int] = RELEASE) -> Mapping[str, Bug]:
-    """Return the entries that this torch has, or the one of another release, by name.
+    """Return the reported bugs that this torch has, or the one of another release, by name.
 
     Those of the paper come first, in its order, and of each number the lowest tier first.
     """
@@ -154,13 +162,27 @@ def bugs(release: tuple[int, int] = RELEASE) -> Mapping[str, Bug]:
     )
 
 
+@functools.cache
+def entries() -> Mapping[str, Bug]:
+    """Return all entries by name: the reported bugs, then the typical mistakes."""
+    return {**bugs(), **_mistakes()}
+
+
 def title(name: str) -> str:
-    """Return the first line of an entry's docstring."""
-    return str(_module(name.replace("-", "_")).__doc__).splitlines()[0]
+    """Return the first line of an entry's description."""
+    return story(name).splitlines()[0]
 
 
 def story(name: str) -> str:
+    """Return an entry's description: its docstring or, for a typical mistake, its name in words."""
+    if name in _mistakes():
+        return f"{name.replace('-', ' ').capitalize()}."
     return str(_module(name.replace("-", "_")).__doc__).strip()
+
+
+def _mistakes() -> Mapping[str, Bug]:
+    found: Mapping[str, Bug] = importlib.import_module("zoo.mistakes").MISTAKES  # it imports this module
+    return found
 
 
 def _module(name: str) -> Any:

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import LogicalTensor, Piece
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, factor_to_come
 from ttrace.layouts.ids import Kind
 from ttrace.trace.reader import Trace
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch.distributed as dist
 
 from ttrace.judge.findings.isolated import combine
-from ttrace.judge.notes.communication import note_communication
+from ttrace.judge.notes import note_communication
 from ttrace.judge.verdict import Exit
 from ttrace.trace.reader import Trace
 from zoo.bug import Case, Judge, Patch

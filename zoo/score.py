@@ -14,7 +14,7 @@ from typing import Any
 
 from ttrace.judge.verdict import CauseName, Exit
 from ttrace.workflow.investigation import list_sites
-from zoo.bug import Bug, Judge, Run, bugs
+from zoo.bug import Bug, Judge, Run, entries
 from zoo.harness.plans import FULL, SKETCH
 from zoo.launch import by_ttrace, seen
 from zoo.seen import Seen
@@ -48,9 +48,8 @@ class Line:
     def is_explained(self) -> bool:
         """Whether the expected cause is named; an unexplained one never counts."""
         found, expected = self.broken, self.bug.expected
-        is_same = (found.kind, found.cause, found.axis) == (expected.kind, expected.cause, expected.axis)
         is_named = found.cause != CauseName.UNEXPLAINED.value
-        return self.is_localised and is_same and is_named and expected.words in found.sentence
+        return expected.is_met_by(found) and is_named and expected.words in found.sentence
 
     @property
     def is_clean(self) -> bool:
@@ -145,7 +144,7 @@ def score(names: Iterable[str], tell: Callable[[str], None] = lambda _: None, *,
         found = seen(
             [Run(name, is_clean) for name in chosen for is_clean in (False, True)], Path(folder), tell, judge=judge
         )
-    lines = [Line(name, bugs()[name], found[Run(name, False)], found[Run(name, True)]) for name in chosen]
+    lines = [Line(name, entries()[name], found[Run(name, False)], found[Run(name, True)]) for name in chosen]
     return Score(lines, time.monotonic() - begin)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import describe
 from ttrace.judge.verdict import Exit, Judgement
 
 

@@ -151,10 +151,7 @@ class Wide:
         """Whether the verdict is, and the module and cause are as at the usual size."""
         if self.bug is None:
             return found.exit is Exit.PASSED
-        expected = self.bug.expected
-        named = (found.module, found.kind, found.cause, found.axis)
-        is_named = named == (expected.module, expected.kind, expected.cause, expected.axis)
-        return found.exit is Exit.FOUND and is_named
+        return self.bug.expected.is_met_by(found)
 
     def __str__(self) -> str:
         return self.name

@@ -15,23 +15,29 @@ if TYPE_CHECKING:
     from ttrace.layouts.layout import Layout
     from ttrace.layouts.mesh import Mesh
     from ttrace.layouts.splits import split
-    from ttrace.monitor.trace_schedule import TraceSchedule
+    from ttrace.monitor.disagreement import Disagreement
+    from ttrace.monitor.monitor import Monitor
+    from ttrace.monitor.schedule import TraceSchedule
     from ttrace.monitor.watch import watch
+    from ttrace.workflow.run import check
 
     __version__: str
 
 __all__ = [
     "CaptureError",
+    "Disagreement",
     "DisagreementError",
     "Layout",
     "LayoutError",
     "Mesh",
+    "Monitor",
     "Session",
     "TTraceError",
     "TraceError",
     "TraceSchedule",
     "__version__",
     "attach",
+    "check",
     "holds",
     "pipelined",
     "split",
@@ -40,13 +46,16 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Disagreement": "ttrace.monitor.disagreement",
     "Layout": "ttrace.layouts.layout",
     "Mesh": "ttrace.layouts.mesh",
+    "Monitor": "ttrace.monitor.monitor",
+    "check": "ttrace.workflow.run",
     "holds": "ttrace.layouts.holds",
     "pipelined": "ttrace.large_references.pipelined",
     "split": "ttrace.layouts.splits",
     "streamed": "ttrace.large_references.streamed",
-    "TraceSchedule": "ttrace.monitor.trace_schedule",
+    "TraceSchedule": "ttrace.monitor.schedule",
     "watch": "ttrace.monitor.watch",
 }
 """Public names whose modules import torch. They are imported on first use, so that `ttrace --help` needs no torch."""

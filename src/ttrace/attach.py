@@ -67,7 +67,7 @@ def attach(
     *,
     mesh: MeshLike | None = None,
     rules: Mapping[str, str] | Path | str | None = None,
-    num_microbatches: int = 1,
+    mb_axis_size: int = 1,
     grad_factor: float | None = None,
     adapter: type[Adapter] | Adapter | None = None,
 ) -> Session:
@@ -81,7 +81,8 @@ def attach(
       or a `ttrace.Mesh`. The process groups of Megatron state the mesh: there it raises a `CaptureError`.
     - `rules`: layouts by site, as a mapping (`{"*.fc1/output": "batch hidden/tp"}`), or the path of a TOML file with a
       table `[layouts]`.
-    - `num_microbatches`: the size of the axis `mb`, for layouts that name it.
+    - `mb_axis_size`: the size of the axis `mb`, for rules that name it: the number of microbatches in a step that
+      together hold one tensor of the reference.
     - `grad_factor`: the factor that a later reduction still applies to activation gradients, such as 1/dp; DDP, FSDP2
       and pipelining state it themselves.
     - `adapter`: the adapter to use, a class or an instance; by default the registered one that recognizes the model.
@@ -90,8 +91,9 @@ def attach(
         return DisabledSession()
     for callback in _callbacks:
         callback()
-    from ttrace.capture.start import Declarations, start_session
+    from ttrace.capture.parts import Declarations
+    from ttrace.capture.start import start_session
     from ttrace.layouts.rules import Rules
 
-    declared = Declarations(mesh, Rules.of(rules), num_microbatches, grad_factor, adapter)
+    declared = Declarations(mesh, Rules.of(rules), mb_axis_size, grad_factor, adapter)
     return start_session(model, optimizer, declared, address=os.environ[PLAN_VARIABLE])

@@ -1,32 +1,32 @@
-"""This module holds every exception TTrace raises on purpose.
+"""Every exception that TTrace raises on purpose.
 
-A message names the tensor, what was found, what was needed, and the next move.
+A message names the tensor, what was found, what was needed, and what to do next.
 """
 
 
 class TTraceError(Exception):
-    """Anything TTrace refuses to do, with the reason in words; the base class of all others."""
+    """Base class of all errors that TTrace raises on purpose; the message gives the reason."""
 
 
 class LayoutError(TTraceError):
-    """A layout, split, rule or mesh that cannot be read, or that does not fit the tensor."""
+    """A layout, split, rule or mesh cannot be parsed, or does not fit the tensor."""
 
 
 class TraceError(TTraceError):
-    """A trace that cannot be read or written."""
+    """A trace cannot be read or written."""
 
 
 class NoTraceError(TraceError):
-    """A folder in which no rank left a trace."""
+    """A folder does not contain a trace of any rank."""
 
 
 class SketchError(TraceError):
-    """The values of a tensor of which only a sketch was recorded."""
+    """The values of a tensor were requested, but only a sketch of it was recorded."""
 
 
 class CaptureError(TTraceError):
-    """A script that cannot be traced as it is."""
+    """A script cannot be traced as it is."""
 
 
 class DisagreementError(TTraceError):
-    """Ranks of a watched run that hold different values where all must be equal."""
+    """Ranks of a watched run have different values where all must be equal."""

@@ -1,17 +1,17 @@
-"""HTML by which a notebook shows an object: a line and a small table. All text in it is escaped."""
+"""HTML that shows an object in a notebook: a title and a small table. All text is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from ttrace.text import clean_line
+from ttrace.untrusted import clean_line
 
 _MOST_ROWS = 10
 
 
 def make_table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Make a title and a table of the first rows; a table without rows is left out."""
+    """Make a title and a table of the first rows; without rows, only the title."""
     line = f"<p><b>{escape(clean_line(title))}</b></p>"
     if not rows:
         return line

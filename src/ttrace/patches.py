@@ -1,4 +1,4 @@
-"""Patches of somebody else's attributes, which are always put back."""
+"""Patches of attributes of other packages, all of which can be removed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _ABSENT = object()
 
 
 class Patches:
-    """Replaced attributes of modules, classes and objects. `remove` puts them back, the last one first."""
+    """Replaced attributes of modules, classes and objects. `remove` restores them in reverse order."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute; an attribute that the owner inherited is deleted again by `remove`."""
+        """Set an attribute. If the owner had inherited it, `remove` deletes it."""
         before = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
         if before is _ABSENT:
@@ -26,21 +26,21 @@ class Patches:
             self._undo.append(lambda: setattr(owner, name, before))
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace an attribute by what `make` returns for the attribute as it is now."""
+        """Replace an attribute by the result of `make`, which gets its current value."""
         self.replace(owner, name, make(getattr(owner, name)))
 
     def wrap_cell(self, cell: CellType, make: Callable[[Any], Any]) -> None:
-        """Do the same for a variable that a closure holds."""
+        """Replace a variable of a closure, as `wrap` does for an attribute."""
         before = cell.cell_contents
         cell.cell_contents = make(before)
         self._undo.append(lambda: setattr(cell, "cell_contents", before))
 
     def on_remove(self, undo: Callable[[], object]) -> None:
-        """Call this function when its turn comes in `remove`."""
+        """Register a function that `remove` calls, in the same reverse order."""
         self._undo.append(undo)
 
     def remove(self) -> None:
-        """Put everything back. If one fails the others still follow, and the first error is raised at the end."""
+        """Remove all patches, even if removing one fails; then raise the first error."""
         errors: list[Exception] = []
         while self._undo:
             try:
@@ -52,15 +52,15 @@ class Patches:
 
 
 class OutermostCall(threading.local):
-    """The call that a script makes of a patched function.
+    """Detection of the script's own call of a patched function.
 
-    Inside a `__torch_function__` mode, and a default device is one, torch looks a method up and calls it once more.
+    In a `__torch_function__` mode, such as a default device, torch looks the function up and calls it a second time.
     """
 
     is_running = False
 
     def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the function as it was; what is called inside it is not the script's call."""
+        """Run the original function; calls inside of it are not the script's."""
         self.is_running = True
         try:
             return original(*args, **kwargs)
@@ -69,9 +69,9 @@ class OutermostCall(threading.local):
 
 
 class SharedPatches:
-    """Patches that several users share: ranks may be threads of one process.
+    """Patches that several users share, because ranks may be threads of one process.
 
-    The first user installs them, the last one removes them, so that they never come off in the wrong order.
+    The first user installs them and the last one removes them, so they are never removed in the wrong order.
     """
 
     def __init__(self, install: Callable[[Patches], None]) -> None:
@@ -81,7 +81,7 @@ class SharedPatches:
         self._patches = Patches()
 
     def acquire(self) -> None:
-        """Make sure that the patches are there until `release`."""
+        """Install the patches if needed; they stay until `release`."""
         with self._lock:
             if self._num_users == 0:
                 try:

@@ -14,14 +14,14 @@ import transformers
 from torch import nn
 
 from tests.support.attributes import Attributes
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.adapter import FrameworkEvents
 from ttrace.adapters.native.adapter import Native
 from ttrace.adapters.transformers.adapter import Transformers
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError
 from ttrace.layouts.mesh import Mesh
-from ttrace.layouts.rules import Rules
 from zoo.harness.runs import SimulatedRank
 
 
@@ -65,7 +65,7 @@ def test_a_session_leaves_nothing_behind(build: Callable[[], nn.Module], adapter
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = snapshot(model, optimizer)
-    session = TracingSession(Plan(out=tmp_path, stop=False), model, optimizer, adapter([model]), Rules())
+    session = TracingSession(SessionParts(Plan(out=tmp_path, stop=False), model, optimizer, adapter([model])))
     with session.step():
         assert [change for change in before.changes() if change.startswith("torch.autograd")]
         step(model, optimizer, session)
@@ -77,7 +77,7 @@ def test_nor_does_one_whose_step_fails(tmp_path: Path) -> None:
     model = Router()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = snapshot(model, optimizer)
-    session = TracingSession(Plan(out=tmp_path, stop=False), model, optimizer, Native([model]), Rules())
+    session = TracingSession(SessionParts(Plan(out=tmp_path, stop=False), model, optimizer, Native([model])))
     ids = torch.full((2, 4), 99)
     with pytest.raises(IndexError), session.step():
         model(ids)
@@ -96,7 +96,7 @@ def test_nor_does_one_that_cannot_start(tmp_path: Path) -> None:
             raise CaptureError("broken")
 
     with pytest.raises(CaptureError, match="broken"):
-        TracingSession(Plan(out=tmp_path, stop=False), model, optimizer, Broken([model]), Rules())
+        TracingSession(SessionParts(Plan(out=tmp_path, stop=False), model, optimizer, Broken([model])))
     assert list(before.changes()) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.pages import ROOT, blocks
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.capture.plan import Plan
-from ttrace.layouts.source import LayoutSource
+from ttrace.layouts.placement import LayoutSource
 from ttrace.trace.reader import Trace
 from zoo.harness.limits import HANG
 

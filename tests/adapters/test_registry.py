@@ -65,7 +65,7 @@ def test_every_model_has_an_adapter(register: Register) -> None:
     ("names", "words"),
     [
         (["ForToys", "AlsoForToys"], r"several adapters recognise this model: .*AlsoForToys, .*ForToys. Choose one"),
-        (["NoAdapter"], "noadapter .* is no subclass of ttrace.adapters.adapter.Adapter"),
+        (["NoAdapter"], "noadapter .* is not a subclass of ttrace.adapters.adapter.Adapter"),
         (["NotThere"], "notthere .* cannot be loaded: AttributeError"),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_script_may_choose_a_class_or_an_instance() -> None:
     made = make_adapter(ForToys, chunks, None, None)
     assert type(made) is ForToys
     assert make_adapter(made, chunks, None, None) is made
-    with pytest.raises(CaptureError, match="leave mesh= out"):
+    with pytest.raises(CaptureError, match="Leave mesh= out"):
         make_adapter(made, chunks, None, Mesh())
     with pytest.raises(CaptureError, match="give a subclass"):
         make_adapter(NoAdapter, chunks, None, None)  # type: ignore[arg-type]
@@ -95,3 +95,26 @@ def test_attach_takes_the_chosen_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(PLAN_VARIABLE, str(tmp_path / "plan.json"))
     ttrace.attach(nn.Sequential(nn.Linear(2, 2)), adapter=Renaming).close()
     assert '"first"' in (tmp_path / "trace" / "rank-00000" / "manifest.json").read_text()
+
+
+# What no adapter can read is refused by name, and never judged.
+
+
+def test_fsdp1_is_refused() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # without a process group
+    nn.Module.__init__(model)
+    with pytest.raises(CaptureError, match=r"FSDP1 .* Use FSDP2 \(fully_shard\), which TTrace knows"):
+        make_adapter(None, [nn.Sequential(model)], None, None)
+
+
+def test_deepspeed_without_its_engine_is_refused() -> None:
+    model = nn.Linear(4, 4)
+    model.weight.ds_id = 0  # type: ignore[attr-defined]  # as ZeRO-3 marks them
+    with pytest.raises(CaptureError, match=r"ZeRO-3 without its engine \(weight has a ds_id"):
+        make_adapter(None, [model], None, None)
+
+    zero = type("DeepSpeedZeroOptimizer", (), {"__module__": "deepspeed.runtime.zero.stage_1_and_2"})()
+    with pytest.raises(CaptureError, match=r"Give ttrace\.attach the engine"):
+        make_adapter(None, [nn.Linear(4, 4)], [zero], None)

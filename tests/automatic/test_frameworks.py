@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -15,7 +17,9 @@ from torch import nn
 
 from tests.support.loops import trace_loop
 from ttrace.automatic.frameworks import MEGATRON
+from ttrace.automatic.imports import watch_imports
 from ttrace.layouts.ids import Kind
+from ttrace.patches import Patches
 
 
 def train(num_steps: int) -> int:
@@ -87,3 +91,34 @@ def test_a_framework_that_hands_out_its_model_is_traced_from_its_first_step(
     assert (trace.manifest.attachment.model, trace.manifest.attachment.keeps_data) == ("Linear", True)
     assert {t.name for t in trace.shards if t.kind is Kind.PARAM_AFTER} == {"weight", "bias"}
     assert module.setup_model_and_optimizer is setup_model_and_optimizer  # the rest is put back
+
+
+# A function waits for the import of a module, whoever looks for the module before.
+
+
+@pytest.mark.parametrize("is_sought", [False, True])
+def test_a_function_is_called_when_its_module_is_imported(
+    is_sought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "awaited_package").mkdir()
+    (tmp_path / "awaited_package" / "__init__.py").touch()
+    (tmp_path / "awaited_package" / "awaited.py").write_text("VALUE = 7")
+    monkeypatch.syspath_prepend(tmp_path)
+    patches, values = Patches(), []
+
+    def on_import(module: ModuleType) -> None:
+        values.append(module.VALUE)
+
+    before = list(sys.meta_path)
+    watch_imports({"awaited_package.awaited": on_import}, patches)
+    try:
+        if is_sought:
+            assert importlib.util.find_spec("awaited_package.awaited") is not None
+        assert values == []
+        importlib.import_module("awaited_package.awaited")
+        assert values == [7]
+    finally:
+        patches.remove()
+        for name in [name for name in sys.modules if name.startswith("awaited_package")]:
+            del sys.modules[name]
+    assert sys.meta_path == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def test_the_users_own_sitecustomize_and_processes_are_left_alone(
 def test_what_prevents_automatic_attachment_is_said(tmp_path: Path) -> None:
     command = script(tmp_path, LOOP)
     for words, sentence in {
-        command.replace(sys.executable, f"{sys.executable} -I"): "`python -S`, `-I` and `-E` prevent that",
+        command.replace("python", "python -I", 1): "`python -S`, `-I` and `-E` prevent that",
         command: "does the script call ttrace.attach(model, optimizer)?",
     }.items():
         more = ["--attach", "script"] if words == command else []
@@ -84,6 +83,7 @@ def test_a_script_whose_last_step_is_the_traced_one_ends_in_silence(tmp_path: Pa
     assert list(Trace(tmp_path / "trace").problems()) == []
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_a_mesh_and_rules_can_be_stated_outside_of_the_script(tmp_path: Path) -> None:
     """The example of hand-written tensor parallelism without its lines for TTrace gives the same finding."""
@@ -107,6 +107,7 @@ def test_a_mesh_and_rules_can_be_stated_outside_of_the_script(tmp_path: Path) ->
     assert "missing all-reduce over tp" in done.stdout
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_own_data_is_judged_in_total_if_a_sampler_distributes_it_otherwise(tmp_path: Path) -> None:
     text = (ROOT / "examples" / "unchanged.py").read_text()

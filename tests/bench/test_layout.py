@@ -10,11 +10,10 @@ import pytest
 from bench.layout import RULES, Division, Holdings, Model, holdings, tensors
 from ttrace.layouts.ids import Site
 from ttrace.layouts.mesh import Mesh
-from ttrace.layouts.region import Region
+from ttrace.layouts.ranges import Ranges
+from ttrace.layouts.region import TILING, Region, measure_coverage
 from ttrace.layouts.rules import Rules
 from ttrace.layouts.splits import split
-from ttrace.tensors.coverage import TILING, measure_coverage
-from ttrace.tensors.ranges import Ranges
 
 MODEL = Model(
     num_layers=3,
@@ -111,7 +110,7 @@ def test_a_tensor_without_a_layout_is_caught() -> None:
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
-        ("ffn/tp hidden", "axes ep, pp, tp do not go together"),
+        ("ffn/tp hidden", "axes ep, pp, tp cannot be combined"),
         ("ffn/ep hidden", "ffn/ep hidden cuts it along ep, which already tells its owner"),
         ("ffn", "layout 'ffn' has 1 dims, the tensor has 2"),
         ("ffn/edp:fused(3) hidden", "fused(3): 10 indices do not divide into these parts"),

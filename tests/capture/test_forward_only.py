@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.plans import planned
 from zoo.harness.runs import SimulatedRank
@@ -56,7 +56,7 @@ def trace(out: Path, parts: Sequence[int], *, forgets: bool = False, **known: An
     torch.manual_seed(0)
     model = Net().eval()
     plan = planned(out=out, forward_only=True).model_copy(update=known)
-    session = TracingSession(plan, model, None, SimulatedRank(), Rules())
+    session = TracingSession(SessionParts(plan, model, None, SimulatedRank()))
     with session.step(), torch.no_grad():
         ids = session.batch({"ids": torch.randint(16, (2, LENGTH))})["ids"]
         for part in ids.split(list(parts), 1):

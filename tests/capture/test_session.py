@@ -14,14 +14,15 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import ttrace
+from ttrace.capture.parts import Declarations, SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError, LayoutError
 from ttrace.judge.tensors.logical import LogicalTensor, measure
 from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.placement import LayoutSource
 from ttrace.layouts.rules import Rules
-from ttrace.layouts.source import LayoutSource
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import RULES, Gpt
 from zoo.harness.runs import SimulatedRank, train
@@ -38,13 +39,15 @@ def _close_sessions() -> Iterator[None]:
 
 def session(folder: Path, model: nn.Module, **settings: object) -> TracingSession:
     plan = Plan.model_validate({"out": folder / "reference", "stop": False, **settings})
-    opened.append(TracingSession(plan, model, None, SimulatedRank(), Rules()))
+    opened.append(TracingSession(SessionParts(plan, model, None, SimulatedRank())))
     return opened[-1]
 
 
 def candidate(folder: Path, model: nn.Module, mesh: Mesh, rank: int, rules: dict[str, str]) -> TracingSession:
     plan = Plan(out=folder / "candidate", role="candidate", reference=folder / "reference", stop=False)
-    opened.append(TracingSession(plan, model, None, SimulatedRank(mesh, rank), Rules.of(rules)))
+    opened.append(
+        TracingSession(SessionParts(plan, model, None, SimulatedRank(mesh, rank), Declarations(rules=Rules.of(rules))))
+    )
     return opened[-1]
 
 
@@ -307,7 +310,7 @@ def test_a_rule_that_does_not_fit_is_named_with_the_next_move(tmp_path: Path) ->
     with pytest.raises(LayoutError) as error:
         candidate(tmp_path, nn.Linear(6, 3), Mesh.of(tp=2), 0, {"*weight": "out/tp in"})
     assert str(error.value).startswith(
-        "weight/param: rule \"*weight\" says 'out/tp in', which cuts dim out over tp=2, but this rank holds shape "
+        "weight/param: rule \"*weight\" states 'out/tp in', which cuts dim out over tp=2, but this rank holds shape "
         "(3, 6) of the reference's (8, 6)."
     )
 
@@ -322,7 +325,9 @@ def test_a_parameter_nobody_explains_asks_for_a_rule(tmp_path: Path) -> None:
 def test_gradients_are_read_before_they_are_clipped(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracing = TracingSession(Plan(out=tmp_path / "reference", stop=False), model, optimizer, SimulatedRank(), Rules())
+    tracing = TracingSession(
+        SessionParts(Plan(out=tmp_path / "reference", stop=False), model, optimizer, SimulatedRank())
+    )
     with tracing.step():
         model(100 * torch.ones(2, 4)).sum().backward()
         before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -338,7 +343,7 @@ def test_a_closed_session_leaves_no_hook_behind(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = Plan(out=tmp_path / "reference", stop=False)
-    TracingSession(plan, model, optimizer, SimulatedRank(), Rules()).close()
+    TracingSession(SessionParts(plan, model, optimizer, SimulatedRank())).close()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks

@@ -102,7 +102,7 @@ def test_missing_tensors_and_other_values_are_differences(tmp_path: Path) -> Non
         ("more", Sameness.ONLY_CANDIDATE),
         ("step", Sameness.DIFFERENT),
     ]
-    assert "1 values are in one of them only, such as lr" in found.notes
+    assert "1 values are only in one of them, such as lr" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,7 @@ def test_a_prefix_of_all_names_does_not_matter(tmp_path: Path) -> None:
     assert find_prefixes(["a.w"], ["a.w", "module.a.w"]) == ("", "")
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_the_command_prints_and_exits_by_what_it_finds(tmp_path: Path) -> None:
     compare(tmp_path, WEIGHTS, change(zero_rows))
     files = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tests.support.device_steps import EMU, list_differences, trace_step
-from ttrace.capture.probes import distributions, generator
+from ttrace.capture.probes import generator
 from ttrace.errors import TTraceError
 from ttrace.trace import background_writer
 from ttrace.trace.background_writer import BackgroundWriter
-from ttrace.trace.storage.pinned_chunks import Change, CopyStreams, PinnedChunk
+from ttrace.trace.tensor_bytes import Change, CopyStreams, PinnedChunk
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 LATE, LATE_DEFAULT, LATE_SIDE = (1000, 1000), (1000, 0), (0, 1000)
@@ -144,8 +144,8 @@ def keep_gradient_without_copy(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_numbers_early(patch: pytest.MonkeyPatch) -> None:
-    own = distributions._stack
-    patch.setattr(distributions, "_stack", lambda numbers: own(numbers).to("cpu", non_blocking=True))
+    own = generator._stack
+    patch.setattr(generator, "_stack", lambda numbers: own(numbers).to("cpu", non_blocking=True))
 
 
 def read_batch_early(patch: pytest.MonkeyPatch) -> None:

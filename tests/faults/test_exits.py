@@ -153,12 +153,6 @@ def test_links_in_a_circle_do_not_end_a_report(run: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_a_trace_that_cannot_be_changed_is_named(run: Path) -> None:
-    rank = run / "candidate" / "rank-00000"
-    (rank / "archive.json").mkdir()
-    assert f"{run}/candidate cannot be changed" in fails("archive", str(run))
-
-
 def test_a_tensor_of_thousands_of_dims_is_shown(tmp_path: Path) -> None:
     case = Case(tmp_path / "run")
     case.add_trusted("0/0/fc/output", draw_tensor(1).view((1,) * 5_000))

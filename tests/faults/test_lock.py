@@ -52,7 +52,6 @@ def test_who_holds_a_folder_is_told_to_whoever_wants_to_write_into_it(tmp_path: 
         for words in (
             ("check", str(run)),
             ("report", str(run)),
-            ("archive", str(run)),
             ("run", "--reference", "true", "--candidate", "true", "--out", str(run)),
         ):
             told = complaint(*words)

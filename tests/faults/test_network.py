@@ -29,7 +29,6 @@ def has_no_network() -> bool:
         (("report", "RUN"), 0),
         (("show", "RUN/candidate"), 0),
         (("explain", "RUN", "0/0/fc2/output"), 0),
-        (("archive", "RUN"), 0),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )

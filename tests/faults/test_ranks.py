@@ -12,7 +12,7 @@ CLEAN = (0, "86 tensors of 2 ranks", 0, "86 PASS")
 UNFINISHED = r"rank-0000\d is incomplete: .* the run ended without closing it, so nothing can be judged"
 SLOW = "did not end within {} s.*a longer --timeout"
 FULL = "No space left on device"
-OTHER = "the ranks are not of one run. Rank 1 says {}, but rank 0 says"
+OTHER = "the ranks belong to different runs. Rank 1 has {}, but rank 0 has"
 
 CASES = (
     FaultCase("none", "", *CLEAN),
@@ -30,7 +30,7 @@ CASES = (
     FaultCase(
         "disk-full",
         "1@start:shim:ERROR:28:write:chunk-:0:999",
-        *(2, f"rank-00001 could not be completed, so it is no trace: .*{FULL}", 2, UNFINISHED),
+        *(2, f"rank-00001 could not be completed, so it is not a valid trace: .*{FULL}", 2, UNFINISHED),
     ),
     FaultCase(
         "disk-full-for-a-while",
@@ -40,7 +40,7 @@ CASES = (
     FaultCase(
         "disk-full-at-close",
         "1@start:shim:ERROR:28:write:.end.json:0:999",
-        *(2, f"rank-00001 could not be completed, so it is no trace: .*{FULL}", 2, UNFINISHED),
+        *(2, f"rank-00001 could not be completed, so it is not a valid trace: .*{FULL}", 2, UNFINISHED),
     ),
     FaultCase(
         "disk-full-in-the-ledger",
@@ -50,9 +50,16 @@ CASES = (
     FaultCase("slow-disk", "1@start:shim:SLOW:100:rank-", *CLEAN),
     FaultCase("clock-set-back", "1@begin0:shim:CLOCK:-86400", *CLEAN),
     FaultCase(
-        "another-ttrace", "1@start:version:torch-ttrace:0.0.9", 2, OTHER.format("ttrace 0.0.9"), 2, "not of one run"
+        "another-ttrace",
+        "1@start:version:torch-ttrace:0.0.9",
+        2,
+        OTHER.format("ttrace 0.0.9"),
+        2,
+        "belong to different runs",
     ),
-    FaultCase("another-torch", "1@start:version:torch:2.8.0", 2, OTHER.format("torch 2.8.0"), 2, "not of one run"),
+    FaultCase(
+        "another-torch", "1@start:version:torch:2.8.0", 2, OTHER.format("torch 2.8.0"), 2, "belong to different runs"
+    ),
 )
 
 

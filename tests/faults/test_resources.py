@@ -17,7 +17,7 @@ DAY = 86_400
 
 CASES = (
     # Open files
-    FaultCase("no-files-at-start", "start:files:0", 2, f"is no plan: .*{FILES}", 2, "run holds no run", 0),
+    FaultCase("no-files-at-start", "start:files:0", 2, f"is not a plan: .*{FILES}", 2, "run holds no run", 0),
     FaultCase("one-file-at-start", "start:files:1", 2, f"could not be completed.*{FILES}", 2, UNFINISHED),
     FaultCase("no-files-after-attach", "attached:files:0", 2, f"could not be completed.*{FILES}", 2, UNFINISHED),
     FaultCase("no-files-in-the-last-step", "begin1:files:0", *CLEAN),

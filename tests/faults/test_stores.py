@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.faulty_machine.machine import TRAIN, Trials
 
-DOWN = "the store failed 7 times, at last with ConnectionResetError"
+DOWN = "the store failed 7 times, the last time with ConnectionResetError"
 
 
 @dataclass(frozen=True)

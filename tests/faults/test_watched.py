@@ -10,7 +10,7 @@ import pytest
 from tests.support.faulty_machine.machine import TRAIN, Trials, read_bits
 
 UNWRITABLE = "ttrace.watch traces nothing from step 0 on: .* cannot be written, so nothing is traced: .*{}"
-INCOMPLETE = "ttrace.watch traces nothing from step 2 on: .* could not be completed, so it is no trace: .*{}"
+INCOMPLETE = "ttrace.watch traces nothing from step 2 on: .* could not be completed, so it is not a valid trace: .*{}"
 FAULTS = {
     "none": ("", "^((?!ttrace).)*$"),
     "full-at-start": ("start:shim:ERROR:28:write:manifest:0:999", UNWRITABLE.format("No space left")),

@@ -10,7 +10,7 @@ import torch
 from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison
 from ttrace.errors import TraceError
 from ttrace.judge.check import check
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import describe
 from ttrace.judge.verdict import Exit, Verdict
 from ttrace.layouts.region import Region
 from ttrace.trace.reader import Trace
@@ -192,8 +192,8 @@ def test_gradients_before_reduction_are_compared_after_the_factor_still_to_come(
     judgement = case.judge()
     assert judgement.exit is Exit.PASSED
     assert judgement.notes == (
-        "for the comparison, the candidate's loss and activation gradients were multiplied by 0.5: the reduction of "
-        "its gradients multiplies by it later",
+        "the candidate's loss and activation gradients were multiplied by 0.5 before comparing, because its reduction "
+        "of gradients applies this factor later",
     )
 
 
@@ -225,7 +225,7 @@ def test_a_lost_microbatch_is_a_gap(tmp_path: Path) -> None:
         case.candidate.record(0, "0/-/./loss", torch.tensor(1.5), "+mb", shape=(), microbatch=microbatch)
     judgement = case.judge()
     assert [comparison.verdict for comparison in judgement.comparisons] == [Verdict.GAP, Verdict.GAP]
-    assert describe(judgement.comparisons[0].why) == "in the candidate nobody holds 12 elements, the first at (6, 0)"
+    assert describe(judgement.comparisons[0].why) == "in the candidate no rank holds 12 elements, the first at (6, 0)"
     assert describe(judgement.comparisons[1].why) == "in the candidate a summand over mb is missing"
 
 

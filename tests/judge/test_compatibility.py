@@ -38,11 +38,11 @@ def test_other_packages_of_the_candidate_are_its_own_affair(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"twin": {"seed": 1}}, "twin says seed 1, but .*reference says seed 0"),
-        ({"candidate": {"seed": 1}}, "candidate says seed 1, but .*reference says seed 0"),
-        ({"reference": {"seed": 1}}, "twin says seed 0, but .*reference says seed 1"),
-        ({"twin": {"mesh": "dp=2"}}, "twin says mesh 'dp=2', but .*reference says mesh ''"),
-        ({"candidate": {"isolated": True}}, "candidate says isolated True, but .*reference says isolated False"),
+        ({"twin": {"seed": 1}}, "twin has seed 1, but .*reference has seed 0"),
+        ({"candidate": {"seed": 1}}, "candidate has seed 1, but .*reference has seed 0"),
+        ({"reference": {"seed": 1}}, "twin has seed 0, but .*reference has seed 1"),
+        ({"twin": {"mesh": "dp=2"}}, "twin has mesh 'dp=2', but .*reference has mesh ''"),
+        ({"candidate": {"isolated": True}}, "candidate has isolated True, but .*reference has isolated False"),
         ({"twin": {"versions": {"torch": "3"}}}, "twin ran torch 3, but .*reference torch 2"),
         ({"candidate": {"versions": {"ttrace": "2"}}}, "candidate was traced by TTrace 2, but .*reference by 1"),
     ],

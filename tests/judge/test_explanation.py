@@ -12,7 +12,7 @@ from ttrace.errors import TTraceError
 from ttrace.judge.explanation import NUM_BEFORE, Explanation, explain
 from ttrace.judge.verdict import CauseName, ToleranceRule, Verdict
 from ttrace.layouts.ids import TensorId
-from ttrace.layouts.source import LayoutSource
+from ttrace.layouts.placement import LayoutSource
 
 
 def make(folder: Path) -> Case:
@@ -68,7 +68,7 @@ def test_ranks_that_do_not_agree_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_was_not_compared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TTraceError, match="compares no such tensor"):
+    with pytest.raises(TTraceError, match="does not compare a tensor of this name"):
         explained(make(tmp_path), "0/0/nowhere/output")
 
 

@@ -11,9 +11,9 @@ import torch
 
 from tests.support.commands import ROOT
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
-from ttrace.layouts.rules import Rules
 from zoo.harness.limits import HANG
 
 WIDTH = 10_000
@@ -43,7 +43,7 @@ def trace(folder: Path, name: str, *, is_moved: bool = False) -> None:
     reference = {} if name == "reference" else {"role": name.split("-")[0], "reference": folder / "reference"}
     twin = {"twin": 1} if name == "twin-1" else {}
     plan = Plan.model_validate({"out": folder / name, "stop": False, "record": "full", **reference, **twin})
-    session = TracingSession(plan, model, optimizer, Native([model]), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, Native([model])))
     with session.step():
         model(session.batch(torch.randn(8, WIDTH))).square().mean().backward()
         optimizer.step()

@@ -10,8 +10,8 @@ import pytest
 from tests.support.traces import Case, draw_tensor
 from ttrace.errors import TTraceError
 from ttrace.judge.check import check
-from ttrace.judge.policy import Allowance, Policy
-from ttrace.judge.verdict import Exit, Judgement
+from ttrace.judge.policy import NOTHING, Allowance, Baseline, Known, Policy
+from ttrace.judge.verdict import CauseName, Exit, Judgement
 
 TODAY = datetime.date(2027, 1, 15)
 
@@ -55,7 +55,7 @@ def test_an_allowance_holds_on_its_last_day(tmp_path: Path) -> None:
 def test_an_allowance_that_is_not_needed_asks_to_be_dropped(tmp_path: Path) -> None:
     judgement = judge(tmp_path, allowed("fc1/output"))
     assert judgement.exit is Exit.PASSED
-    assert 'the allowance for "fc1/output" excuses nothing: drop it' in judgement.notes
+    assert 'the allowance for "fc1/output" excuses nothing: remove it' in judgement.notes
 
 
 def test_a_file_says_all_of_it(tmp_path: Path) -> None:
@@ -81,3 +81,78 @@ def test_a_file_that_gives_no_reason_or_day_is_refused(tmp_path: Path, text: str
         path.write_text(text)
     with pytest.raises(TTraceError, match="site, reason and until"):
         Policy.load(path)
+
+
+# Known findings do not fail, others do, and what is gone is told.
+
+
+def judge_known(folder: Path, *wrong: str, lacking: bool = False) -> Judgement:
+    case = Case(folder)
+    case.add_right("0/0/a/output")
+    for name in wrong:
+        case.add(name, draw_tensor(4, 8), "a b/tp", lambda x: 2 * x)
+    if lacking:
+        case.add_trusted("0/0/gone/output", draw_tensor(4, 8))
+    return case.judge()
+
+
+def test_known_findings_do_not_fail_and_new_ones_do(tmp_path: Path) -> None:
+    old = judge_known(tmp_path / "old", "0/0/fc1/output")
+    assert NOTHING.exit(old) is Exit.FOUND
+    Baseline.of(old).save(tmp_path / "baseline.json")
+    known = Baseline.load(tmp_path / "baseline.json")
+    assert known.known == (Known(site="fc1/output", cause=CauseName.DOUBLE_REDUCTION, axis="tp"),)
+    assert known.exit(old) is Exit.PASSED
+    assert known.add_notes(old).notes[-1] == "fc1/output (double reduction) is in the baseline: it does not fail"
+    new = judge_known(tmp_path / "new", "0/0/fc2/output")
+    assert known.exit(new) is Exit.FOUND
+    assert [finding.module for finding in known.find_new(new)] == ["fc2"]
+    assert known.add_notes(new).notes[-1].endswith("is in the baseline, but is not a finding any more")
+
+
+OLD = """{
+ "schema_version": 1,
+ "findings": [
+  {
+   "site": "fc1/output",
+   "cause": "double reduction",
+   "axis": "tp"
+  },
+  {
+   "site": "layers.1.norm.weight/param_grad",
+   "cause": "missing all-reduce",
+   "axis": "tp"
+  },
+  {
+   "site": "head.weight/update",
+   "cause": "another's values",
+   "axis": null
+  }
+ ]
+}
+"""
+"""As version 0.1 wrote it."""
+
+
+def test_a_baseline_of_version_0_1_still_holds(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(OLD)
+    known = Baseline.load(path)
+    causes = [one.cause for one in known.known]
+    assert causes == [CauseName.DOUBLE_REDUCTION, CauseName.MISSING_ALL_REDUCE, CauseName.OTHERS_VALUES]
+    assert known.exit(judge_known(tmp_path / "run", "0/0/fc1/output")) is Exit.PASSED
+    known.save(path)
+    assert path.read_text() == OLD
+
+
+def test_what_could_not_be_judged_is_not_known(tmp_path: Path) -> None:
+    old = judge_known(tmp_path, "0/0/fc1/output", lacking=True)
+    assert Baseline.of(old).exit(old) is Exit.UNJUDGED
+
+
+def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    for text in ("", "[]", '{"findings": [{"site": "a"}]}', '{"schema_version": 2}'):
+        path.write_text(text)
+        with pytest.raises(TTraceError, match="cannot read the baseline file"):
+            Baseline.load(path)

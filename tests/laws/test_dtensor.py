@@ -25,8 +25,7 @@ from tests.support.regions import (
 from ttrace.adapters.native.layouts import find_region
 from ttrace.compat.distributed import make_strided_shard, split_locally
 from ttrace.compat.torch import RELEASE
-from ttrace.layouts.region import Region, Shape
-from ttrace.tensors.coverage import TILING, measure_coverage
+from ttrace.layouts.region import TILING, Region, Shape, measure_coverage
 from ttrace.values.generate import Distribution
 
 

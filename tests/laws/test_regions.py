@@ -21,9 +21,8 @@ from tests.support.regions import (
     law,
     shapes,
 )
-from ttrace.layouts.region import Region, Shape
-from ttrace.tensors import ranges as rg
-from ttrace.tensors.coverage import TILING, measure_coverage
+from ttrace.layouts import ranges as rg
+from ttrace.layouts.region import TILING, Region, Shape, measure_coverage
 from ttrace.values.generate import Distribution, Normal, generate_values
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ttrace.errors import LayoutError
 from ttrace.layouts.layout import Cut, Dim, Layout
 from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.ranges import Ranges, merge
+from ttrace.layouts.region import TILING, measure_coverage
 from ttrace.layouts.splits import Split, split
-from ttrace.tensors.coverage import TILING, measure_coverage
-from ttrace.tensors.ranges import Ranges, merge
 
 
 @split
@@ -47,16 +47,16 @@ def test_a_block_split_is_not_spelled_out() -> None:
     [
         (
             "seq/tp hidden/tp",
-            "layout 'seq/tp hidden/tp' names axis tp twice; an axis cuts one dim or is summed",
+            "layout 'seq/tp hidden/tp' names axis tp twice; an axis either cuts one dim or is summed over",
         ),
         ("seq/tp hidden +tp", "names axis tp twice"),
         ("seq/tp:padded/cp", "layout 'seq/tp:padded/cp': a padded dim is cut by one axis only"),
-        ("... seq ...", "'...' stands once and is never cut"),
-        (".../tp", "'...' stands once and is never cut"),
+        ("... seq ...", "'...' may be used once, and cannot be cut"),
+        (".../tp", "'...' may be used once, and cannot be cut"),
         ("3seq", "'3seq' is not dim[/axis[:split]]..., for instance seq/cp:zigzag/tp"),
         ("seq//tp", "'seq//tp' is not dim[/axis[:split]]..."),
         ("seq/t-p", "'t-p' is not axis[:split], for instance cp:zigzag"),
-        ("seq/cp:zagzig", "'zagzig' is no split. Known: "),
+        ("seq/cp:zagzig", "'zagzig' is not a split. Known: "),
         ("seq +", "layout 'seq +': '+' is not +axis, for instance +tp"),
         ("seq ++tp", "'++tp' is not +axis"),
     ],

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttrace.errors import LayoutError
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.splits import Split, split
-from ttrace.tensors import ranges as rg
 
 
 def dealt(word: str, size: int, world: int) -> list[list[int]]:
@@ -62,7 +62,7 @@ def test_a_split_reads_back_as_it_was_written(text: str) -> None:
     "text", ["zagzig", "block()", "striped(-1)", "striped(1, 2)", "striped(٣)", f"fused({'9' * 5000})", ""]
 )
 def test_an_unknown_split_is_named_with_the_known_ones(text: str) -> None:
-    with pytest.raises(LayoutError, match=re.escape(f"{text!r} is no split. Known: ")) as error:
+    with pytest.raises(LayoutError, match=re.escape(f"{text!r} is not a split. Known: ")) as error:
         Split.parse(text)
     assert "zigzag" in str(error.value)
 
@@ -81,7 +81,7 @@ def test_an_unknown_split_is_named_with_the_known_ones(text: str) -> None:
         ("fused(0,0)", 8, "fused(0,0): 8 indices do not divide"),
         ("striped(0)", 8, "striped(0): a stripe has at least one index"),
         ("padded(0)", 8, "padded(0): a dim is padded to a multiple of at least 1"),
-        ("block(2)", 8, "split block(2): wrong number of numbers in brackets"),
+        ("block(2)", 8, "split block(2): the number of arguments in parentheses is wrong"),
     ],
 )
 def test_a_split_that_does_not_fit_says_why(word: str, size: int, message: str) -> None:
@@ -97,5 +97,5 @@ def test_a_split_may_not_take_a_name_that_is_taken_or_unreadable() -> None:
         return ((0, size),)
 
     for function in (block, Upper):
-        with pytest.raises(LayoutError, match=f"cannot be called '{function.__name__}'"):
+        with pytest.raises(LayoutError, match=f"cannot be named '{function.__name__}'"):
             split(function)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,23 @@ def chosen_cells(config: pytest.Config) -> list[Cell]:
     return [cell for _, cell in sorted(zip(keys, cells, strict=True), key=lambda pair: pair[0])]
 
 
+def cells_in_ci(cells: Sequence[Cell]) -> set[str]:
+    """The few cells that recompute, and one of each layout, with the fault and settings that are the rarest so far."""
+    faults = dict(zip(cells, chosen_faults(cells), strict=True))
+    seen: Counter[object] = Counter()
+    names = {cell.name for cell in cells if cell.recompute != "none"}
+    for layout in dict.fromkeys(cell.layout for cell in cells):
+        settings = {
+            cell: (faults[cell], cell.recompute, cell.dtype, cell.num_microbatches)
+            for cell in cells
+            if cell.layout == layout
+        }
+        rarest = min(settings, key=lambda cell: [seen[setting] for setting in settings[cell]])
+        seen.update(settings[rarest])
+        names.add(rarest.name)
+    return names
+
+
 def chosen_faults(cells: Sequence[Cell]) -> list[str]:
     """One fault a cell; the cells of a layout have its faults in turn, the rare ones first."""
     seen: Counter[str] = Counter()
@@ -44,11 +61,15 @@ def chosen_faults(cells: Sequence[Cell]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """All cells, in one launch for each number of ranks."""
+def results(
+    request: pytest.FixtureRequest, selected: Callable[[str], list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Result]:
+    """All selected cells, in one launch for each number of ranks."""
     found: dict[str, Result] = {}
     cells = chosen_cells(request.config)
     faults = dict(zip(cells, chosen_faults(cells), strict=True))
+    names = selected("name")
+    cells = [cell for cell in cells if cell.name in names]
     references: dict[Any, Path] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
@@ -57,14 +78,18 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         arguments = (folder, mine, [faults[cell] for cell in mine], references)
         results, references = on_ranks(num_ranks, run_cells, *arguments, timeout=timeout)[0]
         found |= results
-    if request.config.getoption("--all"):
+    if request.config.getoption("--all") and len(found) == len(all_cells()):
         MATRIX.write_text(table({cell.name: found[cell.name] for cell in all_cells()}))
     return found
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", [cell.name for cell in chosen_cells(metafunc.config)])
+        cells = chosen_cells(metafunc.config)
+        in_ci, nightly = cells_in_ci(cells), [pytest.mark.nightly]
+        metafunc.parametrize(
+            "name", [pytest.param(cell.name, marks=[] if cell.name in in_ci else nightly) for cell in cells]
+        )
 
 
 @pytest.mark.timeout(3 * 3600)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.ids import Kind
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.candidate import Cell, accumulated
 from zoo.harness.cells import LAYOUTS, SHAPE, Fault, attached, shape_of
@@ -33,17 +33,24 @@ pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 FAULTY = "layers.1.attention.wo"
 CELLS = [
     Cell("tp", recompute="full"),
-    Cell("tp+sp"),
     Cell("fsdp", recompute="selective"),
-    Cell("ddp"),
-    Cell("cp-gather"),
     Cell("cp-ring"),
     Cell("ep"),
-    Cell("moe+fsdp"),
-    Cell("pp-gpipe", num_microbatches=4),
     Cell("pp-zbv", num_microbatches=4),
     Cell("fsdp+tp", dtype=torch.bfloat16),
+]
+"""One of each kind."""
+NIGHTLY = [
+    Cell("tp+sp"),
+    Cell("ddp"),
+    Cell("cp-gather"),
+    Cell("moe+fsdp"),
+    Cell("pp-gpipe", num_microbatches=4),
     Cell("pp+tp", num_microbatches=4),
+]
+NAMES = [
+    *(cell.name for cell in CELLS),
+    *(pytest.param(cell.name, marks=pytest.mark.nightly) for cell in NIGHTLY),
 ]
 
 
@@ -81,7 +88,7 @@ def trace(plan: Plan, shape: Shape, cell: Cell, total: int) -> None:
     torch.manual_seed(0)
     model = Transformer(shape).to(cell.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, SimulatedRank()))
     accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm)
     session.close()
 
@@ -110,23 +117,24 @@ def run_all(folder: Path, cells: list[Cell]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(selected: Callable[[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for num_ranks in (2, 4):
-        mine = [replace(c, num_ranks=num_ranks) for c in CELLS if NUM_RANKS.get(c.layout, 2) == num_ranks]
+    cells = [cell for cell in (*CELLS, *NIGHTLY) if cell.name in selected("name")]
+    for num_ranks in {NUM_RANKS.get(cell.layout, 2) for cell in cells}:
+        mine = [replace(c, num_ranks=num_ranks) for c in cells if NUM_RANKS.get(c.layout, 2) == num_ranks]
         folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
         found |= on_ranks(num_ranks, run_all, folder, mine)[0]
     return found
 
 
-@pytest.mark.parametrize("name", [cell.name for cell in CELLS])
+@pytest.mark.parametrize("name", NAMES)
 def test_isolated_modules_are_right_by_themselves(results: dict[str, Any], name: str) -> None:
     passed, trouble, notes, _, _ = results[name]
     assert passed is Exit.PASSED, trouble
     assert not any("could not be isolated" in note for note in notes), notes
 
 
-@pytest.mark.parametrize("name", [cell.name for cell in CELLS])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_fault_spoils_only_what_holds_it(results: dict[str, Any], name: str) -> None:
     *_, module, spoilt = results[name]
     assert module == FAULTY

@@ -134,7 +134,7 @@ def test_a_checkpoint_that_lays_a_parameter_out_otherwise_is_told() -> None:
         assert said["right"] == []
         [problem] = said["wrong"]
         assert problem.startswith(
-            "decoder.layers.1.mlp.linear_fc2.weight: sharded_state_dict says that this rank holds"
+            "decoder.layers.1.mlp.linear_fc2.weight: according to sharded_state_dict this rank holds"
         )
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,14 @@ def test_the_pages_lines_are_the_examples() -> None:
     assert [line for line in lines if line[1:].strip() not in script] == []
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_the_pages_command_finds_nothing(tmp_path: Path) -> None:
     [block] = re.findall(r"```console\n(.*?)```", PAGE, re.S)
     command, *shown = block.strip().splitlines()
     # Where there is no GPU, the script runs inside of what replaces one.
     on_cpu = command.removeprefix("$ ").replace("examples/", "-m zoo.harness.megatron.script examples/")
     words = shlex.split(on_cpu.replace("runs/gpt", str(tmp_path / "gpt")))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "COLUMNS": "100"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "COLUMNS": "100"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=HANG, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = [line.rstrip() for line in done.stdout.splitlines()]

@@ -29,15 +29,15 @@ CASES = [
 def trained(case: Case, plan: Plan | None) -> list[torch.Tensor]:
     """All parameters of this rank after the steps, and the loss and norm of each step."""
     from ttrace.adapters.megatron.adapter import Megatron
+    from ttrace.capture.parts import SessionParts
     from ttrace.capture.session import TracingSession
-    from ttrace.layouts.rules import Rules
     from zoo.harness.megatron.models import Training, parallel
 
     torch.manual_seed(0)
     with parallel(case):
         training = Training(case)
         adapter = Megatron(training.chunks, training.optimizer)
-        session = TracingSession(plan, training.chunks, training.optimizer, adapter, Rules()) if plan else None
+        session = TracingSession(SessionParts(plan, training.chunks, training.optimizer, adapter)) if plan else None
         told = []
         for number in range(NUM_STEPS):
             with session.step() if session else nullcontext():

@@ -66,4 +66,4 @@ def test_a_padded_vocabulary_in_the_softmax_is_the_finding(tmp_path: Path) -> No
     (judgement,) = judge_ports(2, FAMILIES["llama"], [TP], tmp_path, vocab=60)
     first = judgement.findings[0]
     assert (first.module, first.cause.name) == (".", CauseName.PADDED_VOCABULARY)
-    assert "over 4 padded words" in first.cause.sentence
+    assert "over 4 padded tokens" in first.cause.sentence

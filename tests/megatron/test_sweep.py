@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.support.megatron_cases import BF16, FP16, gpt, llama, mla, moe
-from ttrace.judge.reason import Reason, Why
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import Reason, Why, describe
 from ttrace.judge.verdict import Exit
 from zoo.harness.megatron.case import Case
 from zoo.harness.megatron.traced import References, outcomes
@@ -96,38 +97,46 @@ CASES: dict[int, list[Case]] = {
 """By number of ranks. What they leave over is data parallel."""
 
 
-def choose_cases(config: pytest.Config) -> dict[int, list[Case]]:
-    """Choose all cases, or every third one."""
-    return CASES if config.getoption("--all") else {num_ranks: cases[::3] for num_ranks, cases in CASES.items()}
+def is_in_ci(num_ranks: int, case: Case) -> bool:
+    """Whether it is one of every sixth."""
+    return CASES[num_ranks].index(case) % 6 == 0
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        cells = [(num_ranks, case) for num_ranks, cases in choose_cases(metafunc.config).items() for case in cases]
-        metafunc.parametrize(
-            ("num_ranks", "case"), cells, ids=[f"{num_ranks}-{case.name}" for num_ranks, case in cells]
-        )
+CELLS = [
+    pytest.param(
+        (num_ranks, case),
+        marks=[] if is_in_ci(num_ranks, case) else pytest.mark.nightly,
+        id=f"{num_ranks}-{case.name}",
+    )
+    for num_ranks, cases in CASES.items()
+    for case in cases
+]
 
 
 @pytest.fixture(scope="module")
-def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Case], Outcome]:
+def swept(
+    selected: Callable[[str], list[tuple[int, Case]]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[int, Case], Outcome]:
     known: References = {}
     found: dict[tuple[int, Case], Outcome] = {}
-    for num_ranks, cases in choose_cases(request.config).items():
+    chosen = selected("cell")
+    for num_ranks in sorted({num_ranks for num_ranks, _ in chosen}):
+        cases = [case for case in CASES[num_ranks] if (num_ranks, case) in chosen]
         ran = outcomes(num_ranks, cases, tmp_path_factory.mktemp(f"ranks-{num_ranks}"), known=known)
         found |= {(num_ranks, case): outcome for case, outcome in zip(cases, ran, strict=True)}
     return found
 
 
+@pytest.mark.parametrize("cell", CELLS)
 def test_a_clean_run_is_judged_in_full_and_passes(
-    swept: dict[tuple[int, Case], Outcome], num_ranks: int, case: Case
+    swept: dict[tuple[int, Case], Outcome], cell: tuple[int, Case]
 ) -> None:
-    outcome = swept[num_ranks, case]
+    outcome = swept[cell]
     assert outcome.exit is Exit.PASSED, outcome.trouble
     assert not outcome.trouble
     assert outcome.num_inferred == 0
     assert outcome.num_tensors > 900
-    reduces_early = case.overlap_grads
+    reduces_early = cell[1].overlap_grads
     assert set(outcome.unjudged) <= ({describe(Why(Reason.UNTRACED_IN_CANDIDATE))} if reduces_early else set())
 
 

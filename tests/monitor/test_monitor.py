@@ -299,5 +299,5 @@ def test_a_trace_in_mid_run_has_all_microbatches_of_a_model_that_is_one_module(t
 
 
 def test_a_trace_needs_a_step_before_it() -> None:
-    with pytest.raises(ttrace.CaptureError, match="needs a step before it"):
+    with pytest.raises(ttrace.CaptureError, match="at least one step must precede a trace"):
         ttrace.TraceSchedule(wait=0)

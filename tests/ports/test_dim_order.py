@@ -54,5 +54,5 @@ def test_other_tensors_stay() -> None:
     "text", ["", "batch seq", "a b -> a", "a a -> a a", "... a -> a ...", "(a b) -> b a", "a -> b", "a b -> b a -> a b"]
 )
 def test_what_is_no_order_is_refused(text: str) -> None:
-    with pytest.raises(TTraceError, match="no order of dims"):
+    with pytest.raises(TTraceError, match="not an order of dims"):
         DimOrder.parse(text)

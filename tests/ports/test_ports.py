@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ttrace.adapters.registry import make_adapter
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError, TTraceError
 from ttrace.judge.verdict import Exit, Judgement, Verdict
-from ttrace.layouts.rules import Rules
 from ttrace.ports.port_map import IgnoredSites, Join, PortMap
 from ttrace.ports.suggest import suggest_map
 from ttrace.trace.reader import Trace
@@ -103,7 +103,7 @@ MAP = PortMap(
 
 def trace(model: nn.Module, plan: Plan, loss: Callable[..., Any] = nn.functional.cross_entropy) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    session = TracingSession(plan, model, optimizer, make_adapter(None, [model], optimizer, None), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, make_adapter(None, [model], optimizer, None)))
     with session.step():
         batch = session.batch({name: torch.randint(VOCAB, (ROWS, LENGTH)) for name in ("ids", "labels")})
         loss(model(batch["ids"]).flatten(0, 1), batch["labels"].flatten()).backward()
@@ -159,7 +159,7 @@ def test_padding_is_left_out_of_all_tensors_and_found_in_the_loss(tmp_path: Path
     assert judgement.exit is Exit.FOUND
     first = judgement.findings[0]
     assert (str(first.comparison.id.site), first.cause.name.value) == ("./loss", "padded vocabulary")
-    assert "over 4 padded words" in first.cause.sentence
+    assert "over 4 padded tokens" in first.cause.sentence
     right = {str(c.id.site) for c in judgement.comparisons if c.verdict is Verdict.PASS}
     assert {"word_embeddings.weight/param", "output_layer/output"} <= right
 

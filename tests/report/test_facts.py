@@ -35,10 +35,10 @@ def test_without_isolation_nothing_is_said_of_it(tmp_path: Path) -> None:
 
 def test_a_constant_factor_does_not_take_real_values(tmp_path: Path) -> None:
     factor = replace(finding_of(tmp_path / "a", factor=2.0), alone=False)
-    words = "right with generated inputs and gradients: the factor comes from outside this module"
+    words = "correct on generated inputs and gradients: the factor comes from outside this module"
     assert dict(list_facts(factor, []))["isolated"] == words
     other = replace(finding_of(tmp_path / "b"), alone=False)
-    assert dict(list_facts(other, []))["isolated"].endswith("it is wrong only with the real ones")
+    assert dict(list_facts(other, []))["isolated"].endswith("it is only wrong on the inputs of this run")
 
 
 def test_a_file_below_the_working_folder_is_named_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

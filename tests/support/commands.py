@@ -14,7 +14,7 @@ SCRIPTS = Path(sys.executable).parent
 
 
 def ttrace(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
+    environment = {**os.environ, "COLUMNS": "100"}
     return subprocess.run(
         ["ttrace", *args], capture_output=True, text=True, cwd=cwd, env=environment, timeout=HANG, check=False
     )
@@ -29,7 +29,7 @@ def run_example(name: str, out: Path, *flags: str, more: tuple[str, ...] = ()) -
 def script(folder: Path, body: str) -> str:
     path = folder / "script.py"
     path.write_text(body)
-    return f"{sys.executable} {path}"
+    return f"python {path}"
 
 
 TINY = """

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.session import TracingSession
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Shard, Trace
 from zoo.harness.plans import planned
 from zoo.harness.runs import SimulatedRank
@@ -58,7 +58,7 @@ def trace_step(folder: Path, device: str, head: str | None = None, *, num_steps:
     model.head.to(head or device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     plan = planned(out=folder / "trace", num_steps=num_steps, microbatch_grads=True, **settings)
-    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, SimulatedRank()))
     for _ in range(num_steps):
         with session.step():
             train_step(session, model, optimizer, device)

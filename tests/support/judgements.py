@@ -8,7 +8,7 @@ import random
 from ttrace.judge.reason import Reason, Why
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Tolerance, Verdict
 from ttrace.layouts.ids import Kind, TensorId
-from ttrace.layouts.source import LayoutSource, Provenance
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.values.stats import Stats
 
 UNIT = 2.0**-24

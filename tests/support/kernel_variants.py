@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ttrace.values.kernels.library import TORCH, list_variants
+from ttrace.values.kernels.choice import TORCH, list_variants
 
 EVERY = [asked] if (asked := os.environ.get("TTRACE_KERNELS")) else [*list_variants(), TORCH]
 EACH_VARIANT = pytest.mark.parametrize("variant", EVERY)

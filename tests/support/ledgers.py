@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from ttrace.adapters.native.adapter import MeshLike, Native
+from ttrace.capture.observe.events import StepCounter
 from ttrace.capture.observe.ledger import Ledger
-from ttrace.capture.observe.step_counter import StepCounter
 from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.plan import Plan
-from ttrace.layouts.ids import ROOT
-from ttrace.trace.collectives import Collective, Group, Phase, decode_collectives, encode_collective
+from ttrace.layouts.ids import ROOT, Phase
+from ttrace.trace.collectives import Collective, Group, decode_collectives, encode_collective
 from ttrace.trace.format import End, Manifest, ModuleInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.seal import seal_line

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.support.rank_traces import tensor_id
 from ttrace.layouts.ids import Kind, Site, TensorId
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.layouts.region import Region
-from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.text import HIDDEN, clean_line
 from ttrace.trace.format import DTYPES, Record
-from ttrace.trace.lines.record_line import encode
+from ttrace.trace.lines import encode
+from ttrace.untrusted import HIDDEN, clean_line
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows
 from ttrace.values.stats import Stats
 

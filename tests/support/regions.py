@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.layout import Cut, Dim, Layout
 from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.region import Region, Shape
 from ttrace.layouts.splits import Split
-from ttrace.tensors import ranges as rg
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, generate_values
 
 NAME = "0/-/layers.3.mlp.fc1.weight/param"

@@ -11,10 +11,10 @@ from torch import nn
 
 from ttrace.adapters.adapter import Adapter
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.tensors.logical import LogicalTensor
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.hugging import CONFIGS
 
@@ -39,7 +39,7 @@ def traced(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trace:
     """Trace one step; the data are generated, so that both runs have the same."""
-    session = TracingSession(plan, model, optimizer, adapting([model]), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, adapting([model])))
     with session.step():
         for _ in range(num_microbatches):
             ids, labels = torch.randint(VOCAB, (2, BATCH, LENGTH), generator=torch.Generator().manual_seed(0))

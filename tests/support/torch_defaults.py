@@ -16,10 +16,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import ttrace
-from ttrace.automatic import draws
+from ttrace.automatic import data_sources
 
 SOURCES = str(Path(ttrace.__file__).parent)
-_PASSES_ON = draws.__file__
+_PASSES_ON = data_sources.__file__
 """It makes what a script asks for."""
 _OF_FLOATS = {torch.empty, torch.empty_strided, torch.eye, torch.linspace, torch.logspace, torch.ones, torch.rand}
 _OF_FLOATS |= {torch.randn, torch.zeros}

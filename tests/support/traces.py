@@ -16,8 +16,8 @@ from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.mesh import MICROBATCH_AXIS, Mesh
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.layouts.region import Region, Shape
-from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.trace.format import End, Manifest, ModuleInfo, Record, SketchInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer

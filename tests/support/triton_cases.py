@@ -11,7 +11,7 @@ import torch
 from ttrace.layouts.region import Region
 from ttrace.values import generate, sketch
 from ttrace.values.generate import Normal, Signed, generate_values
-from ttrace.values.kernels import library, triton_kernels
+from ttrace.values.kernels import choice, triton_kernels
 from ttrace.values.sketch import compute_sketch
 from ttrace.values.words import WordStream
 
@@ -36,7 +36,7 @@ K = 256
 def on_triton(function: Callable[..., Result], *args: Any, **named: Any) -> tuple[Result, int]:
     """Call a function as if the host were an accelerator, and count the calls that Triton took."""
     with (
-        mock.patch.object(library, "TRITON_DEVICES", ("cpu",)),
+        mock.patch.object(choice, "TRITON_DEVICES", ("cpu",)),
         mock.patch.object(generate, "choose_kernels", return_value=None),
         mock.patch.object(sketch, "choose_kernels", return_value=None),
         mock.patch.object(triton_kernels, "fill", wraps=triton_kernels.fill) as fill,
@@ -64,7 +64,7 @@ def check_sketch(region: Region, dtype: torch.dtype, *, is_left: bool = False) -
 
 
 def main() -> None:
-    on_triton(library.choose_device_kernels, torch.empty(1))  # which tries them once
+    on_triton(choice.choose_device_kernels, torch.empty(1))  # which tries them once
     assert triton_kernels.works_on(torch.device("cpu"))
     with mock.patch.object(triton_kernels, "KNOWN_SUM", 1.0):
         assert not triton_kernels.works_on(torch.device("cpu"))

@@ -27,19 +27,19 @@ def write_ranks(folder: Path, *changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"role": "twin"}, "Rank 1 says role 'twin', but rank 0 says role 'candidate'"),
-        ({"mesh": "dp=2"}, "Rank 1 says mesh 'dp=2', but rank 0 says mesh 'tp=2'"),
-        ({"seed": 7}, "Rank 1 says seed 7, but rank 0 says seed 0"),
-        ({"num_ranks": 4}, "Rank 1 says num_ranks 4, but rank 0 says num_ranks 2"),
-        ({"num_microbatches": 3}, "Rank 1 says num_microbatches 3, but rank 0 says num_microbatches 1"),
-        ({"isolated": True}, "Rank 1 says isolated True, but rank 0 says isolated False"),
-        ({"versions": {"a": "7", "torch": "2.1"}}, "Rank 1 says torch 2.1, but rank 0 says torch 2.2"),
+        ({"role": "twin"}, "Rank 1 has role 'twin', but rank 0 has role 'candidate'"),
+        ({"mesh": "dp=2"}, "Rank 1 has mesh 'dp=2', but rank 0 has mesh 'tp=2'"),
+        ({"seed": 7}, "Rank 1 has seed 7, but rank 0 has seed 0"),
+        ({"num_ranks": 4}, "Rank 1 has num_ranks 4, but rank 0 has num_ranks 2"),
+        ({"num_microbatches": 3}, "Rank 1 has num_microbatches 3, but rank 0 has num_microbatches 1"),
+        ({"isolated": True}, "Rank 1 has isolated True, but rank 0 has isolated False"),
+        ({"versions": {"a": "7", "torch": "2.1"}}, "Rank 1 has torch 2.1, but rank 0 has torch 2.2"),
     ],
     ids=lambda change: str(change)[:20],
 )
 def test_ranks_of_two_runs_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     write_ranks(tmp_path, {"versions": {"torch": "2.2", "b": "1"}}, change)
-    message = f"{tmp_path}: the ranks are not of one run. {words}. Trace again."
+    message = f"{tmp_path}: the ranks belong to different runs. {words}. Trace again."
     with pytest.raises(TraceError, match=f"^{re.escape(message)}$"):
         Trace(tmp_path)
 
@@ -61,14 +61,14 @@ def test_packages_that_only_one_rank_loaded_are_its_own_affair(tmp_path: Path) -
 
 def test_a_mesh_of_another_size_is_refused(tmp_path: Path) -> None:
     write_ranks(tmp_path, {"mesh": "tp=4"}, {"mesh": "tp=4"})
-    with pytest.raises(TraceError, match="rank 0 says that its mesh 'tp=4' has 2 ranks, but it has 4"):
+    with pytest.raises(TraceError, match="rank 0 has the mesh 'tp=4' with 4 ranks, but states that there are 2"):
         Trace(tmp_path)
 
 
 def test_a_rank_that_the_run_did_not_have_is_refused(tmp_path: Path) -> None:
     write_ranks(tmp_path, {}, {})
     Writer(tmp_path, manifest(2, 2, mesh="tp=2")).close(End(num_steps=1))
-    with pytest.raises(TraceError, match="there is a rank 2 of 2 ranks"):
+    with pytest.raises(TraceError, match="there is a rank 2, but only 2 ranks"):
         Trace(tmp_path)
 
 
@@ -85,6 +85,6 @@ def test_a_factor_by_which_nothing_can_be_divided_is_refused(tmp_path: Path, fac
     Writer(tmp_path, manifest()).close(End(num_steps=1, grad_factor=factor))
     where = f"{tmp_path}/rank-00000/end.json"
     with pytest.raises(
-        TraceError, match=re.escape(f"{where} says that the gradient reduction applies the factor {factor}")
+        TraceError, match=re.escape(f"{where} states that the gradient reduction applies the factor {factor}")
     ):
         Trace(tmp_path)

@@ -22,12 +22,10 @@ import ttrace
 from tests.support.rank_traces import manifest, normal, record_of, same_bits, tensor_id
 from tests.support.record_strategies import FLAT, GOOD, HOSTILE, anything, records
 from ttrace.errors import TraceError
+from ttrace.layouts.placement import LayoutSource
 from ttrace.layouts.region import Region
-from ttrace.layouts.source import LayoutSource
-from ttrace.trace.documents import parse_end, parse_manifest, seal_model
-from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check_region
-from ttrace.trace.lines.fast_decode import decode_quickly
-from ttrace.trace.lines.record_line import _Line, decode, encode
+from ttrace.trace.format import DTYPES, End, ModuleInfo, Record, check_region, parse_end, parse_manifest, seal_model
+from ttrace.trace.lines import _Line, decode, decode_quickly, encode
 from ttrace.trace.seal import seal_document
 from ttrace.trace.writer import Writer
 

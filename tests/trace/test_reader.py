@@ -13,12 +13,10 @@ import torch
 from tests.support.rank_traces import manifest, normal, record_of, tensor_id, write_trace
 from ttrace.errors import TraceError
 from ttrace.layouts.region import Region
-from ttrace.trace.archive import archive
-from ttrace.trace.documents import parse_end, seal_model
-from ttrace.trace.format import End, Record
+from ttrace.trace.format import End, Record, parse_end, seal_model
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
-from ttrace.trace.seal import seal_line, sum_of
+from ttrace.trace.seal import open_document, seal_document, seal_line, sum_of
 from ttrace.trace.writer import HEADER_BYTES, Writer
 
 
@@ -56,21 +54,30 @@ def test_tensors_of_one_chunk_share_its_mapping(tmp_path: Path) -> None:
     assert trace.read_stored(b).data_ptr() - trace.read_stored(a).data_ptr() == b.begin - a.begin
 
 
-@pytest.mark.parametrize("is_archived", [False, True])
-def test_what_some_modules_have_is_read_alone(tmp_path: Path, *, is_archived: bool) -> None:
+def test_what_some_modules_have_is_read_alone(tmp_path: Path) -> None:
     tensors = {name: torch.randn(8) for name in ("layer", "layer.fc", "other%2Fone")}
-    write_trace(tmp_path / "reference", tensors)
-    write_trace(tmp_path / "candidate", tensors)
-    if is_archived:
-        archive(tmp_path / "candidate", "reference")
-    trace = Trace(tmp_path / "candidate")
+    write_trace(tmp_path, tensors)
+    trace = Trace(tmp_path)
     assert len(trace.shards) == 3  # what was read before does not count
     part = trace.only({"layer", "other%2Fone"})
     found = {shards[0].id.name: shards[0].tensor() for shards in part.shards.values()}
-    assert {"layer", "other%2Fone"} <= found.keys()
-    assert is_archived or "layer.fc" not in found  # an archive is unpacked in the order of all
+    assert {"layer", "other%2Fone"} == found.keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in found.items())
     assert len(trace.shards) == 3
+
+
+@pytest.mark.parametrize("against", ["", "reference"])
+def test_an_archive_of_an_earlier_version_is_refused(tmp_path: Path, against: str) -> None:
+    """Version 0.2 wrote `against` into every trace, and the name of another trace only into archives."""
+    end = write_trace(tmp_path, {"layer": torch.ones(3)}) / "end.json"
+    document = json.loads(open_document(end.read_text(), "end.json"))
+    end.write_text(seal_document(json.dumps({**document, "against": against})))
+    if not against:
+        assert len(Trace(tmp_path).shards) == 1
+        return
+    sentence = f"{tmp_path} is an archive of TTrace 0.2, which this version does not read. Restore it with TTrace 0.2"
+    with pytest.raises(TraceError, match=re.escape(sentence)):
+        Trace(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads its memory from /proc")

@@ -14,9 +14,9 @@ from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.layout import Layout
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.layouts.region import Region
 from ttrace.layouts.rules import Rules
-from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.trace.format import End, Manifest, Record, SketchInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.relayout import RelayoutTrace
@@ -90,12 +90,12 @@ def one(folder: Path, **known: object) -> RelayoutTrace:
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        ({"sketch": SketchInfo(64)}, "recorded as a sketch"),
-        ({"values": Normal(0.0, 1.0)}, "generated for the layout that it had"),
+        ({"sketch": SketchInfo(64)}, "its sketch was computed for the recorded layout"),
+        ({"values": Normal(0.0, 1.0)}, "generated for the recorded layout"),
     ],
 )
 def test_what_was_made_for_its_region_stays_there(tmp_path: Path, known: dict[str, object], words: str) -> None:
-    with pytest.raises(LayoutError, match=f'rule "fc/output" comes too late, as .*{words}'):
+    with pytest.raises(LayoutError, match=f'rule "fc/output" cannot be applied to a recorded trace, because .*{words}'):
         _ = one(tmp_path, **known).shards
 
 

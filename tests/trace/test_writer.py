@@ -121,7 +121,7 @@ def test_chunks_roll_over_before_the_header_is_full(tmp_path: Path, letter: str)
 def test_a_name_that_fits_no_header_is_refused_and_the_rest_written(tmp_path: Path) -> None:
     writer = Writer(tmp_path, manifest())
     one = torch.ones(1)
-    with pytest.raises(TraceError, match="a name of 300011 letters is too long"):
+    with pytest.raises(TraceError, match="a name of 300011 characters does not fit"):
         writer.write(record_of("x" * 300_000, one), one)
     writer.write(record_of("x" * 100_000, one), one)
     writer.write(record_of("y" * 200_000, one), one)
@@ -177,7 +177,6 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "problems": [],
         "notes": [],
         "sources": {},
-        "against": "",
     }
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.kernel_variants import EACH_VARIANT, EVERY
 from ttrace.values.checksum import compute_checksum, copy_with_checksum
-from ttrace.values.kernels.library import use_kernels
+from ttrace.values.kernels.choice import use_kernels
 
 KNOWN = {
     b"": 0,

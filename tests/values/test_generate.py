@@ -13,10 +13,10 @@ import torch
 
 from tests.support.kernel_variants import EACH_VARIANT
 from tests.support.words import NAME, OTHERS, word
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.region import Region
-from ttrace.tensors import ranges as rg
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Permutation, Rows, Signed, generate_values
-from ttrace.values.kernels.library import TORCH, use_kernels
+from ttrace.values.kernels.choice import TORCH, use_kernels
 from ttrace.values.words import WordStream
 
 FAR = Region((1 << 45,), ((((1 << 44) + 3, (1 << 44) + 9),),))

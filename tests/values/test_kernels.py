@@ -9,14 +9,8 @@ import torch
 
 from tests.support.kernel_variants import EVERY
 from ttrace.errors import TTraceError
-from ttrace.values.kernels.library import (
-    TORCH,
-    VARIANTS,
-    choose_kernels,
-    is_readable,
-    list_variants,
-    use_kernels,
-)
+from ttrace.values.kernels.choice import TORCH, choose_kernels, list_variants, use_kernels
+from ttrace.values.kernels.library import VARIANTS, is_readable
 from ttrace.values.stats import measure_difference
 
 pytestmark = pytest.mark.usefixtures("new_environment")

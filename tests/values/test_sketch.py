@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.support.kernel_variants import EVERY
 from tests.support.words import word
+from ttrace.layouts import ranges as rg
+from ttrace.layouts.ranges import Ranges
 from ttrace.layouts.region import Region
-from ttrace.tensors import ranges as rg
-from ttrace.tensors.ranges import Ranges
-from ttrace.values.kernels.library import TORCH, use_kernels
+from ttrace.values.kernels.choice import TORCH, use_kernels
 from ttrace.values.sketch import compute_sketch, estimate_uncertainty
 
 SHAPE = (70, 4000)

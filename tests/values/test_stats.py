@@ -14,7 +14,7 @@ from tests.support.kernel_variants import EVERY
 from ttrace.layouts.region import Region
 from ttrace.values.chunks import cut_chunks
 from ttrace.values.generate import Normal, generate_values
-from ttrace.values.kernels.library import choose_kernels, use_kernels
+from ttrace.values.kernels.choice import choose_kernels, use_kernels
 from ttrace.values.stats import Stats, measure_difference, measure_sums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)

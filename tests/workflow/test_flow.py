@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import HOLDABLE, ROOT, SCRIPTS, ttrace
+from tests.support.commands import HOLDABLE, ROOT, ttrace
 from ttrace.capture.plan import Plan
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.run import MARK, Run
@@ -27,7 +26,7 @@ def scripts(tmp_path: Path) -> Path:
 
 
 def words(folder: Path, *more: str, reference: str = "", candidate: str = "") -> tuple[str, ...]:
-    command = f"{sys.executable} {folder}/train.py"
+    command = f"python {folder}/train.py"
     return (
         *("run", "--reference", f"{command} {reference}".strip(), "--candidate", f"{command} {candidate}".strip()),
         *("--out", str(folder / "run"), "--twins", "2", "--json", *more),
@@ -62,6 +61,7 @@ def test_a_run_of_other_commands_is_named_before_it_is_replaced(tmp_path: Path) 
     assert len(notes) == 1
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_only_what_has_changed_is_run_again(scripts: Path) -> None:
     first = ttrace(*words(scripts))
@@ -86,6 +86,7 @@ def test_only_what_has_changed_is_run_again(scripts: Path) -> None:
     assert not made.items() & stamps(scripts).items()
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_a_script_whose_iterations_differ_gets_a_launch_for_each_twin(scripts: Path) -> None:
     done = ttrace(*words(scripts, reference="changing", candidate="changing"))
@@ -121,9 +122,8 @@ def test_a_run_that_is_cut_off_at_every_stage_goes_on_each_time(scripts: Path) -
 
 def _kill(command: tuple[str, ...], log: Path, number: signal.Signals) -> None:
     """Run the command until a stage's script waits, and end it there: nothing of it is left."""
-    environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"}
     process = subprocess.Popen(
-        ["ttrace", *command], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ["ttrace", *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + HANG
     while not (log.exists() and "waiting" in log.read_text()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -14,11 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.support.commands import ROOT, ttrace
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import CauseName, Exit, Judgement
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.runs import SimulatedRank
 
@@ -51,7 +52,7 @@ def train(
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules.of({}))
+    session = TracingSession(SessionParts(plan, model, optimizer, SimulatedRank()))
     load(model, optimizer)
     for number in range(plan.num_steps):
         with session.step():
@@ -206,6 +207,7 @@ def test_one_step_leaves_nothing_before_the_checkpoint(tmp_path: Path) -> None:
     assert "--resume needs --steps of at least 2" in ran.stderr
 
 
+nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
 TORCHRUN = "torchrun --standalone --nproc-per-node"
 
 
@@ -219,16 +221,18 @@ def resume(tmp_path: Path, reference: str, candidate: str, second: str) -> Compl
     )
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag", "code"), [("", 0), ("--bug", 1), ("--forget", 1)])
+@pytest.mark.parametrize(("flag", "code"), [nightly("", 0), ("--bug", 1), ("--forget", 1)])
 def test_the_example_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, code: int) -> None:
     script = f"{ROOT}/examples/checkpoint.py"
     ran = resume(tmp_path, f"python {script}", f"{TORCHRUN} 2 {script}", f"{TORCHRUN} 4 {script} {flag}")
     assert ran.returncode == code, ran.stdout + ran.stderr
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag", "code"), [("", 0), ("--bug", 1)])
+@pytest.mark.parametrize(("flag", "code"), [nightly("", 0), ("--bug", 1)])
 def test_tensor_parallelism_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, code: int) -> None:
     """With uneven shares of a vocabulary on both."""
     script = f"{ROOT}/tests/support/tensor_parallel_checkpoint.py"
@@ -240,8 +244,9 @@ def test_tensor_parallelism_goes_on_with_another_number_of_ranks(tmp_path: Path,
         assert "the right values in the wrong place along dim 0" in words
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("flag", "code"), [("", 0), pytest.param("--forget", 1, marks=pytest.mark.nightly)])
+@pytest.mark.usefixtures("warm_commands")
+@pytest.mark.nightly
+@pytest.mark.parametrize(("flag", "code"), [("", 0), ("--forget", 1)])
 def test_the_trainer_of_transformers_goes_on(tmp_path: Path, flag: str, code: int) -> None:
     """By its own checkpoints; it counts steps from the start of all."""
     script = f"python {ROOT}/tests/support/trainer_checkpoint.py"
@@ -253,11 +258,12 @@ def test_the_trainer_of_transformers_goes_on(tmp_path: Path, flag: str, code: in
     )
     assert ran.returncode == code, ran.stdout + ran.stderr
     if flag:
-        assert "the optimizer believes that this is step 1, and the reference's 3" in " ".join(ran.stdout.split())
+        assert "the optimizer counts this as step 1, the reference's as step 3" in " ".join(ran.stdout.split())
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag", "code"), [("", 0), pytest.param("--forget", 1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("flag", "code"), [("", 0), nightly("--forget", 1)])
 def test_zero_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, code: int) -> None:
     """By DeepSpeed's universal checkpoints; parts of the flat copy end within parameters, and the last has padding."""
     script = f"{ROOT}/tests/support/deepspeed_checkpoint.py"
@@ -266,11 +272,12 @@ def test_zero_goes_on_with_another_number_of_ranks(tmp_path: Path, flag: str, co
     if flag:
         words = " ".join(ran.stdout.split())
         assert "0.weight/update is the first wrong tensor" in words
-        assert "the optimizer believes that this is step 1, and the reference's 3" in words
+        assert "the optimizer counts this as step 1, the reference's as step 3" in words
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag", "code"), [("", 0), ("--forget", 1)])
+@pytest.mark.parametrize(("flag", "code"), [("", 0), nightly("--forget", 1)])
 def test_megatron_goes_on_with_stages_in_place_of_tensor_parallelism(tmp_path: Path, flag: str, code: int) -> None:
     """By megatron-core's own distributed checkpoints."""
     script = f"-m zoo.harness.megatron.script {ROOT}/tests/support/megatron_checkpoint.py"

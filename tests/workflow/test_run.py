@@ -6,23 +6,27 @@ import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
+import ttrace as public
 from tests.support.commands import ROOT, TINY, run_example, script, ttrace
+from tests.support.pages import blocks
 from tests.support.speed import cpu_limit
-from tests.support.traces import Case, draw_tensor
+from tests.support.traces import Case, TraceBuilder, draw_tensor, nudge
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit
+from ttrace.report.machine.json_report import as_json
+from ttrace.trace.store import Remote
 from ttrace.workflow.flow import Commands, Flow
 from ttrace.workflow.launch import launch
-from ttrace.workflow.run import Run
+from ttrace.workflow.run import Run, RunTraces, Strictness
 from ttrace.workflow.stages import Stage
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_the_dtensor_examples_bug_is_found_and_its_clean_run_is_quiet(tmp_path: Path) -> None:
     """The other example is the README's, and run with it."""
@@ -68,6 +72,7 @@ def test_examples_are_short_and_need_at_most_five_lines_for_ttrace() -> None:
         assert len(ours) == len(numbered), path
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_script_that_never_attaches_is_told_what_to_do(tmp_path: Path) -> None:
     command = script(tmp_path, "print('hello')")
     done = ttrace("run", "--reference", command, "--candidate", command, "--out", str(tmp_path / "run"))
@@ -75,6 +80,7 @@ def test_a_script_that_never_attaches_is_told_what_to_do(tmp_path: Path) -> None
     assert "left no trace: no process of it trained a model with an optimizer of torch" in " ".join(done.stderr.split())
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_one_traced_command_is_held_to_the_same(tmp_path: Path) -> None:
     for body, words in {
@@ -89,6 +95,7 @@ def test_one_traced_command_is_held_to_the_same(tmp_path: Path) -> None:
         assert str(tmp_path / "trace.log") in "".join(done.stderr.split())
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_an_old_trace_does_not_stand_in_for_a_new_one(tmp_path: Path) -> None:
     out = str(tmp_path / "trace")
@@ -98,6 +105,7 @@ def test_an_old_trace_does_not_stand_in_for_a_new_one(tmp_path: Path) -> None:
     assert "left no trace" in done.stderr
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_a_trace_is_not_written_over_its_reference(tmp_path: Path) -> None:
     out = str(tmp_path / "trace")
@@ -109,6 +117,7 @@ def test_a_trace_is_not_written_over_its_reference(tmp_path: Path) -> None:
     assert ttrace("show", out).returncode == 0
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_script_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
     command = script(tmp_path, "print('about to fail')\nraise RuntimeError('out of [luck]')")
     done = ttrace("run", "--reference", command, "--candidate", command, "--out", str(tmp_path / "run"))
@@ -123,6 +132,7 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     assert "no-such-thing cannot be started" in done.stderr
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     done = ttrace("run", "--reference", "true", "--candidate", "true", "--out", str(tmp_path))
@@ -131,6 +141,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_folder_without_traces_is_explained(tmp_path: Path) -> None:
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "run.json").write_text("{}")
@@ -162,6 +173,7 @@ ttrace.attach(torch.nn.Linear(4, 4))
 """
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_trace_then_show_and_programs_read_json(tmp_path: Path) -> None:
     command = script(tmp_path, TINY).split()
@@ -198,10 +210,11 @@ with session.step():
 """
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_a_noisy_candidate_is_run_again_before_it_is_accused(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(NOISY)
-    command, out = f"{sys.executable} {tmp_path / 'noisy.py'}", tmp_path / "run"
+    command, out = f"python {tmp_path / 'noisy.py'}", tmp_path / "run"
 
     def report(candidate: str) -> tuple[int, list[str], list[str]]:
         words = ("run", "--reference", f"{command} 0", "--candidate", f"{command} {candidate}", "--out", str(out))
@@ -303,6 +316,54 @@ def test_a_trace_in_the_place_of_another_is_not_judged(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / here)
         shutil.move(tmp_path / "away", tmp_path / here)
     assert run.judge().exit is Exit.PASSED
+
+
+@pytest.fixture
+def investigated(tmp_path: Path) -> Run:
+    """A run with a finding, and everything that follows a finding up, written one by one."""
+    right, wrong = draw_tensor(16, 8), draw_tensor(16, 8, seed=1)
+    for name, error in (("", 0.1), ("full", 0.2), ("isolated", 0.3)):
+        case = Case(tmp_path / name, isolated=name == "isolated")
+        for builder in (case.reference, case.twin):
+            builder._manifest["isolated"] = name == "isolated"
+        case.add("0/0/fc.0/output", right, "t h/tp")
+        case.add_trusted("0/0/fc.1/output", wrong)
+        case.candidate.record_parts("0/0/fc.1/output", nudge(wrong, error), "t h/tp")
+        case.judge()
+    for name, role, mesh, layout in (("echo", "echo", "", "..."), ("repeat", "candidate", "tp=2", "t h/tp")):
+        again = TraceBuilder(tmp_path / name, mesh, role)
+        again.record_parts("0/0/fc.0/output", nudge(right, 1e-5), layout)
+        again.record_parts("0/0/fc.1/output", nudge(wrong, 1e-5), layout)
+        again.close()
+    return Run(tmp_path)
+
+
+def test_a_run_in_a_store_is_judged_as_its_folder_is(investigated: Run) -> None:
+    """With echo, repeat, isolated and full: each of them changes the judgement."""
+    stored = RunTraces(Remote("memory://bucket/run"))
+    for file in investigated.folder.rglob("*"):
+        if file.is_file():
+            Remote(f"{stored.folder}/{file.relative_to(investigated.folder)}").put(file)
+    reports = [as_json(stored.judge(), ""), as_json(investigated.judge(), "")]
+    assert reports[0] == reports[1]
+    assert stored.most_detailed == stored.full
+    for name in ("echo", "repeat", "isolated", "full"):
+        shutil.rmtree(investigated.folder / name)
+        reports.append(as_json(investigated.judge(), ""))
+        assert reports[-1] != reports[-2], name
+
+
+def test_python_judges_as_the_command_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of docs/reference/api.md runs."""
+    run = write_traces(tmp_path / "runs" / "bug")
+    monkeypatch.chdir(tmp_path)
+    (code,) = (block.text for block in blocks(ROOT / "docs" / "reference" / "api.md") if "runs/bug" in block.text)
+    exec(code, {})
+    judgement = public.check("runs/bug", margin=8.0)
+    assert judgement.exit is Exit.PASSED
+    assert as_json(judgement, "") == as_json(run.judge(Strictness(8.0)), "")
+    with pytest.raises(TTraceError, match="these rules change no layout"):
+        public.check(run.folder, rules={"nothing": "a b"})
 
 
 def test_what_was_cut_off_beside_a_run_has_no_say(tmp_path: Path) -> None:

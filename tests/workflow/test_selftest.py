@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
@@ -21,6 +20,7 @@ NUM_SAMPLES = 40
 """A whole check for each fault in each tensor would take minutes."""
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ["hidden_allreduce", pytest.param("dtensor_tp", marks=pytest.mark.nightly)])
 def test_what_is_claimed_to_be_seen_is_found(tmp_path: Path, example: str) -> None:
@@ -39,8 +39,7 @@ def test_what_is_claimed_to_be_seen_is_found(tmp_path: Path, example: str) -> No
     for tensor_id, name in claims[:: max(len(claims) // NUM_SAMPLES, 1)]:
         candidate = Trace(run.candidate)
         wrong = dict(inject_faults(TensorId.parse(tensor_id), candidate))[name]
-        altered = copy.copy(candidate)
-        altered.__dict__["shards"] = {**candidate.shards, TensorId.parse(tensor_id): wrong}
+        altered = candidate.with_shards({**candidate.shards, TensorId.parse(tensor_id): wrong})
         judgement = judge_candidate(rounding, altered)
         accused = [str(c.id) for c in judgement.comparisons if c.verdict.is_wrong]
         assert accused == [tensor_id], (name, accused)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,10 @@ import pytest
 from zoo.harness.limits import HANG
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = Path(sys.executable).parent
 
 
 def run(script: str, out: Path, *candidate: str, more: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
     """The exit code and the report of a script against itself on two ranks."""
-    environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"}
     command = f"torchrun --standalone --nproc-per-node 2 {script} {' '.join(candidate)}"
     done = subprocess.run(
         [
@@ -37,7 +33,6 @@ def run(script: str, out: Path, *candidate: str, more: tuple[str, ...] = ()) -> 
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=environment,
         timeout=HANG,
         check=False,
     )
@@ -45,6 +40,7 @@ def run(script: str, out: Path, *candidate: str, more: tuple[str, ...] = ()) -> 
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "tensor", "words"),
@@ -109,6 +105,7 @@ with session.step():
 """
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["split", "rule"])
 def test_a_model_that_returns_its_loss_passes(tmp_path: Path, mode: str) -> None:
@@ -120,6 +117,7 @@ def test_a_model_that_returns_its_loss_passes(tmp_path: Path, mode: str) -> None
     assert report["problems"] == []
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_ranks_with_whole_batches_of_their_own_are_told_what_ran_on_both_sides(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

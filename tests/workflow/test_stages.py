@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +15,9 @@ from tests.support.rank_traces import manifest
 from ttrace.capture.plan import Plan
 from ttrace.errors import TTraceError
 from ttrace.trace.format import End
-from ttrace.trace.seal import read_document
-from ttrace.trace.storage.fingerprint import fingerprint_file
+from ttrace.trace.seal import fingerprint_file, read_document
 from ttrace.trace.writer import Writer
-from ttrace.workflow.stages import Stage
+from ttrace.workflow.stages import Stage, watch_stages
 from zoo.harness.limits import HANG
 
 
@@ -94,3 +94,27 @@ def test_a_file_that_two_ranks_see_differently_is_never_what_it_was(tmp_path: Pa
         stage = Stage(("true",), Plan(out=tmp_path / seen, role="candidate"))
         stage.mark()
         assert not stage.is_done()
+
+
+# Stages of one launch are told as their traces begin.
+
+
+def begin_trace(out: Path) -> None:
+    (out / "rank-00000").mkdir(parents=True)
+    (out / "rank-00000" / "manifest.json").touch()
+
+
+def test_stages_are_told_in_order_as_their_traces_begin(tmp_path: Path) -> None:
+    stages = {name: tmp_path / name for name in ("echo", "twin 1/2", "twin 2/2")}
+    names: list[str] = []
+    with watch_stages(stages, names.append):
+        for number, name in enumerate(list(stages)[:2], 1):
+            begin_trace(stages[name])
+            deadline = time.monotonic() + HANG
+            while len(names) < number:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    assert names == ["echo", "twin 1/2"]
+    begin_trace(stages["twin 2/2"])
+    time.sleep(0.3)
+    assert len(names) == 2  # nobody watches any more

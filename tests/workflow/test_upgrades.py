@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import zipfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import ROOT, SCRIPTS, ttrace
+from tests.support.pages import blocks
 from zoo.harness.limits import HANG
 
 SCRIPT = """
@@ -34,16 +36,27 @@ def git(folder: Path, *args: str) -> str:
     return done.stdout
 
 
-def test_other_exit_codes_than_0_and_1_leave_a_commit_out() -> None:
-    for code, found in ((0, 0), (1, 1), (2, 125), (77, 125)):
-        assert ttrace("bisect-exit", "sh", "-c", f"exit {code}").returncode == found
-    assert ttrace("bisect-exit", "there-is-no-such-command").returncode == 125
+def read_bisection() -> str:
+    """Read the shell commands of the page that find a commit."""
+    (text,) = (block.text for block in blocks(ROOT / "docs" / "howto" / "upgrades.md") if "git bisect" in block.text)
+    return text
+
+
+@pytest.mark.parametrize(("code", "bisected"), [(0, 0), (1, 1), (2, 125), (77, 125), (143, 125), (None, 125)])
+def test_other_exit_codes_than_0_and_1_leave_a_commit_out(tmp_path: Path, code: int | None, bisected: int) -> None:
+    """None: the command does not exist."""
+    if code is not None:
+        (tmp_path / "ttrace").write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / "ttrace").chmod(0o755)
+    command = read_bisection().partition("git bisect run ")[2]
+    environment = {"PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin"}
+    assert subprocess.run(["sh", "-c", command], env=environment, timeout=HANG, check=False).returncode == bisected
 
 
 @pytest.mark.slow
 def test_git_bisect_finds_the_commit_that_changed_the_gradients(tmp_path: Path) -> None:
-    """The reference is the first commit, in a folder of its own; one commit between does not run at all."""
-    repository, trusted = tmp_path / "repository", tmp_path / "trusted"
+    """The reference is the first commit, in a worktree of its own; one commit between does not run at all."""
+    repository = tmp_path / "repository"
     repository.mkdir()
     git(repository, "init", "-q")
     (repository / "train.py").write_text(SCRIPT)
@@ -52,20 +65,25 @@ def test_git_bisect_finds_the_commit_that_changed_the_gradients(tmp_path: Path) 
         (repository / "factor.py").write_text(f"FACTOR = {factor}\n")
         git(repository, "add", ".")
         git(repository, "commit", "-q", "-m", f"commit {number}")
-    first = git(repository, "rev-list", "--max-parents=0", "HEAD").strip()
-    git(repository, "worktree", "add", "-q", str(trusted), first)
-    git(repository, "bisect", "start", "HEAD", first)
-    python = SCRIPTS / "python"
-    run = (
-        *(f"{SCRIPTS}/ttrace", "bisect-exit", f"{SCRIPTS}/ttrace", "run", "--no-isolate", "--no-repeat"),
-        *("--twins", "2", "--out", str(tmp_path / "run"), "--fresh"),
-        *("--reference", f"{python} {trusted}/train.py", "--candidate", f"{python} train.py"),
+        if number == 0:
+            git(repository, "tag", "v1.4")
+    commands = read_bisection().replace("torchrun --nproc-per-node 2", "python")
+    environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-ec", commands],
+        cwd=repository,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
     )
-    told = git(repository, "bisect", "run", *run)
-    assert "is the first bad commit" in told
-    assert "commit 4" in told
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is the first bad commit" in done.stdout
+    assert "commit 4" in done.stdout
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_two_runs_of_one_layout_are_compared_rank_by_rank(tmp_path: Path) -> None:
     """Also what nobody stated a layout for."""
@@ -85,6 +103,7 @@ def test_two_runs_of_one_layout_are_compared_rank_by_rank(tmp_path: Path) -> Non
     assert not [name for name in names if name.endswith((".safetensors", ".log"))]
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_the_members_of_a_class_all_agree_with_one_reference(tmp_path: Path) -> None:
     """Ways to run the same iteration are values of one axis."""

@@ -13,7 +13,7 @@ import zoo.bugs
 from ttrace.compat.torch import RELEASE, parse_release
 from ttrace.judge.verdict import Exit
 from zoo import watched
-from zoo.bug import Bug, Expected, Run, Tier, Topic, bugs, story, title
+from zoo.bug import Bug, Expected, Run, Tier, Topic, bugs, entries, story, title
 from zoo.controls import Clean, Control, controls, every, few
 from zoo.evaluation import PAGE, Evaluation
 from zoo.fixed import FIXED
@@ -39,7 +39,7 @@ def test_an_entry_tells_its_story_and_cites_it(name: str) -> None:
     assert 25 <= len((FOLDER / f"{name.replace('-', '_')}.py").read_text().splitlines()) <= 60
 
 
-@pytest.mark.parametrize("name", bugs())
+@pytest.mark.parametrize("name", entries())
 def test_the_two_sides_of_an_entry_differ(name: str) -> None:
     broken, clean = Run(name, is_clean=False), Run(name, is_clean=True)
     assert broken.case != clean.case or broken.patch is not clean.patch
@@ -47,7 +47,7 @@ def test_the_two_sides_of_an_entry_differ(name: str) -> None:
 
 def test_the_zoo_has_every_tier_topic_and_bug_of_the_paper() -> None:
     every_bug = EVALUATED.values()
-    assert {bug.tier for bug in every_bug} == set(Tier)
+    assert {bug.tier for bug in every_bug} == set(Tier) - {Tier.T4}
     assert {bug.topic for bug in every_bug} == set(Topic)
     assert {bug.paper for bug in every_bug} - {0} == PAPER
     assert len(every_bug) >= 80

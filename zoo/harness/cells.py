@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import Declarations, SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Judgement
@@ -136,7 +137,13 @@ def attached(candidate: Candidate, plan: Plan) -> TracingSession:
     adapter = Native(candidate.chunks, mesh=candidate.mesh)
     rules = Rules.of(candidate.rules)
     return TracingSession(
-        plan, candidate.chunks, candidate.optimizer, adapter, rules, grad_factor=candidate.grad_factor
+        SessionParts(
+            plan,
+            candidate.chunks,
+            candidate.optimizer,
+            adapter,
+            Declarations(rules=rules, grad_factor=candidate.grad_factor),
+        )
     )
 
 
@@ -173,7 +180,7 @@ def trace_reference(
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}
         plan = plan.model_copy(update={"out": folder / f"twin-{twin}", **known})
-    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, SimulatedRank()))
     loss = cell.trusted_loss or cell.loss
     for _ in range(cell.num_steps):
         accumulated(session, model, optimizer, shape, total, max_norm=cell.max_norm, loss=loss)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ttrace.attach import DisabledSession
 from ttrace.capture.plan import Plan
-from ttrace.judge.notes.communication import note_communication
+from ttrace.judge.notes import note_communication
 from ttrace.trace.reader import Trace
 from zoo.harness.candidate import Candidate, Cell
 from zoo.harness.cells import LAYOUTS, SHAPE, Traced, attached, shape_of, shared_out, trace_cell

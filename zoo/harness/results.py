@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import describe
 from ttrace.judge.verdict import Exit, Judgement, Verdict
 
 _HEAD = """# The matrix of parallelisms

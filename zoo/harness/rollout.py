@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
-from ttrace.layouts.rules import Rules
 from zoo.bug import Judge, Launcher
 from zoo.harness.cells import Traced
 from zoo.harness.plans import planned
@@ -115,7 +115,7 @@ def on_rollouts(num_ranks: int, runs: Sequence[Sided], folder: Path, judge: Judg
 
 def _trace(case: Generated, plan: Plan, run: Sided | None = None) -> None:
     rollout = Rollout(case)
-    session = TracingSession(plan, rollout.policy, None, SimulatedRank(), Rules())
+    session = TracingSession(SessionParts(plan, rollout.policy, None, SimulatedRank()))
     with patched(run.patch if run is not None else None, rollout), session.step(), torch.no_grad():
         tokens = session.batch({"ids": torch.randint(VOCAB, (2, LENGTH))})["ids"]
         (rollout.train if run is None else rollout.generate)(tokens)

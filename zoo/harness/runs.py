@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import Declarations, SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import judge_candidate
@@ -42,7 +43,7 @@ class SimulatedRank(Native):
 def train(plan: Plan, model: nn.Module, adapter: Native, rules: dict[str, str], change: Change | None = None) -> None:
     """Trace the plan's steps of next-token training, each of two microbatches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    session = TracingSession(plan, model, optimizer, adapter, Rules.of(rules))
+    session = TracingSession(SessionParts(plan, model, optimizer, adapter, Declarations(rules=Rules.of(rules))))
     if change is not None:
         with torch.no_grad():
             change(model, adapter.rank)

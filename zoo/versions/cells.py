@@ -32,7 +32,7 @@ TORCH_FACING = (
     "tests/test_modules.py",
     "tests/adapters",
     "tests/automatic/test_watch.py",
-    "tests/automatic/test_imports.py",
+    "tests/automatic/test_frameworks.py",
     "tests/laws",
     "tests/capture",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-from ttrace.torch_limits import Limit, list_limits
+from ttrace.compat.torch import Limit, list_limits
 from zoo.harness.torches.environment import ROOT
 from zoo.versions import demo
 from zoo.versions.cells import CELLS, EXAMPLES, Cell

@@ -1,4 +1,7 @@
-"""What the first training step of a script shows: its models, its optimizers, and where data comes from."""
+"""The first training step of a script: its models, its optimizers, and where data enters.
+
+`watch.py` describes the states that a script goes through.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ttrace.adapters.deepspeed.compat import is_engine
 from ttrace.adapters.wrappers import find_wrapped
 from ttrace.attach import PLAN_VARIABLE
-from ttrace.automatic.draws import Line
+from ttrace.automatic.data_sources import Line
 from ttrace.compat.distributed import list_stage_modules, read_num_chunks
 from ttrace.errors import CaptureError
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class FirstStep:
-    """Observations of the first step, and the state of before it."""
+    """Observations of the first step, and the state from before it."""
 
     def __init__(self) -> None:
         self._optimizers: WeakSet[Optimizer] = WeakSet()
@@ -38,9 +41,11 @@ class FirstStep:
         self._draws: Counter[Line] = Counter()
         self._calls: dict[nn.Module, int] = {}
         self._stepped: dict[Optimizer, bool] = {}
-        """The optimizers that have stepped; True for one that another optimizer steps."""
+        """The optimizers that have stepped, in order; True for an optimizer that another optimizer steps."""
         self._saved: WeakSet[Optimizer] = WeakSet()
+        """The optimizers whose state is in a snapshot."""
         self._loaders: WeakSet[Any] = WeakSet()
+        """The loaders whose batches were followed by a training call."""
         self._last_loader: Any = None
         self._num_chunks = self._num_batches = 0
         self._has_loss = False
@@ -54,16 +59,16 @@ class FirstStep:
         return Plan.find(os.environ[PLAN_VARIABLE])
 
     def on_optimizer(self, optimizer: Optimizer) -> None:
-        """Note an optimizer that was made."""
+        """Note a new optimizer."""
         self._optimizers.add(optimizer)
         self._optimizer_names.add(type(optimizer).__name__)
 
     def on_call(self, module: nn.Module) -> None:
-        """Count a training call of a module that no other module calls."""
+        """Count a training call of a module that is not inside another call. Before the first, save the state."""
         if module not in self._calls:
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 return
-            # Not when an optimizer steps: ZeRO steps one group of parameters after the other, and hides the rest.
+            # Not when an optimizer steps: ZeRO steps one parameter group at a time, and hides the others.
             optimizers = [each for each in self._optimizers if each not in self._saved]
             self._saved.update(optimizers)
             self._save([module], optimizers, with_parameters=self.plan.parameters == "own")
@@ -73,7 +78,7 @@ class FirstStep:
             self._loaders.add(self._last_loader)
 
     def on_result(self, module: nn.Module, result: Any) -> None:
-        """Note a model that returns its loss: labels were among its arguments."""
+        """Note whether the model returns a loss, which means that labels were among its arguments."""
         if module not in self._calls:
             return
         leaves = pytree.tree_leaves(result)
@@ -84,11 +89,11 @@ class FirstStep:
         self._num_batches += 1
 
     def is_training_loader(self, loader: Any) -> bool:
-        """Whether a training call followed a batch of this loader."""
+        """Return whether a training call followed a batch of this loader."""
         return loader in self._loaders
 
     def on_target(self) -> None:
-        """Note that a loss function got labels outside of the model."""
+        """Note that a loss function outside of the model got labels."""
         self._has_target = True
 
     def on_draw(self, line: Line) -> None:
@@ -96,17 +101,17 @@ class FirstStep:
             self._draws[line] += 1
 
     def is_data_line(self, line: Line) -> bool:
-        """Whether random numbers were drawn here before, once or several times for each microbatch."""
+        """Return whether this line drew random numbers in the first step, equally often for each microbatch."""
         return self.count_draws(line) > 0
 
     def count_draws(self, line: Line) -> int:
-        """Count how often a line draws for each microbatch; 0 for a line that does not draw for microbatches."""
+        """Return how often a line drew for each microbatch; 0 if it did not draw equally often for each."""
         num_draws, rest = divmod(self._draws[line], max(self.num_microbatches, 1))
         return 0 if rest else num_draws
 
     @property
     def num_microbatches(self) -> int:
-        """The number of microbatches that this rank ran."""
+        """The number of microbatches that this rank ran in the first step."""
         return self._num_chunks or max(self._calls.values(), default=0)
 
     @property
@@ -114,21 +119,21 @@ class FirstStep:
         return self._num_chunks > 0
 
     def on_schedule(self, schedule: Any) -> None:
-        """Note the stages of a pipeline, and the number of its microbatches."""
+        """Note the stages of a pipeline and its number of microbatches."""
         self._num_chunks = read_num_chunks(schedule)
         for module in list_stage_modules(schedule):
             self.on_call(module)
 
     def on_step_begin(self, optimizer: Optimizer) -> None:
-        """Save the state of an optimizer that was made after the first call."""
+        """Save the state of an optimizer that was created after the first call."""
         if optimizer not in self._saved:
             self._saved.add(optimizer)
             self._save([], [optimizer], with_parameters=False)
 
     def on_step_end(self, optimizer: Optimizer, *, is_inner: bool) -> None:
-        """Note an optimizer that has stepped; `is_inner` if another one called it.
+        """Note an optimizer that has stepped; with `is_inner`, another optimizer called it.
 
-        A step before any training call only makes the optimizer's state, as DeepSpeed does.
+        A step before any training call only initialises the optimizer's state, as in DeepSpeed.
         """
         if self._calls:
             self._stepped.setdefault(optimizer, is_inner)
@@ -138,23 +143,22 @@ class FirstStep:
             self._snapshots.clear()
 
     def is_over(self) -> bool:
-        """Whether all optimizers have stepped that any called module needs."""
+        """Return whether all optimizers have stepped that have parameters of the called modules."""
         if not self._stepped:
             return False
         trained = {id(each) for model in self._calls for each in model.parameters() if each.requires_grad}
-        open_parameters = trained - _list_parameters(self._stepped)
+        not_updated = trained - _list_parameters(self._stepped)
         waiting = (each for each in self._optimizers if each not in self._stepped)
-        return not any(_list_parameters([each]) & open_parameters for each in waiting)
+        return not any(_list_parameters([each]) & not_updated for each in waiting)
 
     @cached_property
     def models(self) -> list[nn.Module]:
-        """The modules that were called and that the optimizers train, without those inside of another one.
+        """The outermost modules that were called and that the optimizers train.
 
-        They are the stages of a pipeline on this rank, or models of their own, such as a generator and a
-        discriminator.
+        They are this rank's stages of a pipeline, or separate models such as a generator and a discriminator.
         """
         engines = [model for model in self._calls if is_engine(model)]
-        if engines:  # its optimizer updates flat copies of the parameters
+        if engines:  # an engine's optimizer updates flat copies of the parameters
             return engines
         updated = _list_parameters(self._stepped)
         trained = [model for model in self._calls if any(id(each) in updated for each in model.parameters())]
@@ -164,13 +168,13 @@ class FirstStep:
             names = ", ".join(type(each).__name__ for each in self._stepped)
             raise CaptureError(
                 f"{names} stepped, but none of its parameters belongs to a module that the script called: a framework "
-                "keeps copies of them. Attach by hand, with an adapter for this framework."
+                "keeps copies of them. Call ttrace.attach in the script, with an adapter for this framework."
             )
         return models
 
     @property
     def calls_per_microbatch(self) -> int:
-        """How often the first model is called in each microbatch: a batch may pass through it several times."""
+        """How often the first model is called for each microbatch; a batch may pass through it repeatedly."""
         num_calls = self._calls[self.models[0]]
         return num_calls // self._num_batches if self._num_batches and num_calls % self._num_batches == 0 else 1
 
@@ -180,7 +184,7 @@ class FirstStep:
         return [optimizer for optimizer, is_inner in self._stepped.items() if not is_inner]
 
     def describe(self) -> Attachment:
-        """Describe what was found."""
+        """Describe what was observed, for the trace."""
         from ttrace.trace.format import Attachment
 
         return Attachment(
@@ -211,13 +215,13 @@ class FirstStep:
         self._snapshots.append(Snapshot(models, optimizers, with_parameters=with_parameters))
 
     def restore(self) -> None:
-        """Restore the state of before the step. Random generators are in every snapshot: those of the first count."""
+        """Restore the state from before the step, the first snapshot last: its random generators are the right ones."""
         for snapshot in reversed(self._snapshots):
             snapshot.restore()
         self._snapshots.clear()
 
     def describe_problem(self) -> str:
-        """Say why nothing was traced; empty if the process does not train."""
+        """Return a sentence on why nothing was traced; empty if the process does not train."""
         if self._stepped:
             return (
                 "the script ended after its first training step. TTrace watches the first step and traces the second: "
@@ -237,6 +241,6 @@ def _list_parameters(optimizers: Iterable[Optimizer]) -> set[int]:
 
 
 def describe_model(model: nn.Module) -> str:
-    """Name a model's class, inside of what wraps it."""
+    """Name the classes of a model and of its wrappers, such as `DDP(GPT)`."""
     name, inner = type(model).__name__, find_wrapped(model)
     return name if inner is None else f"{name}({describe_model(inner)})"

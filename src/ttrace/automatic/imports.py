@@ -1,4 +1,4 @@
-"""Functions that are called when a framework's module has been imported."""
+"""Calls of functions when a framework's module is imported."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 from ttrace.patches import Patches
 
 OnImport = Callable[[ModuleType], None]
+"""A function that gets the module that was imported."""
 
 
 def watch_imports(functions: Mapping[str, OnImport], patches: Patches) -> None:
-    """Call the function of a module when it has been imported; at once for a module that is there already."""
+    """Call the function for each module when it is imported, or at once if it already is."""
     waiting = dict(functions)
     for name in [name for name in waiting if name in sys.modules]:
         waiting.pop(name)(sys.modules[name])
@@ -25,7 +26,7 @@ def watch_imports(functions: Mapping[str, OnImport], patches: Patches) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finder that lets others find a module."""
+    """Finder that delegates to the other finders, and calls a function after the import."""
 
     def __init__(self, waiting: dict[str, OnImport]) -> None:
         self._waiting = waiting
@@ -44,7 +45,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if loader is not None:
             run = loader.exec_module
 
-            # Not earlier: a library may look whether a module is there before it imports it.
+            # Here and not in find_spec: libraries search for a module to test whether it is installed.
             def exec_module(module: ModuleType) -> None:
                 del loader.exec_module  # back to the method of its class
                 run(module)

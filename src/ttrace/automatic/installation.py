@@ -1,4 +1,4 @@
-"""Start of automatic attachment in a process: by the hook as soon as torch is imported, or by a callback."""
+"""Start of automatic attachment in a process, by the hook when torch has been imported, or by a callback."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ttrace.automatic.watch import Watch
 from ttrace.errors import CaptureError
 
 if TYPE_CHECKING:
-    from ttrace.capture.start import Declarations
+    from ttrace.capture.parts import Declarations
 
 _installed: list[Watch] = []
 
 
 def install(declared: Declarations | None = None) -> Watch:
-    """Watch this process for a training step. If the script attaches by itself, everything is put back.
+    """Watch this process for a training step. If the script attaches by itself, all patches are removed.
 
-    `declared` is what a script says of its parallelism, to a callback.
+    `declared` is what the script declared about its parallelism, to a callback.
     """
     if not _installed:
         watch = Watch(_report_problem)
@@ -35,7 +35,7 @@ def install(declared: Declarations | None = None) -> Watch:
 
 
 def _report_problem(problem: str) -> None:
-    """Leave a sentence where `ttrace` looks for it; without the hook, a callback's caller gets it."""
+    """Write a sentence to the file that `ttrace` reads; without the hook, raise it in the callback."""
     if MARK_VARIABLE not in os.environ:
         raise CaptureError(problem)
     Path(os.environ[MARK_VARIABLE]).write_text(problem, encoding="utf-8")

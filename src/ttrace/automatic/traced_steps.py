@@ -1,4 +1,7 @@
-"""Steps of a script that automatic attachment traces."""
+"""The steps of a script that automatic attachment traces: their data passes through a session.
+
+`watch.py` describes the states that a script goes through.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from ttrace.attach import PLAN_VARIABLE
-from ttrace.automatic.draws import Line
+from ttrace.automatic.data_sources import Line
 from ttrace.automatic.first_step import FirstStep, describe_model
-from ttrace.automatic.joined_models import join_models
-from ttrace.capture.consecutive import ConsecutiveSessions
-from ttrace.capture.observe.structures import has_tensors
+from ttrace.automatic.frameworks import join_models
+from ttrace.capture.observe.hooks import has_tensors
+from ttrace.capture.parts import Declarations
 from ttrace.capture.session import TracingSession
-from ttrace.capture.start import Declarations, start_session
+from ttrace.capture.start import ConsecutiveSessions, start_session
 from ttrace.compat.distributed import read_num_chunks
 from ttrace.errors import CaptureError
 from ttrace.trace.format import Attachment
@@ -26,15 +29,15 @@ from ttrace.trace.format import Attachment
 _TARGET = "target"
 """The slot of labels."""
 _OF_SCHEDULE = (_TARGET, "losses", "return_outputs")
-"""Arguments that the step of a schedule does not pass on to the model."""
+"""Arguments of a schedule's step that are not passed on to the model."""
 _UNIT = 1 << 24
 """Random numbers between 0 and 1 are generated as multiples of 1 / _UNIT, so that they stay between 0 and 1."""
 
 
 def attach_to(model: Any, optimizer: Any, declared: Declarations | None = None) -> TracingSession | ConsecutiveSessions:
-    """Start a session for what a framework is going to train, with the framework's own data."""
+    """Start a session for the model that a framework is going to train, with the framework's own data."""
     chunks = model if isinstance(model, (list, tuple)) else [model]
-    found = Attachment(
+    attachment = Attachment(
         model=", ".join(map(describe_model, chunks)),
         optimizers=(type(optimizer).__name__,),
         data="the framework's own",
@@ -42,11 +45,11 @@ def attach_to(model: Any, optimizer: Any, declared: Declarations | None = None) 
         num_microbatches=0,
         labels=True,
     )
-    return start_session(model, optimizer, declared or Declarations(), found, address=os.environ[PLAN_VARIABLE])
+    return start_session(model, optimizer, declared or Declarations(), attachment, address=os.environ[PLAN_VARIABLE])
 
 
 class TracedSteps:
-    """The steps of a script from its second one on. A step ends when something begins that belongs to the next."""
+    """The steps of a script from the second on. A step ends with the first event that belongs to the next."""
 
     def __init__(self, first: FirstStep, declared: Declarations | None = None) -> None:
         first.restore()
@@ -63,7 +66,7 @@ class TracedSteps:
         )
         self._block = contextlib.ExitStack()
         self._waiting: set[Optimizer] = set()
-        """The optimizers that have not stepped yet in the step that runs."""
+        """The optimizers that have not stepped yet in the current step."""
         self._num_batches = self._num_calls = self._num_targets = 0
         self._draws: dict[Line, int] = {}
         self._begin()
@@ -75,11 +78,11 @@ class TracedSteps:
         self._block.enter_context(self._session.step())
 
     def finish(self) -> None:
-        """End the step that runs; the plan's last one ends the script."""
+        """End the current step; after the plan's last step, the session ends the script."""
         self._block.close()
 
     def close(self) -> str:
-        """End the step that runs, or say that the script ended within it: it is then no part of the trace."""
+        """End the current step. If it is not complete, leave it out of the trace and return a sentence about it."""
         if not self._waiting or self._session.is_closed:
             self.finish()
             return ""
@@ -97,7 +100,7 @@ class TracedSteps:
         self._waiting.discard(optimizer)
 
     def on_batch(self, loader: Any, batch: Any) -> Any:
-        """Replace a batch of a loader that the model is trained with."""
+        """Replace a batch of a training loader."""
         if not self._first.is_training_loader(loader) or not has_tensors(batch):
             return batch
         self._begin_next_if_due()
@@ -122,11 +125,11 @@ class TracedSteps:
         return (self._generate(slot, integers, microbatch, exact=True).double() / _UNIT).to(drawn.dtype)
 
     def on_call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Replace the arguments of a training call of the model, unless they were made from a batch."""
+        """Replace the arguments of a training call of the model, unless they come from a batch."""
         if module not in self._first.models:
             return args, kwargs
         if not self._waiting and not module.training:
-            self.finish()  # an evaluation belongs to no step
+            self.finish()  # an evaluation is not part of a step
         if not (module.training and torch.is_grad_enabled()):
             return args, kwargs
         self._begin_next_if_due()
@@ -139,7 +142,7 @@ class TracedSteps:
         return self._replace_arguments(args, kwargs, [self._num_calls - 1])
 
     def on_schedule(self, schedule: Any, args: Any, kwargs: Any) -> Any:
-        """Replace what enters a pipeline, under the names that the call of the whole model has."""
+        """Replace the inputs of a pipeline, under the names of the arguments of the whole model."""
         self._begin_next_if_due()
         if self._num_batches:
             return args, kwargs
@@ -148,15 +151,15 @@ class TracedSteps:
         return args, {**kwargs, **passed}
 
     def on_target(self, target: torch.Tensor) -> torch.Tensor:
-        """Replace labels that a loss gets outside of the model. Those that the script has drawn are compared."""
-        if self._first.is_pipeline:  # it computes one loss for each microbatch
+        """Replace labels of a loss outside of the model. Labels that follow from replaced data are compared instead."""
+        if self._first.is_pipeline:  # a pipeline computes one loss for each microbatch
             self._num_calls, self._num_targets = self._num_calls + 1, 0
         if self._num_batches or not self._num_calls:
             return target
         number = self._num_calls - 1
         slot = f"{_TARGET}.{self._num_targets}" if self._num_targets else _TARGET
         self._num_targets += 1
-        # A script that ignores some labels has counted the others.
+        # A script that ignores some labels has counted the others, so the labels must not change.
         has_ignored = not target.is_floating_point() and bool((target < 0).any())
         if self._keeps_data:
             self._session.keep({slot: target}, number)
@@ -167,14 +170,14 @@ class TracedSteps:
         return self._generate(slot, target, number)
 
     def _replace_arguments(self, args: Any, kwargs: Any, numbers: Sequence[int]) -> Any:
-        """Replace the arguments of a call for these microbatches, which are parts of each tensor's first dim."""
+        """Replace the arguments of a call for these microbatches, which divide the first dim of each tensor."""
         named = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
         parts = [_take_part(named, i, len(numbers)) for i in range(len(numbers))]
         for part, number in zip(parts, numbers, strict=True):
             if self._keeps_data:
                 self._session.keep(part, number)
                 continue
-            # A scalar that counts something keeps its value.
+            # Scalars, such as a number of tokens, keep their values.
             counts = {name: part.pop(name) for name, value in list(part.items()) if _is_scalar(value)}
             part.update(self._session.generate(part, number), **counts)
             for name, count in counts.items():

@@ -1,11 +1,31 @@
-"""Watch over a process for its training step.
+"""Watch over a process until it trains, and automatic attachment to its training step.
 
-The script's first step runs as it is, and shows which modules are called, which optimizers step, and where data comes
-from. When the second one begins, the state of before the first is restored and a session is attached. So nothing has to
-be guessed, frameworks have prepared all that they prepare lazily, and a script that attaches by itself before its first
-step finds nothing changed.
+The script's first step runs unchanged, and shows which modules are called, which optimizers step, and where data comes
+from. When the second step begins, the state from before the first step is restored and a session is attached. So
+nothing has to be guessed, frameworks have finished what they initialise lazily, and a script that attaches by itself
+before its first step finds nothing changed.
 
-What a session needs is imported when there is something to trace: a launcher imports torch, too.
+A watched script goes through these states. `Watch` patches torch and passes every event on to the object that is
+responsible for the current state: `FirstStep` observes only, `TracedSteps` replaces data.
+
+    WATCHING, no call yet ........ Watch and FirstStep, no snapshot
+      |  a module is called in training mode: FirstStep saves the state (on_call)
+    FIRST STEP ................... FirstStep counts calls, batches, draws and losses
+      |  every optimizer of the called modules has stepped (FirstStep.is_over)
+    FIRST STEP IS OVER ........... waiting for an event that belongs to the second step: a batch, a draw, a call or a
+      |                            schedule (Watch._begin_step_if_due). TracedSteps restores the state and attaches
+    TRACED STEP .................. TracedSteps passes data through the session; `_waiting` has the optimizers to step
+      |  all of them have stepped
+    BETWEEN STEPS ................ TracedSteps waits for an event that belongs to the next step, which ends this one
+      |  `_begin_next_if_due` ends the step, and the session ends the script after the plan's last step
+    TRACED STEP, and so on
+
+Three events leave this sequence in any state. `withdraw`: the script attaches by itself, so all patches are removed (an
+error once a step is traced). `_on_model`: a framework hands out its model, so a session is attached at once, and its
+first step is traced. `close`: the process ends, so the traced step ends, or a problem is reported if nothing was
+traced.
+
+A session's modules are imported only when there is something to trace, because launchers import torch as well.
 """
 
 from __future__ import annotations
@@ -23,36 +43,34 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ttrace.automatic.data_sources import is_loading, watch_loaders
-from ttrace.automatic.draws import Line, watch_draws
+from ttrace.automatic.data_sources import Line, is_loading, watch_draws, watch_loaders, watch_losses, watch_schedules
 from ttrace.automatic.first_step import FirstStep
 from ttrace.automatic.frameworks import watch_frameworks
 from ttrace.automatic.imports import watch_imports
-from ttrace.automatic.losses import watch_losses
-from ttrace.automatic.schedules import watch_schedules
 from ttrace.compat.torch import is_in_backward
 from ttrace.errors import CaptureError
 from ttrace.patches import Patches
 
 if TYPE_CHECKING:
     from ttrace.automatic.traced_steps import TracedSteps
-    from ttrace.capture.start import Declarations
+    from ttrace.capture.parts import Declarations
 
 
 class Watch:
-    """Everything that is patched in a process until its training step is known, and afterwards."""
+    """The patches of a process, and the state that its script is in (see the module's docstring)."""
 
     def __init__(self, on_problem: Callable[[str], object]) -> None:
-        """Set up the watch; `on_problem` gets a sentence if the process trains, but nothing can be traced."""
+        """Set up the watch; `on_problem` gets a sentence if the process trains but cannot be traced."""
         self.declared: Declarations | None = None
-        """What the script says of its parallelism, to a callback."""
+        """What the script declared about its parallelism, to a callback."""
         self._on_problem = on_problem
         self._patches = Patches()
         self._inside = threading.local()
         self._num_stepping = 0
         self._first = FirstStep()
         self._traced: TracedSteps | None = None
-        self._is_withdrawn = False
+        self._is_finished = False
+        """Whether this object no longer watches: it was closed, or someone else attached."""
         self._is_in_schedule = False
 
     def start(self) -> None:
@@ -73,22 +91,22 @@ class Watch:
         watch_draws(self._on_draw, self._patches)
 
     def withdraw(self) -> None:
-        """Put everything back: the script attaches by itself."""
+        """Remove all patches, because the script attaches by itself."""
         if self._traced is not None:
             raise CaptureError(
-                "the script calls ttrace.attach after its first training step, when TTrace has attached by itself. "
+                "the script calls ttrace.attach after its first training step, when TTrace has already attached. "
                 "Call it earlier, or run with --attach script."
             )
-        self._is_withdrawn = True
+        self._is_finished = True
         self._patches.remove()
 
-    # What happens in the script
+    # Events of the script
 
     def _on_model(self, model: Any, optimizer: Any) -> Callable[[], AbstractContextManager[None]]:
-        """Attach to what a framework is going to train; it needs no watch any more, and its first step is traced."""
+        """Attach to the model that a framework is going to train. Its first step is traced, so nothing is watched."""
         from ttrace.automatic.traced_steps import attach_to
 
-        self._is_withdrawn = True
+        self._is_finished = True
         self._patches.remove()
         return attach_to(model, optimizer, self.declared).step
 
@@ -118,11 +136,11 @@ class Watch:
 
     @property
     def _is_inside(self) -> bool:
-        """Whether this thread is inside of a module's call."""
+        """Whether this thread is inside a module's call."""
         return getattr(self._inside, "value", False)
 
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Handle a call that the script or its framework makes, not another module."""
+        """Handle a call of a module by the script or its framework, not by another module."""
         if module.training and torch.is_grad_enabled():
             self._begin_step_if_due()
             if self._traced is None:
@@ -181,17 +199,17 @@ class Watch:
             self._traced.on_step_end(optimizer)
 
     def _begin_step_if_due(self) -> None:
-        """Attach when the first step is over: something begins that belongs to the second."""
+        """Attach if the first step is over, because the current event belongs to the second step."""
         if self._traced is None and self._first.is_over():
             from ttrace.automatic.traced_steps import TracedSteps
 
             self._traced = TracedSteps(self._first, self.declared)
 
     def close(self) -> None:
-        """End the step that runs, or say why nothing was traced, and put everything back."""
-        if self._is_withdrawn:
+        """End the current step, or report why nothing was traced, and remove all patches."""
+        if self._is_finished:
             return
-        self._is_withdrawn = True
+        self._is_finished = True
         try:
             problem = self._first.describe_problem() if self._traced is None else _end_steps(self._traced)
             if problem:
@@ -201,8 +219,8 @@ class Watch:
 
 
 def _end_steps(traced: TracedSteps) -> str:
-    """End the step that runs; return why nothing was traced."""
+    """End the current step; return a sentence if it was not completed."""
     try:
         return traced.close()
-    except SystemExit:  # everything is recorded, so the script should end; it is ending already
+    except SystemExit:  # the session ends the script after the last step, but the script is already ending
         return ""

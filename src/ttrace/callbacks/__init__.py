@@ -1,1 +1,1 @@
-"""Callbacks for frameworks that hide the training loop, for scripts that say themselves what is to be traced."""
+"""Callbacks for frameworks that contain the training loop, for scripts that choose themselves what is traced."""

@@ -6,7 +6,7 @@ from typing import Any
 
 try:
     from lightning.pytorch import Callback
-except ImportError:  # the same under the name of its other package
+except ImportError:  # the older name of the package
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
 from ttrace.callbacks.training_watch import TrainingWatch

@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks do: they watch for the training step while a training runs."""
+"""The part of the callbacks that is the same for all frameworks: watching for the training step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TrainingWatch:
-    """The watch over one training. It does nothing unless the script was started by `ttrace`."""
+    """Watch over one training. It does nothing unless the script was started by `ttrace`."""
 
     def __init__(self, declared: dict[str, Any]) -> None:
         """Take the keyword arguments of `ttrace.attach`."""
@@ -25,7 +25,7 @@ class TrainingWatch:
         if not os.environ.get(PLAN_VARIABLE):
             return
         from ttrace.automatic.installation import install
-        from ttrace.capture.start import Declarations
+        from ttrace.capture.parts import Declarations
         from ttrace.layouts.rules import Rules
 
         self._watch = install(Declarations(**{**self._declared, "rules": Rules.of(self._declared.get("rules"))}))

@@ -36,10 +36,10 @@ class WatchCallback(TrainerCallback):
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, *_: Any, **known: Any) -> None:
-        """Watch the model as it is before DDP wraps it: ranks of a Trainer have data of their own, unless it is cut."""
+        """Watch the model before DDP wraps it. Ranks of a Trainer have different data, unless the model is sharded."""
         model, settings = known["model"], dict(self._settings)
-        is_cut = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-        if args.world_size > 1 and not is_cut:
+        is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        if args.world_size > 1 and not is_sharded:
             settings.setdefault("mesh", {"dp": args.world_size})
         self.monitor = watch(model, known["optimizer"], **settings)
 

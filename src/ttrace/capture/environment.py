@@ -1,4 +1,9 @@
-"""Environment of a run, as far as it may explain a difference or make a trace stale."""
+"""Environment of a run, as far as it may explain a difference or make a trace stale.
+
+It is made of environment variables, versions of packages, fingerprints of source files, and the settings of torch that
+change how kernels round or in which order they sum. The module also knows which files are the script's own, that is
+neither torch's, TTrace's nor Python's.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,21 @@ import contextlib
 import functools
 import os
 import platform
+import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ttrace.compat.torch import GENERATED_MODULE
-from ttrace.trace.storage.fingerprint import fingerprint_file
+from ttrace.patches import Patches
+from ttrace.trace.seal import fingerprint_file
 
 _PREFIXES = (
     *("ACCELERATE_", "CUBLAS", "CUDA", "CUDNN", "DEEPSPEED", "DS_", "FSDP_", "GLOO_", "HF_", "HIP", "HSA_", "MKL_"),
@@ -57,7 +67,7 @@ def _read_version(name: str, attributes: Mapping[str, object]) -> str | None:
 
 
 def fingerprint_sources() -> dict[str, str]:
-    """Fingerprint every file that was loaded as a module; of an installed package only files that show its version."""
+    """Fingerprint every file that was loaded as a module; in installed packages only files that show the version."""
     return {
         path: fingerprint for path in sorted(set(_list_loaded_files())) if (fingerprint := _fingerprint_loaded(path))
     }
@@ -65,7 +75,7 @@ def fingerprint_sources() -> dict[str, str]:
 
 @functools.cache
 def _fingerprint_loaded(path: str) -> str:
-    """Fingerprint a file once per process: it runs what it has loaded, whatever the file is changed to."""
+    """Fingerprint a file once per process: the process runs what it loaded, even if the file is changed later."""
     return fingerprint_file(Path(path))
 
 
@@ -91,7 +101,7 @@ def _find_source(name: str, file: str, targets: tuple[str, ...]) -> str | None:
 
 
 def _is_installed(file: str | None, targets: tuple[str, ...]) -> bool:
-    """Whether the file belongs to a package that nobody edits; torch may also lie where it was built."""
+    """Whether the file belongs to an installed package, which users do not edit; torch may be where it was built."""
     return file is not None and ("-packages" in file or file.startswith((_TORCH, *targets)))
 
 
@@ -103,3 +113,79 @@ def _find_targets(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+
+
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACE = ":4096:8"
+"""With this value cuBLAS sums in the same order each time; it is read when a process first uses cuBLAS."""
+
+_cuda, _cudnn = torch.backends.cuda, torch.backends.cudnn
+_FLAGS: dict[str, Callable[[], object]] = {
+    "float32 matmul precision": torch.get_float32_matmul_precision,
+    "cuda.matmul.allow_tf32": lambda: _cuda.matmul.allow_tf32,
+    "cuda.matmul.fp32_precision": lambda: _cuda.matmul.fp32_precision,
+    "cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: _cuda.matmul.allow_fp16_reduced_precision_reduction,
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: _cuda.matmul.allow_bf16_reduced_precision_reduction,
+    "cudnn.allow_tf32": lambda: _cudnn.allow_tf32,
+    "cudnn.benchmark": lambda: _cudnn.benchmark,
+    "cudnn.deterministic": lambda: _cudnn.deterministic,
+    "flash attention": lambda: _cuda.flash_sdp_enabled(),
+    "memory-efficient attention": lambda: _cuda.mem_efficient_sdp_enabled(),
+    "cuDNN attention": lambda: _cuda.cudnn_sdp_enabled(),
+    "math attention": lambda: _cuda.math_sdp_enabled(),
+    "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+    "default dtype": torch.get_default_dtype,
+}
+
+
+def read_flags() -> dict[str, str]:
+    """Read the flags as they are now, and the device; a flag that this torch does not have is left out."""
+    flags = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some flags warn that they have a newer name
+        for name, read in _FLAGS.items():
+            try:
+                flags[name] = str(read()).removeprefix("torch.")
+            except (AttributeError, RuntimeError):  # missing, or set by its newer name
+                continue
+        device = torch.accelerator.current_accelerator(check_available=True)
+        flags["accelerator"] = "none" if device is None else _describe(device)
+    return flags
+
+
+def set_deterministic(patches: Patches) -> None:
+    """Have torch choose deterministic kernels where it has them, until the patches are removed."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    patches.on_remove(lambda: torch.use_deterministic_algorithms(before[0], warn_only=before[1]))
+    for name, value in (("deterministic", True), ("benchmark", False)):
+        own = getattr(_cudnn, name)
+        setattr(_cudnn, name, value)
+        patches.on_remove(lambda name=name, own=own: setattr(_cudnn, name, own))  # type: ignore[misc]
+
+
+def _describe(device: torch.device) -> str:
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(name()) if name is not None else device.type
+
+
+TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120  # compared with the beginnings of paths
+OWN = str(Path(__file__).parents[1]) + os.sep
+_INSTALLED = tuple(f"{path}{os.sep}" for path in (*site.getsitepackages(), sysconfig.get_path("purelib")))
+
+
+def find_line(function: Any) -> str:
+    """Find the file and line where a function is defined; empty for one that is not written in Python."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
+@cache
+def is_of_script(path: str) -> bool:
+    """Whether the author of the script can change this file: it is not torch's, TTrace's, Python's own, or generated.
+
+    `typing_extensions` does not count either: it wraps deprecated functions of torch.
+    """
+    if path.startswith((TORCH, OWN, "<")) or "torchinductor_" in path or path.endswith("typing_extensions.py"):
+        return False
+    return path.startswith(_INSTALLED) or not path.startswith(_STANDARD)

@@ -1,52 +1,24 @@
-"""Start of a session: the plan, the adapter and what a script or the command line declares come together."""
+"""Start of a session: from the plan, and from what the script and the command line declare."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
 
+import torch.distributed as dist
 from torch import nn
 
-from ttrace.adapters.adapter import Adapter, Optimizer, find_rank_and_world, list_optimizers
-from ttrace.adapters.framework_compat import unwrap_module, unwrap_optimizer
-from ttrace.adapters.native.adapter import MeshLike
+from ttrace.adapters.adapter import Adapter, Optimizer, list_optimizers
 from ttrace.adapters.registry import make_adapter
-from ttrace.capture.consecutive import ConsecutiveSessions
+from ttrace.adapters.wrappers import unwrap_module, unwrap_optimizer
+from ttrace.capture.parts import Declarations, SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.process import wait_for_gloo_at_exit
 from ttrace.capture.session import TracingSession
 from ttrace.capture.state.snapshot import Snapshot
-from ttrace.errors import CaptureError
-from ttrace.layouts.rules import Rules
 from ttrace.trace.format import Attachment
-
-
-@dataclass(frozen=True)
-class Declarations:
-    """What a script tells `attach` of its parallelism."""
-
-    mesh: MeshLike | None = None
-    rules: Rules = field(default_factory=Rules)
-    num_microbatches: int = 1
-    grad_factor: float | None = None
-    adapter: type[Adapter] | Adapter | None = None
-
-    def or_planned(self, plan: Plan) -> Declarations:
-        """Take the mesh and the rules of the command line, where the script declares none; refuse rules of both."""
-        mesh, rules = self.mesh, self.rules
-        if mesh is None and plan.mesh:
-            is_alone = find_rank_and_world()[1] == 1  # the reference has the same axes, with one rank along each
-            mesh = re.sub(r"\d+", "1", plan.mesh) if is_alone else plan.mesh
-        if rules.rules and plan.rules:
-            raise CaptureError(
-                "the script states rules (ttrace.attach(rules=...)), and so does the command line (--rules), but only "
-                "one list of rules is used. Leave one of them out."
-            )
-        if plan.rules:
-            rules = Rules.of(plan.rules, origin="--rules")
-        return Declarations(mesh, rules, self.num_microbatches, self.grad_factor, self.adapter)
 
 
 def choose_adapter(
@@ -75,20 +47,54 @@ def start_session(
     wait_for_gloo_at_exit()
     declared = declared.or_planned(plan)
     chunks, optimizer, adapter = choose_adapter(model, optimizer, declared)
-
-    def start(each: Plan) -> TracingSession:
-        return TracingSession(
-            each,
-            chunks,
-            optimizer,
-            adapter,
-            declared.rules,
-            num_microbatches=declared.num_microbatches,
-            grad_factor=declared.grad_factor,
-            attachment=attachment,
-        )
-
+    parts = SessionParts(plan, chunks, optimizer, adapter, declared, attachment)
     if not plan.then:
-        return start(plan)
+        return TracingSession(parts)
     saved = Snapshot(chunks, adapter.find_torch_optimizers(optimizer), with_parameters=plan.parameters == "own")
-    return ConsecutiveSessions(plan, start, saved)
+    return ConsecutiveSessions(parts, saved)
+
+
+class ConsecutiveSessions:
+    """Sessions for several plans in one process, because starting a script takes longer than running one step.
+
+    Each session starts from the state in which the first one started. TTrace cannot know beforehand whether the script
+    allows this: the script may end its loop, or keep some state that is not restored. So one of the plans is an echo:
+    the reference again, without a nudge. The launcher compares the two.
+    """
+
+    def __init__(self, parts: SessionParts, snapshot: Snapshot) -> None:
+        *first, last = (parts.plan, *parts.plan.then)
+        self._plans = [*(each.model_copy(update={"stop": False}) for each in first), last]
+        self._parts = parts
+        self._snapshot = snapshot
+        self._session = self._start_next()
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is done by the session that runs; the next one begins with a step."""
+        return getattr(self._session, name)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        if self._session.is_closed and self._plans:
+            _wait_for_ranks()  # not earlier: between two steps a script sets its learning rate
+            self._snapshot.restore()
+            self._session = self._start_next()
+        with self._session.step():
+            yield
+
+    def batch(self, batch: Any) -> Any:
+        return self._session.batch(batch)
+
+    def close(self) -> None:
+        self._plans.clear()
+        self._session.close()
+
+    def _start_next(self) -> TracingSession:
+        return TracingSession(replace(self._parts, plan=self._plans.pop(0)))
+
+
+def _wait_for_ranks() -> None:
+    """Wait until all ranks have written what the next plan reads."""
+    if dist.is_available() and dist.is_initialized():
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, None)

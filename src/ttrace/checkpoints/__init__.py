@@ -1,1 +1,1 @@
-"""Checkpoints at rest: reading the formats that people have, and comparing two of them."""
+"""Checkpoint files: reading common formats, and comparing two checkpoints."""

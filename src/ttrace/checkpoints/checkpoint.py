@@ -1,4 +1,4 @@
-"""Readers of checkpoints: safetensors, torch's distributed checkpoints, and files of torch.save."""
+"""Readers of checkpoints: safetensors, torch.distributed.checkpoint, and files of torch.save."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ttrace.trace.format import DTYPES
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is known of a tensor without reading it."""
+    """What is known about a tensor without reading it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Checkpoint(ABC):
-    """Tensors by name, each read when it is asked for, and other values."""
+    """Tensors by name, each read on demand, and other values."""
 
     path: Path
     tensors: Mapping[str, TensorInfo]
     values: Mapping[str, object]
-    """Numbers, texts and the like."""
+    """Everything that is not a tensor, such as numbers and texts."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Read one tensor, whole."""
+        """Read one whole tensor."""
         with _refuse_damage(self.path, f": {name}"):
             return self._read(name)
 
@@ -43,7 +43,7 @@ class Checkpoint(ABC):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a file or folder, whatever its format."""
+    """Open a file or folder of any supported format."""
     if not path.exists():
         raise TTraceError(f"There is no checkpoint at {path}.")
     with _refuse_damage(path):
@@ -57,27 +57,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if files := sorted(file for ending in ("bin", "pt", "pth") for file in path.glob(f"*.{ending}")):
             return TorchCheckpoint(path, files)
     raise TTraceError(
-        f"{path} is no checkpoint that TTrace knows: it has neither .metadata (torch.distributed.checkpoint) nor files "
+        f"{path} is not a known checkpoint format: it has neither .metadata (torch.distributed.checkpoint) nor files "
         "that end with .safetensors, .bin, .pt or .pth."
     )
 
 
-@contextmanager
-def _refuse_damage(path: Path, where: str = "") -> Iterator[None]:
-    """Refuse what the readers of this block cannot read: they raise whatever a damaged or missing file leads to."""
-    try:
-        yield
-    except (TTraceError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # torch.distributed.checkpoint's own is no Exception
-        words = str(error).strip().splitlines()
-        raise TTraceError(
-            f"{path} cannot be read as a checkpoint{where}: {type(error).__name__}: {words[-1] if words else ''}"
-        ) from error
-
-
 class SafetensorsCheckpoint(Checkpoint):
-    """One safetensors file, or all of a folder."""
+    """One safetensors file, or all such files of a folder."""
 
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
         try:
@@ -89,7 +75,7 @@ class SafetensorsCheckpoint(Checkpoint):
         tensors = {}
         for file in files:
             opened: Any = safe_open(str(file), framework="pt")
-            for name in opened.keys():  # noqa: SIM118  # it is no mapping
+            for name in opened.keys():  # noqa: SIM118  # it is not a mapping
                 part = opened.get_slice(name)
                 self._files[name] = opened
                 tensors[name] = TensorInfo(tuple(part.get_shape()), DTYPES[part.get_dtype()])
@@ -101,7 +87,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
 
 class TorchCheckpoint(Checkpoint):
-    """Files of torch.save, read without running code of theirs, and mapped, so that only what is asked for is read."""
+    """Files of torch.save, read without running code in them, and mapped so that only accessed tensors are read."""
 
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
         self.path = path
@@ -123,7 +109,7 @@ class TorchCheckpoint(Checkpoint):
 class DistributedCheckpoint(Checkpoint):
     """A folder that torch.distributed.checkpoint wrote, on any number of ranks.
 
-    Its index is a pickle, and so are its values: reading it runs code of whoever wrote it.
+    Its index and its values are pickles, so reading it can run code that the author of the file put there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -149,13 +135,27 @@ class DistributedCheckpoint(Checkpoint):
         from torch.distributed.checkpoint.state_dict_loader import load
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns that there is one process
+            warnings.simplefilter("ignore")  # it warns about the missing process group
             load(wanted, storage_reader=self._reader, no_dist=True)
         return wanted
 
 
+@contextmanager
+def _refuse_damage(path: Path, where: str = "") -> Iterator[None]:
+    """Raise TTraceError for any error in this block: damaged or missing files lead to errors of many types."""
+    try:
+        yield
+    except (TTraceError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # torch.distributed.checkpoint's error is not an Exception
+        lines = str(error).strip().splitlines()
+        raise TTraceError(
+            f"{path} cannot be read as a checkpoint{where}: {type(error).__name__}: {lines[-1] if lines else ''}"
+        ) from error
+
+
 def _make_reader(path: Path) -> Any:
-    """Make a reader that reads its index once, and not for each tensor: that would take minutes."""
+    """Make a reader that reads its index once. Reading it for each tensor would take minutes."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     class Reader(FileSystemReader):
@@ -176,7 +176,7 @@ def _load(file: Path) -> Any:
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
-    """List the leaves of nested dicts and lists, with dots between their keys."""
+    """Yield the leaves of nested dicts and lists, with their keys joined by dots."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}" if name else str(key))

@@ -1,4 +1,4 @@
-"""Comparison of two checkpoints at rest, tensor by tensor: what differs, in which region, and why."""
+"""Comparison of two checkpoints, tensor by tensor: what differs, in which region, and why."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pathlib import Path
 import torch
 
 from ttrace.checkpoints.checkpoint import Checkpoint
-from ttrace.judge.causes.registry import find_cause
+from ttrace.judge.causes.search import find_cause
 from ttrace.judge.compare import Comparer
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Cause, CauseName
 from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.layouts.region import Region
-from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.trace.format import DTYPE_NAMES, End, Manifest, Record
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
 
 MOST_EXPLAINED = 64
-"""Differences whose cause is looked for; the others are listed."""
+"""The number of differences whose cause is searched for; further ones are only listed."""
 _EXACT = 1e-12
-"""The margin of comparisons: at rest nothing is rounded."""
+"""The margin of comparisons: nothing is rounded in a checkpoint."""
 _ROUNDING = 4.0
-"""An error of so many units of the dtype may come from another order of sums."""
+"""An error of up to this many units of the dtype may come from a different order of summation."""
 _STATED = Provenance(LayoutSource.RULE, "a checkpoint")
 _MOST_BESIDE = 2**28
-"""Bytes of other tensors among which a tensor's values are looked for."""
+"""The most bytes of other tensors that are searched for the values of a tensor."""
 
 
 class Sameness(StrEnum):
-    """How a tensor of one checkpoint relates to that of the other."""
+    """The relation of a tensor to the same tensor in the other checkpoint."""
 
     SAME = "same"
     ROUNDED = "rounded"
-    """Stored in another dtype, with the values to which they round there."""
+    """Stored in a different dtype, with the values rounded to it."""
     DIFFERENT = "different"
     OTHER_SHAPE = "other shape"
     ONLY_REFERENCE = "only in the reference"
@@ -53,9 +53,9 @@ class TensorDifference:
     sameness: Sameness
     sentence: str
     cause: CauseName | None = None
-    """As findings of a run name it; None where that does not apply."""
+    """The cause, as in findings of a run; None if causes do not apply."""
     region: tuple[tuple[int, int], ...] = ()
-    """The smallest region that has all elements that differ: begin and end along each dim."""
+    """The smallest region with all elements that differ: begin and end along each dim."""
     shape: tuple[int, ...] = ()
 
 
@@ -73,18 +73,18 @@ class CheckpointComparison:
 
 
 def compare_checkpoints(reference: Checkpoint, candidate: Checkpoint) -> CheckpointComparison:
-    """Compare every tensor and value that either checkpoint has."""
+    """Compare every tensor and value of two checkpoints."""
     names, notes = match_names(reference, candidate)
     counts = dict.fromkeys(Sameness, 0)
     differences: list[TensorDifference] = []
     for ours, theirs in names:
-        found = _compare_one(reference, candidate, ours, theirs, explains=len(differences) < MOST_EXPLAINED)
-        if isinstance(found, TensorDifference):
-            differences.append(found)
-        counts[found.sameness if isinstance(found, TensorDifference) else found] += 1
+        result = _compare_one(reference, candidate, ours, theirs, explains=len(differences) < MOST_EXPLAINED)
+        if isinstance(result, TensorDifference):
+            differences.append(result)
+        counts[result.sameness if isinstance(result, TensorDifference) else result] += 1
     if counts[Sameness.ROUNDED]:
         notes.append(
-            f"{counts[Sameness.ROUNDED]} tensors are stored in another dtype, with the values to which they round there"
+            f"{counts[Sameness.ROUNDED]} tensors are stored in a different dtype, with the values rounded to it"
         )
     for name in sorted(reference.values.keys() & candidate.values.keys()):
         a, b = reference.values[name], candidate.values[name]
@@ -95,12 +95,12 @@ def compare_checkpoints(reference: Checkpoint, candidate: Checkpoint) -> Checkpo
                 )
             )
     if alone := sorted(reference.values.keys() ^ candidate.values.keys()):
-        notes.append(f"{len(alone)} values are in one of them only, such as {', '.join(alone[:3])}")
+        notes.append(f"{len(alone)} values are only in one of them, such as {', '.join(alone[:3])}")
     return CheckpointComparison(counts, tuple(differences), tuple(notes))
 
 
 def match_names(reference: Checkpoint, candidate: Checkpoint) -> tuple[list[tuple[str, str]], list[str]]:
-    """Match the names of both, also if all of one side have a prefix; a missing one is empty. Return notes too."""
+    """Pair the names of both sides, one of which may have a prefix; a missing name is empty. Return notes as well."""
     prefix_ours, prefix_theirs = find_prefixes(list(reference.tensors), list(candidate.tensors))
     ours = {name.removeprefix(prefix_ours): name for name in reference.tensors if name.startswith(prefix_ours)}
     theirs = {name.removeprefix(prefix_theirs): name for name in candidate.tensors if name.startswith(prefix_theirs)}
@@ -113,7 +113,7 @@ def match_names(reference: Checkpoint, candidate: Checkpoint) -> tuple[list[tupl
 
 
 def find_prefixes(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
-    """Find a prefix of all names of one side without which most of them are names of the other."""
+    """Find the prefix of one side's names whose removal gives the most common names; empty if none is needed."""
     best, most = ("", ""), len(set(ours) & set(theirs))
     for names, others, is_ours in ((ours, theirs, True), (theirs, ours, False)):
         known = set(others)
@@ -135,11 +135,17 @@ def _compare_one(
 ) -> TensorDifference | Sameness:
     if not theirs:
         return TensorDifference(
-            ours, Sameness.ONLY_REFERENCE, "the candidate has no such tensor", shape=reference.tensors[ours].shape
+            ours,
+            Sameness.ONLY_REFERENCE,
+            "the candidate does not have this tensor",
+            shape=reference.tensors[ours].shape,
         )
     if not ours:
         return TensorDifference(
-            theirs, Sameness.ONLY_CANDIDATE, "the reference has no such tensor", shape=candidate.tensors[theirs].shape
+            theirs,
+            Sameness.ONLY_CANDIDATE,
+            "the reference does not have this tensor",
+            shape=candidate.tensors[theirs].shape,
         )
     a, b = reference.read(ours), candidate.read(theirs)
     if a.shape != b.shape:
@@ -160,7 +166,7 @@ def _compare_one(
 def _explain(
     reference: Checkpoint, name: str, a: torch.Tensor, b: torch.Tensor, region: Sequence[tuple[int, int]]
 ) -> Cause:
-    """Look for the cause, as a check does for the parameters of a run, in the region that differs."""
+    """Find the cause in the region that differs, as a check does for parameters of a run."""
     if torch.equal(a, b):
         return Cause(CauseName.UNEXPLAINED, "the values are equal, but not their bits: the signs of zeros differ")
     if any(each.dtype not in DTYPE_NAMES for each in (a, b)):
@@ -180,7 +186,7 @@ def _explain(
 
 
 def _list_alike(reference: Checkpoint, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """List other tensors of the same shape, which may have been stored in this one's place."""
+    """Yield other tensors of the same shape, one of which may have been stored instead of this one."""
     room = _MOST_BESIDE
     for other, info in reference.tensors.items():
         if other != name and info.shape == tuple(tensor.shape):
@@ -207,7 +213,7 @@ def _name_tensor(name: str) -> TensorId:
 
 
 def _explain_shape(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Say what one tensor is of another one with another shape."""
+    """Describe the relation of two tensors with different shapes."""
     words = f"{list(a.shape)} in the reference, {list(b.shape)} in the candidate"
     if a.dim() == b.dim() == 2 and a.shape == b.T.shape and torch.equal(a, b.T.to(a.dtype)):
         return f"{words}: transposed"
@@ -226,12 +232,12 @@ def _explain_shape(a: torch.Tensor, b: torch.Tensor) -> str:
     for begin in range(size, large.shape[dim] - size + 1, size):
         if torch.equal(small, large.narrow(dim, begin, size).to(small.dtype)):
             end = begin + size
-            return f"{words}: one has only {begin}:{end} of the other along dim {dim}, as one shard of several"
+            return f"{words}: one has only {begin}:{end} of the other along dim {dim}, like one of several shards"
     return words
 
 
 def _is_rounded(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the weaker of two dtypes holds what the other one rounds to."""
+    """Return whether the tensor of lower precision is the rounded other tensor."""
     if not (a.is_floating_point() and b.is_floating_point()):
         return False
     strong, weak = (a, b) if torch.finfo(a.dtype).eps < torch.finfo(b.dtype).eps else (b, a)
@@ -239,7 +245,7 @@ def _is_rounded(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _measure_rounding(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Describe a difference that is no larger than rounding; empty for a larger one."""
+    """Describe a difference that is within rounding; empty for a larger one."""
     size = float(a.double().norm())
     error = float((a.double() - b.double()).norm()) / size if size else 0.0
     unit = max(torch.finfo(t.dtype).eps for t in (a, b) if t.is_floating_point())
@@ -247,12 +253,12 @@ def _measure_rounding(a: torch.Tensor, b: torch.Tensor) -> str:
 
 
 def _find_region(differs: torch.Tensor) -> tuple[tuple[int, int], ...]:
-    found = []
+    bounds = []
     for dim in range(differs.dim()):
         others = [other for other in range(differs.dim()) if other != dim]
         indices = (differs.any(dim=others) if others else differs).nonzero().flatten()
-        found.append((int(indices[0]), int(indices[-1]) + 1))
-    return tuple(found)
+        bounds.append((int(indices[0]), int(indices[-1]) + 1))
+    return tuple(bounds)
 
 
 def _format_region(region: Sequence[tuple[int, int]]) -> str:
@@ -260,7 +266,7 @@ def _format_region(region: Sequence[tuple[int, int]]) -> str:
 
 
 def _find_different(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Find the elements that differ: in any bit or, in different dtypes, by value."""
+    """Mark the elements that differ: in any bit, or by value if the dtypes differ."""
     if a.dtype != b.dtype:
         return a != b
     if not a.numel():

@@ -12,7 +12,7 @@ __all__ = ["app", "main"]
 def __getattr__(name: str) -> Any:
     """Import the commands on first use: `main` must be there to report it if they cannot be imported."""
     if name == "app":
-        from ttrace.cli.application import app
+        from ttrace.cli.entry import app
 
         return app
     raise AttributeError(name)

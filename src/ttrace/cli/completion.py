@@ -13,9 +13,9 @@ import typer
 
 _MARK, _REPORT = "run.json", "report.json"
 _DEEPEST = 3
-"""How many folders deep runs are looked for, from the current folder."""
+"""How many levels of folders below the current one are searched for runs."""
 _MOST_BYTES = 10_000_000
-"""Of a larger report, no ids are completed: reading it takes too long."""
+"""The ids of a larger report are not completed: reading it takes too long."""
 _MAPS = Path(__file__).parents[1] / "ports" / "maps"
 
 
@@ -39,7 +39,7 @@ def complete_id(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_map(incomplete: str) -> list[str]:
-    """List the maps that TTrace brings."""
+    """List the maps that TTrace ships with."""
     return sorted(path.stem for path in _MAPS.glob("*.toml") if path.stem.startswith(incomplete))
 
 

@@ -1,6 +1,6 @@
 """Private APIs of torch.distributed, all in one place: DTensor, FSDP2, pipelining and collectives.
 
-As in `torch_compat.py`, each entry says since when torch has it and what happens without it.
+As in `compat/torch.py`, each entry names the first version of torch that has it, and what happens without it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def find_context_parallel_buffers() -> tuple[ModuleType, str]:
-    """What `context_parallel` calls to split sequences: `_attention._context_parallel_buffers`, since 2.6.
+    """Return what `context_parallel` calls to split sequences: `_attention._context_parallel_buffers`, since 2.6.
 
-    Its fourth argument is what balances the load: none to 2.8, indices in 2.9, an object since 2.10. Without it layouts
+    Its fourth argument is the load balancer: none up to 2.8, indices in 2.9, an object since 2.10. Without it layouts
     of context parallelism must be stated by rules.
     """
     try:
@@ -35,7 +35,7 @@ def find_context_parallel_buffers() -> tuple[ModuleType, str]:
 
 
 def list_stage_classes() -> tuple[type[Any], tuple[type[Any], ...]]:
-    """The base class of pipeline stages, and the classes that prepare a pipeline.
+    """Return the base class of pipeline stages, and the classes that prepare a pipeline.
 
     `stage._PipelineStageBase` and `stage._PipelineStage`, since 2.6. Without them pipelines cannot be traced.
     """
@@ -45,14 +45,14 @@ def list_stage_classes() -> tuple[type[Any], tuple[type[Any], ...]]:
 
 
 PREPARE_STAGE = "_prepare_forward_infra"
-"""The method that a schedule calls before a stage's first chunk, since 2.6. Without it a pass that only learns shapes
+"""The method that a schedule calls before a stage's first chunk, since 2.6. Without it a pass that only infers shapes
 would be recorded."""
 
 # Distributed tensors
 
 
 def read_strided_shard(placement: object) -> tuple[int, int] | None:
-    """The dim and the split factor of a strided shard; None for any other placement.
+    """Return the dim and the split factor of a strided shard; None for any other placement.
 
     `placement_types._StridedShard`, since 2.6: what FSDP2 makes of a dim that tensor parallelism cuts too. Without it
     such parameters have a wrong region. Below 2.8 it splits evenly only.
@@ -63,14 +63,14 @@ def read_strided_shard(placement: object) -> tuple[int, int] | None:
 
 
 def make_strided_shard(dim: int, split_factor: int) -> Any:
-    """A strided shard of a dim; see `read_strided_shard`."""
+    """Return a strided shard of a dim; see `read_strided_shard`."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(dim, split_factor=split_factor)
 
 
 def mask_partial(placement: object, local: torch.Tensor) -> torch.Tensor:
-    """The values that count in a sum, where a vocabulary-parallel embedding returns rows of foreign tokens too.
+    """Return the values that count in a sum; a vocabulary-parallel embedding also has rows for tokens of other ranks.
 
     `_MaskPartial`, since 2.6, in one place or another. Without it those rows would be added up.
     """
@@ -81,7 +81,7 @@ def mask_partial(placement: object, local: torch.Tensor) -> torch.Tensor:
 
 
 def split_locally(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> torch.Tensor:
-    """This rank's part of a tensor that every rank has.
+    """Return this rank's part of a tensor that every rank has.
 
     `distribute_tensor(src_data_rank=None)`, since 2.7. Without it the parts are taken placement by placement, with
     `Shard._split_tensor`; torch itself would communicate.
@@ -99,7 +99,7 @@ def split_locally(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[A
 
 
 def wait_for(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a collective that may still be under way: `AsyncCollectiveTensor`, since 2.6.
+    """Return the values of a collective that may still be running: `AsyncCollectiveTensor`, since 2.6.
 
     Without it values would be read before they arrive.
     """
@@ -111,7 +111,7 @@ def wait_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def find_root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that a submesh was sliced from: `DeviceMesh._get_root_mesh`, since 2.10; `_mesh_resources` before.
+    """Return the mesh that contains a submesh: `DeviceMesh._get_root_mesh`, since 2.10; `_mesh_resources` before.
 
     Without it `attach` needs `mesh=` where parameters lie on submeshes.
     """
@@ -124,10 +124,10 @@ def find_root_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
-    """The groups of parameters that FSDP2 shards together: of a module one for each mesh that they lie on.
+    """Return the groups of parameters that FSDP2 shards together: for each module, one group for each of its meshes.
 
     `FSDPModule._get_fsdp_state`, since 2.6, and `FSDPState._fsdp_param_groups`, since 2.12; before, a module has at
-    most one group. Without them `attach` needs `grad_factor=` for FSDP2, and takes `dp` for its axis.
+    most one group. Without them `attach` needs `grad_factor=` for FSDP2, and assumes that its axis is `dp`.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -142,22 +142,23 @@ def list_fsdp_groups(chunks: Sequence[nn.Module]) -> Iterator[Any]:
 
 
 def list_stage_modules(schedule: Any) -> list[nn.Module]:
-    """The modules of the stages that a pipeline schedule runs on this rank.
+    """Return the modules of the stages that a pipeline schedule runs on this rank.
 
-    `_stage` of schedules with one stage, and `_stages` of others, since 2.6. Without them pipelines attach by hand.
+    `_stage` of schedules with one stage, and `_stages` of others, since 2.6. Without them, pipelines must call
+    `ttrace.attach`.
     """
     stages = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
     return [stage.submod for stage in stages]
 
 
 def read_num_chunks(schedule: Any) -> int:
-    """The number of microbatches of a pipeline schedule: `_n_microbatches`, since 2.6. See `list_stage_modules`."""
+    """Return a pipeline schedule's number of microbatches: `_n_microbatches`, since 2.6. See `list_stage_modules`."""
     number: int = schedule._n_microbatches
     return number
 
 
 def read_divide_factor(group: Any) -> float | None:
-    """Read the number that a group of FSDP2 was told to divide gradients by; None for the number of its ranks.
+    """Read the number that was set for a group of FSDP2 to divide gradients by; None for the number of its ranks.
 
     `FSDPParamGroup.gradient_divide_factor`, since 2.8. Without it a script that sets a factor needs `grad_factor=`.
     """
@@ -189,13 +190,13 @@ _OBSERVED = {
     "recv_": "recv",
     "recv_any_source_": "recv",
 }
-"""The operators of c10d, since 2.6, with torch.distributed's names of them; what is missing here is in no ledger."""
+"""The operators of c10d, since 2.6, with their names in torch.distributed. Others are not in the ledger."""
 
 
 def observe_collectives(observe: Callable[[str, Mapping[str, Any], Callable[[], Any]], Any]) -> Callable[[], None]:
-    """Let every collective and every message of this process pass through a function; return what ends that.
+    """Call `observe` for every collective and message of this process; return a function that ends this.
 
-    It is called with a collective's name, its operator's arguments by name, and what runs it.
+    `observe` gets the collective's name, its operator's arguments by name, and a function that runs it.
     Kernels for the operators of `c10d`, which all collectives go through, those of C++ as well, since 2.6. They are
     registered for the dispatch key `BackendSelect`, which is never switched off, unlike those of autograd, and stands
     in front of each backend; `Library._destroy` removes them. Without them there is no ledger of collectives.
@@ -225,7 +226,7 @@ def _make_kernel(name: str, operator: Any, observe: Callable[..., Any]) -> Calla
 def read_group(boxed: Any) -> Any:
     """Read the process group that an operator of `c10d` got: `ProcessGroup.unbox`, since 2.6.
 
-    Without it the ledger does not say over which ranks a collective ran.
+    Without it the ledger does not contain the ranks of a collective.
     """
     import torch.distributed as dist
 
@@ -233,10 +234,10 @@ def read_group(boxed: Any) -> Any:
 
 
 def find_work(result: Any) -> Any:
-    """The work that an operator of `c10d` returned, as the same object that its caller will get; None if it has none.
+    """Return the work that an operator of `c10d` returned, as the object that its caller gets; None if it has none.
 
-    `Work.unbox`, since 2.6: pybind11 gives one object of Python to one of C++. Without it nobody notes buffers that are
-    written too early.
+    `Work.unbox`, since 2.6: pybind11 gives one object of Python to one of C++. Without it, buffers that are
+    written too early are not noticed.
     """
     import torch.distributed as dist
 
@@ -245,15 +246,15 @@ def find_work(result: Any) -> Any:
 
 
 _REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-"""The names of `ReduceOp`, since 2.6; another one is not named in the ledger."""
+"""The names of `ReduceOp`, since 2.6; others are not in the ledger."""
 
 
 def read_reduction(boxed: Any, frames: Sequence[FrameType]) -> str:
-    """Read how an operator of `c10d` reduces: "sum", for instance; empty if that is not known.
+    """Read the reduction of an operator of `c10d`, such as "sum"; empty if it is unknown.
 
-    `ReduceOp.unbox`, since 2.15. Before, no one can read it from the operator's argument, so it is read from the
-    variables of the functions of torch that called it, which all call it `op`, `reduceOp` or `reduce_op`. Without
-    either the ledger does not say it.
+    `ReduceOp.unbox`, since 2.15. Before, it cannot be read from the operator's argument, so it is read from the local
+    variables of the calling functions of torch: `op`, `reduceOp` or `reduce_op`. Without either, the ledger does not
+    contain it.
     """
     import torch.distributed as dist
 
@@ -261,14 +262,14 @@ def read_reduction(boxed: Any, frames: Sequence[FrameType]) -> str:
         return _name_reduction(dist.ReduceOp.unbox(boxed))
     for frame in frames:
         for name in ("op", "reduceOp", "reduce_op"):
-            found = _name_reduction(frame.f_locals.get(name))
-            if found:
-                return found
+            reduction = _name_reduction(frame.f_locals.get(name))
+            if reduction:
+                return reduction
     return ""
 
 
 def _name_reduction(value: Any) -> str:
-    """The name of a reduction; empty for another value. See `read_reduction`."""
+    """Return the name of a reduction; empty for another value. See `read_reduction`."""
     import torch.distributed as dist
 
     if value is None:
@@ -284,21 +285,21 @@ def _name_reduction(value: Any) -> str:
 
 FUNCTIONS = {"_ToTorchTensor": "to_local", "_FromTorchTensor": "from_local", "Redistribute": "redistribute"}
 """The methods of DTensor that its autograd functions of these names belong to, since 2.6. Without them the first wrong
-operation has a name that nobody called."""
+operation has an internal name."""
 
 
 def read_current_node() -> int | None:
-    """The sequence number of the autograd node that this thread runs; None outside of a backward pass.
+    """Return the sequence number of the autograd node that this thread runs; None outside of a backward pass.
 
-    `torch._C._current_autograd_node`, since 2.6. Without it the ledger does not say in which module's backward a
-    collective ran.
+    `torch._C._current_autograd_node`, since 2.6. Without it the ledger does not contain the module in whose
+    backward a collective ran.
     """
     node = torch._C._current_autograd_node()
     return None if node is None else read_node_number(node)
 
 
 def make_hash_store() -> Any:
-    """A store for a process group of one process: `torch._C._distributed_c10d.HashStore`, since 2.6.
+    """Return a store for a process group of one process: `torch._C._distributed_c10d.HashStore`, since 2.6.
 
     Without it a test of one rank needs a port.
     """

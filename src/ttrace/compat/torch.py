@@ -1,19 +1,19 @@
 """Private APIs of torch, all in one place.
 
-TTrace needs some things that torch does not offer in public. Each entry says since when torch has it and what happens
-without it. Nothing else in the package touches an attribute or a module of torch that begins with an underscore,
-except for `_pytree`, `_parameters` and `_modules` (tests/test_private_apis.py holds that). Imports of heavy parts of
-torch stand inside the functions: `import ttrace` must be cheap.
+TTrace needs some features that torch does not offer publicly. Each entry names the first version of torch that has it,
+and what happens without it. Other modules of this package do not use attributes or modules of torch that begin with an
+underscore, except for `_pytree`, `_parameters` and `_modules` (tests/test_private_apis.py checks this). Heavy parts of
+torch are imported inside functions, because `import ttrace` must be cheap.
 
-"Since 2.6" means: in the oldest version that was looked at.
+"Since 2.6" means that the oldest supported version has it. `LIMITS` lists what does not work in older versions.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from types import CellType, ModuleType
 from typing import Any, cast
 
@@ -30,13 +30,13 @@ def parse_release(version: str) -> tuple[int, int]:
 
 
 RELEASE = parse_release(torch.__version__)
-"""Major and minor version of the torch that runs: what is since when, this file decides by it."""
+"""Major and minor version of the running torch: it decides which API is used if torch has a new one since a version."""
 
 # Autograd
 
 
 def is_in_backward() -> bool:
-    """Whether this thread runs inside the autograd engine: a forward that does is a recomputation.
+    """Return whether this thread runs inside the autograd engine: a forward that does is a recomputation.
 
     `torch._C._current_graph_task_id`, since 2.6. Without it recomputations would be recorded as second calls.
     """
@@ -44,9 +44,10 @@ def is_in_backward() -> bool:
 
 
 def read_arriving() -> Any:
-    """The parameter whose gradient arrives while this thread runs its hooks; None elsewhere.
+    """Return the parameter whose gradient arrives while this thread runs its hooks; None elsewhere.
 
-    `torch._C._current_autograd_node`, since 2.6. Without it nobody knows which gradient a hook changes.
+    `torch._C._current_autograd_node`, since 2.6. Without it, changes of gradients in hooks are not attributed to
+    parameters.
     """
     return getattr(torch._C._current_autograd_node(), "variable", None)
 
@@ -55,7 +56,7 @@ def read_arriving() -> Any:
 def enter_in_engine(mode: Any) -> Iterator[None]:
     """Enter a mode while the autograd engine runs in this block, so that it sees the functions that hooks call.
 
-    `torch.autograd._engine_run_backward`, since 2.6. Without it what hooks do to gradients has no line.
+    `torch.autograd._engine_run_backward`, since 2.6. Without it, operations of hooks on gradients have no source line.
     """
     autograd: Any = torch.autograd
     run = autograd._engine_run_backward
@@ -72,24 +73,24 @@ def enter_in_engine(mode: Any) -> Iterator[None]:
 
 
 def read_sequence_nr() -> int:
-    """The number that the next autograd node of this thread gets.
+    """Return the number that the next autograd node of this thread gets.
 
-    `torch.autograd._get_sequence_nr`, since 2.6. Without it a module's own input gradients cannot be told from those
-    of other consumers, and are not recorded.
+    `torch.autograd._get_sequence_nr`, since 2.6. Without it a module's own input gradients cannot be
+    distinguished from those of other consumers, and are not recorded.
     """
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # missing in the stubs
     return number
 
 
 def read_node_number(node: Node) -> int:
-    """The sequence number of an autograd node: `Node._sequence_nr`, since 2.6. See `read_sequence_nr`."""
+    """Return the sequence number of an autograd node: `Node._sequence_nr`, since 2.6. See `read_sequence_nr`."""
     return node._sequence_nr()
 
 
 def will_run(node: Node) -> bool:
-    """Whether the backward pass that runs now will still run this node.
+    """Return whether the backward pass that runs now will still run this node.
 
-    `torch._C._will_engine_execute_node`, since 2.6. Without it a gradient that nobody uses would be waited for.
+    `torch._C._will_engine_execute_node`, since 2.6. Without it TTrace would wait for gradients that are not computed.
     """
     return bool(torch._C._will_engine_execute_node(node))
 
@@ -103,9 +104,9 @@ def is_view(tensor: torch.Tensor) -> bool:
 
 
 def read_memory(tensor: torch.Tensor) -> int:
-    """Where the memory of a tensor begins; 0 if it has none, as a wrapper of other tensors.
+    """Return the address of a tensor's memory; 0 if it has none, as a wrapper of other tensors.
 
-    `Tensor.untyped_storage`, in all versions. Without it nobody knows which operation a collective belongs to.
+    `Tensor.untyped_storage`, in all versions. Without it collectives are not attributed to operations.
     """
     try:
         return tensor.untyped_storage().data_ptr()
@@ -114,60 +115,54 @@ def read_memory(tensor: torch.Tensor) -> int:
 
 
 def read_version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written in place: `Tensor._version`, since 2.6.
+    """Return how often a tensor was written in place: `Tensor._version`, since 2.6.
 
-    Without it nobody notes buffers that are written while a collective uses them.
+    Without it, writes to buffers that a collective still uses are not noticed.
     """
     return tensor._version
 
 
 def read_sparse_rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row numbers and the rows of a sparse gradient, as they are, whether coalesced or not.
+    """Return the row numbers and the rows of a sparse gradient, as they are, whether coalesced or not.
 
     `Tensor._indices` and `Tensor._values`, since 2.6; the public methods coalesce first. Without them a streamed
-    embedding's gradient would be summed in another order.
+    embedding's gradient would be summed in a different order.
     """
     return gradient._indices()[0], gradient._values()
 
 
 def make_wrapper_subclass(cls: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:
-    """A tensor of this class with the geometry of another, and without data.
+    """Return a tensor of this class with the geometry of another, and without data.
 
-    `Tensor._make_wrapper_subclass`, since 2.6. Without it no reference can be streamed by operators.
+    `Tensor._make_wrapper_subclass`, since 2.6. Without it references cannot be streamed by operators.
     """
     geometry: dict[str, Any] = {"strides": like.stride(), "storage_offset": like.storage_offset()}
     return torch.Tensor._make_wrapper_subclass(cls, like.shape, **geometry, dtype=like.dtype, device=device)
 
 
-def outside_function_modes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs without any `__torch_function__`, also of modes that the script is in.
+def outside_function_modes() -> AbstractContextManager[Any]:
+    """Return a context without any `__torch_function__`, including that of modes of the script.
 
-    Such a mode may give tensors a device, or check their types as spmd_types does: what TTrace computes meanwhile is
-    not for it. `torch._C.DisableTorchFunction`, since 2.6. Without it a type checker refuses our own functions.
+    Such a mode may give tensors a device, or check their types as spmd_types does. It must not apply to computations of
+    TTrace. `torch._C.DisableTorchFunction`, since 2.6. Without it a type checker rejects them.
     """
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            return function(*args, **kwargs)
-
-    return run
+    return cast("AbstractContextManager[Any]", torch._C.DisableTorchFunction())
 
 
 def without_dispatch_modes() -> AbstractContextManager[Any]:
-    """A block whose operators on plain tensors go through no mode, since 2.6. Without it twins take longer."""
+    """Return a block whose operators on plain tensors go through no mode, since 2.6. Without it twins take longer."""
     return cast("AbstractContextManager[Any]", torch._C._DisableTorchDispatch())
 
 
 def without_torch_function() -> AbstractContextManager[Any]:
-    """A block without subclasses' `__torch_function__`, since 2.6. Without it a streamed parameter calls itself."""
+    """Return a block without subclasses' `__torch_function__`, since 2.6. Without it a streamed tensor calls itself."""
     return cast("AbstractContextManager[Any]", torch._C.DisableTorchFunctionSubclass())
 
 
 class DispatchMode(TorchDispatchMode):
     """A mode that operators go through, since 2.6. Without it twins are only nudged.
 
-    Operators of operators (flex attention) and what they compile pass it by: by flags since 2.10, by rules before.
+    Higher-order operators (flex attention) and what they compile bypass it: by flags since 2.10, by rules before.
     """
 
     supports_higher_order_operators = True
@@ -181,24 +176,24 @@ class DispatchMode(TorchDispatchMode):
 
 
 def read_arguments(operator: Any) -> Sequence[Any]:
-    """The declared arguments of an operator: `OpOverload._schema`, since 2.6.
+    """Return the declared arguments of an operator: `OpOverload._schema`, since 2.6.
 
-    Without it a write to a streamed parameter would be lost in silence.
+    Without it a write to a streamed parameter would be lost silently.
     """
     arguments: Sequence[Any] = operator._schema.arguments
     return arguments
 
 
 TO_COPY = torch.ops.aten._to_copy.default
-"""The operator that copies to another dtype or device, since 2.6. Without it autocast would hold all weights."""
+"""The operator that copies to another dtype or device, since 2.6. Without it autocast would copy all weights."""
 
 # Modules
 
 
 def read_own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """A module's own buffers by name, to be changed in place: `Module._buffers`, since 2.6.
+    """Return a module's own buffers by name, to be changed in place: `Module._buffers`, since 2.6.
 
-    Without it a buffer that a module replaces could not be brought back.
+    Without it a buffer that a module replaces could not be restored.
     """
     return module._buffers
 
@@ -211,15 +206,15 @@ def is_dropout(module: nn.Module) -> bool:
 WRAPPER_ATTRIBUTES = frozenset(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 )
-"""Attributes under which wrappers keep what they wrap: DDP, torch.compile, FSDP1, activation checkpointing (all since
+"""Attributes in which wrappers store the wrapped module: DDP, torch.compile, FSDP1, activation checkpointing (all since
 2.6), Lightning's strategies. Without them names of wrapped modules have a level that the reference does not have."""
 
 COMPILED_CALL = "_compiled_call_impl"
-"""Where `module.compile()` keeps the compiled call, since 2.6. Without it such modules are seen from inside."""
+"""The attribute in which `module.compile()` stores the compiled call, since 2.6. Without it its insides are traced."""
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:
-    """What `torch.compile(module)` wraps, or the module itself: `OptimizedModule._orig_mod`, since 2.6.
+    """Return what `torch.compile(module)` wraps, or the module itself: `OptimizedModule._orig_mod`, since 2.6.
 
     Without it DDP inside compiled modules is not recognised.
     """
@@ -228,28 +223,28 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
 
 
 def has_compiled_forward(module: nn.Module) -> bool:
-    """Whether dynamo compiles this forward: `_torchdynamo_orig_callable` and `_torchdynamo_disable`, since 2.6.
+    """Return whether dynamo compiles this forward: `_torchdynamo_orig_callable` and `_torchdynamo_disable`, since 2.6.
 
-    Without them modules with a compiled forward are seen from inside.
+    Without them modules inside a compiled forward are traced.
     """
     forward = module.forward
     return hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
 
 
 DYNAMO = "torch._dynamo"
-"""The module that whoever called torch.compile has loaded, since 2.6; loading it takes seconds."""
+"""The module that is loaded if torch.compile was called, since 2.6; loading it takes seconds."""
 
 GENERATED_MODULE = "_remote_module_non_scriptable"
 """A module that torch itself writes into a temporary folder when `torch.distributed.nn` is imported, since 2.6. Without
-this name a trace would be stale as soon as its process has ended, as the file is gone then."""
+this name, every trace would count as stale after its process has ended, because the file is deleted."""
 
 # Functions that are patched: an owner and an attribute
 
 
 def find_total_norm() -> tuple[ModuleType, str]:
-    """What `clip_grad_norm_` calls to take the norm: `clip_grad._get_total_norm`, since 2.6.
+    """Return what `clip_grad_norm_` calls to take the norm: `clip_grad._get_total_norm`, since 2.6.
 
-    Scripts that call the public `get_total_norm` have it under another name. Without it gradients are recorded where
+    The public `get_total_norm` is another name of it, which scripts may use. Without it gradients are recorded when
     they are clipped.
     """
     from torch.nn.utils import clip_grad
@@ -258,7 +253,7 @@ def find_total_norm() -> tuple[ModuleType, str]:
 
 
 def find_clip_cell() -> CellType:
-    """The cell in which torch's decorator keeps the function that clips: a change there counts under every name.
+    """Return the cell in which torch's decorator stores the clipping function: a patch there applies to all its names.
 
     `clip_grad._clip_grads_with_norm_`, since 2.6. `torch.nn.utils.clip_grads_with_norm_` is another name of it, and
     scripts import that by name. Without it clipping is not recorded.
@@ -271,11 +266,11 @@ def find_clip_cell() -> CellType:
 
 
 _scripted: list[Callable[..., Any]] = []
-"""Wrappers that `let_script` was given. torch knows them by their ids, since 2.6, so they must never be freed."""
+"""The wrappers that were passed to `let_script`. torch stores their ids, since 2.6, so they must never be freed."""
 
 
 def let_script(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
-    """Let torch.jit.script take a wrapper for the function of torch in it.
+    """Let torch.jit.script treat a wrapper as the torch function that it wraps.
 
     `torch.jit._builtins`, since 2.6. Without it, scripted functions that call the wrapper do not compile.
     """
@@ -285,3 +280,30 @@ def let_script(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Non
     if operator is not None:
         _builtins._register_builtin(wrapper, operator)
         _scripted.append(wrapper)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Something that does not work, or only partly, in old versions of torch."""
+
+    feature: str
+    below: tuple[int, int]
+    """The first version, as major and minor number, without this limit."""
+    reason: str
+    since: tuple[int, int] = (2, 6)
+    """The first version with this limit."""
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit("torch.distributed.pipelining", (2, 8), "its schedules hang"),
+    Limit("torch.distributed.pipelining on gloo", (2, 10), "its messages have different sizes, and it crashes", (2, 9)),
+    Limit("FSDP2 on CPU", (2, 7), "it crashes in torch"),
+    Limit("uneven strided shards", (2, 8), "_StridedShard cuts evenly only"),
+    Limit("averages of FSDP2 on CPU", (2, 9), "gloo ignores AVG, and TTrace correctly reports too large gradients"),
+)
+"""Limits since 2.6; `ttrace doctor` lists those of the running version."""
+
+
+def list_limits(version: str = torch.__version__) -> tuple[Limit, ...]:
+    """List the limits of a version of torch, such as `2.6.0+cu124`. See `LIMITS`."""
+    return tuple(limit for limit in LIMITS if limit.since <= parse_release(version) < limit.below)

@@ -1,7 +1,7 @@
 """The check: a candidate's trace compared with the reference's, stage by stage.
 
-Compare every tensor, excuse what nobody stated and what policy allows, find out what kept tensors from being judged,
-find where wrong tensors start, and collect the notes. Each stage is a function of its own.
+Compare every tensor, excuse differences that a correct candidate has and those that the policy allows, find what keeps
+tensors from being judged, find where wrong tensors start, and collect the notes. Each stage is a function.
 """
 
 from __future__ import annotations
@@ -15,42 +15,36 @@ from ttrace.judge.compare import Comparer
 from ttrace.judge.compatibility import check_candidate
 from ttrace.judge.depth import note_depth
 from ttrace.judge.engine import HERE, Engine, OnProgress, make_lots
-from ttrace.judge.findings.common_cause import merge_gradients
-from ttrace.judge.findings.data_mismatch import excuse_data, find_data_mismatches, is_from_outside, is_labels
 from ttrace.judge.findings.excuses import (
     add_layout_doubt,
+    count_samples,
+    describe_other_samples,
+    describe_random_numbers,
+    drop_random_findings,
+    excuse_data,
+    excuse_moved_samples,
     excuse_partial_calls,
     excuse_unstated_sums,
+    find_data_mismatches,
+    find_draws,
     find_inferred_cuts,
     find_unseen_clip,
     find_unstated_factor,
-)
-from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
-from ttrace.judge.findings.ledger_evidence import add_ledger
-from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
-from ttrace.judge.findings.operations import find_operations
-from ttrace.judge.findings.origins import find_origins
-from ttrace.judge.findings.randomness import describe_random_numbers, drop_random_findings, find_draws
-from ttrace.judge.findings.samples import (
-    count_samples,
-    describe_other_samples,
-    excuse_moved_samples,
+    is_labels,
     note_moved_samples,
     note_repeated_rows,
 )
+from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
+from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
+from ttrace.judge.findings.operations import add_ledger, find_operations
+from ttrace.judge.findings.origins import find_origins, merge_gradients
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.notes.attachment import note_attachment
-from ttrace.judge.notes.blind_spots import note_blind_spots
-from ttrace.judge.notes.communication import note_communication
-from ttrace.judge.notes.environment import note_environment
-from ttrace.judge.notes.log_probs import note_log_probs
+from ttrace.judge.notes import note_attachment, note_blind_spots, note_communication, note_environment, note_log_probs
 from ttrace.judge.policy import STRICT, Policy
-from ttrace.judge.reason import EXCUSED, Reason, Why
-from ttrace.judge.sentences import describe
-from ttrace.judge.tensors.factor import note_factor
-from ttrace.judge.tensors.rank_names import add_microbatches
-from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.judge.tolerance.outlier_twins import describe_outlying_twins
+from ttrace.judge.reason import EXCUSED, Reason, Why, describe
+from ttrace.judge.tensors.difference import add_microbatches
+from ttrace.judge.tensors.logical import note_factor
+from ttrace.judge.tolerance.model import ToleranceModel, describe_outlying_twins
 from ttrace.judge.verdict import Comparison, Finding, Judgement, WrongOperations
 from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.region import Region
@@ -79,7 +73,7 @@ def judge_candidate(
     progress: OnProgress | None = None,
     engine: Engine = HERE,
 ) -> Judgement:
-    """Judge a candidate by tolerances that were measured before: many candidates may share them."""
+    """Judge a candidate by tolerances that are already measured: many candidates may share them."""
     reference = rounding.reference
     check_candidate(candidate, reference)
     comparisons = _compare_all(rounding, candidate, engine, progress)
@@ -91,20 +85,23 @@ def judge_candidate(
         comparisons = excuse_moved_samples(comparisons)
     if obstacles.other_data:
         comparisons = [excuse_data(comparison) for comparison in comparisons]
-    found = _find_causes(comparisons, obstacles, absences, rounding, candidate)
+    findings = _find_causes(comparisons, obstacles, absences, rounding, candidate)
     draws = find_draws(comparisons, reference, candidate)
+    problems = [
+        *_collect_problems(rounding, candidate),
+        *describe_random_numbers(draws),
+        *obstacles.other_data,
+        *map(str, absences),
+        *_describe_idle_axes(candidate, comparisons),
+    ]
+    if obstacles.factor is not None:
+        problems.append(obstacles.factor)
+    notes = [*obstacles.moved_samples, *_collect_notes(comparisons, findings, allowances, reference, candidate)]
     return Judgement(
         tuple(comparisons),
-        drop_random_findings(found, comparisons, draws),
-        (
-            *_collect_problems(rounding, candidate),
-            *describe_random_numbers(draws),
-            *obstacles.other_data,
-            *map(str, absences),
-            *_describe_idle_axes(candidate, comparisons),
-            *([obstacles.factor] if obstacles.factor is not None else []),
-        ),
-        (*obstacles.moved_samples, *_collect_notes(comparisons, found, allowances, reference, candidate)),
+        drop_random_findings(findings, comparisons, draws),
+        tuple(problems),
+        tuple(notes),
         find_operations(comparisons, candidate) if candidate.manifest.isolated else WrongOperations(),
     )
 
@@ -127,7 +124,7 @@ def _compare_all(
 
 
 def _choose_ids(reference: Trace, candidate: Trace) -> list[TensorId]:
-    """Choose what is compared. A reference may recompute or not, and a rank may have labels that cannot be placed."""
+    """Choose what is compared: not the reference's recomputations, and no labels that only one side has."""
     first = candidate.manifest.first_step
     ours = (t for t in reference.shards if not t.kind.is_recompute and (t.step >= first or _is_left_by(t, first)))
     unplaced = {t for t in reference.shards.keys() ^ candidate.shards.keys() if is_labels(t)}
@@ -135,14 +132,14 @@ def _choose_ids(reference: Trace, candidate: Trace) -> list[TensorId]:
 
 
 def _is_left_by(tensor_id: TensorId, first: int) -> bool:
-    """Whether a step has left this to the first one of a run that goes on from a checkpoint."""
+    """Whether this is a state that a run which continues from a checkpoint has before its first step."""
     return tensor_id.step == first - 1 and tensor_id.kind is Kind.OPTIM
 
 
 def _excuse_unstated(comparisons: list[Comparison], reference: Trace, candidate: Trace) -> list[Comparison]:
-    """Excuse what a correct candidate does, and nobody stated."""
+    """Excuse sums that no annotation states, but that a correct candidate has."""
     if not reference.manifest.isolated:
-        # In isolation the module around is right in any case; the ordinary run says what is not stated.
+        # In isolation the surrounding module is always right, so only the ordinary run shows what is not stated.
         comparisons = excuse_unstated_sums(comparisons, reference, candidate)
     return excuse_partial_calls(comparisons, reference, candidate)
 
@@ -155,7 +152,7 @@ class _Obstacles:
     moved_samples: Sequence[str] = ()
     """The same data in total, but not in each microbatch."""
     factor: str | None = None
-    """A factor that nobody stated."""
+    """A factor of gradients that no annotation states."""
 
 
 def _find_obstacles(comparisons: list[Comparison], reference: Trace, candidate: Trace) -> _Obstacles:
@@ -179,21 +176,22 @@ def _find_causes(
     """Find where wrong tensors start, and why."""
     if obstacles.factor is not None:
         return ()
-    accusable = [c for c in comparisons if not (obstacles.other_data and is_from_outside(c))]
-    found = find_global_scale(accusable, rounding.stats, margin=rounding.scale_margin)
-    found = found or tuple(map(name_mis_scaled, find_origins(accusable, rounding.reference, candidate)))
-    found = explain_by_absences(found, absences)
-    found = tuple(add_microbatches(found, comparisons, candidate))
+    accusable = [c for c in comparisons if not (obstacles.other_data and c.id.is_data)]
+    origins = find_global_scale(accusable, rounding.stats, margin=rounding.scale_margin)
+    if not origins:
+        origins = tuple(map(name_mis_scaled, find_origins(accusable, rounding.reference, candidate)))
+    explained = add_microbatches(explain_by_absences(origins, absences), comparisons, candidate)
     communication, cuts = Communication(candidate), find_inferred_cuts(comparisons)
     return tuple(
-        add_ledger(add_layout_doubt(finding, cuts), communication) for finding in merge_gradients(found, comparisons)
+        add_ledger(add_layout_doubt(finding, cuts), communication)
+        for finding in merge_gradients(tuple(explained), comparisons)
     )
 
 
 def _collect_problems(rounding: ToleranceModel, candidate: Trace) -> Iterator[str]:
-    """Say what keeps the whole run from being judged, as far as the traces alone show it."""
+    """Describe what keeps the whole run from being judged, as far as the traces alone show it."""
     reference = rounding.reference
-    # Every rank says its own problems, and often the same.
+    # Ranks often report the same problems.
     traces = (reference, *rounding.twins, candidate)
     yield from dict.fromkeys(problem for trace in traces for problem in trace.problems())
     yield from _describe_empty_sides(reference, candidate)
@@ -203,14 +201,14 @@ def _collect_problems(rounding: ToleranceModel, candidate: Trace) -> Iterator[st
 
 def _collect_notes(
     comparisons: list[Comparison],
-    found: tuple[Finding, ...],
+    findings: tuple[Finding, ...],
     allowances: Sequence[str],
     reference: Trace,
     candidate: Trace,
 ) -> tuple[str, ...]:
     is_trained = any(kind.is_of_param and kind is not Kind.PARAM for kind in {c.id.kind for c in comparisons})
     notes = [
-        *(note_environment(reference, candidate) if found else ()),
+        *(note_environment(reference, candidate) if findings else ()),
         *note_attachment(reference, candidate),
         *reference.notes,
         *candidate.notes,
@@ -239,8 +237,8 @@ def _describe_empty_sides(reference: Trace, candidate: Trace) -> Iterator[str]:
 
 def _describe_still_twins(rounding: ToleranceModel) -> Iterator[str]:
     """Twins that equal the reference would mean that rounding explains nothing, which is never true."""
-    found = [stats for stats in rounding.stats.values() if stats]
-    if found and all(s.dd == 0.0 and s.finite_b for stats in found for s in stats):
+    measured = [each for stats in rounding.stats.values() for each in stats]
+    if measured and all(stats.dd == 0.0 and stats.finite_b for stats in measured):
         yield (
             "the twins are the reference, bit for bit: no floating-point number was nudged, so tolerances are too "
             "narrow. Attach the module through which numbers enter, an embedding for instance."
@@ -253,7 +251,7 @@ def _note_one_rank(candidate: Trace) -> Iterator[str]:
 
 
 def _describe_idle_axes(candidate: Trace, comparisons: list[Comparison]) -> Iterator[str]:
-    """Axes that cut, sum and distribute nothing: the candidate is not what its author believes."""
+    """Describe axes that cut, sum and distribute nothing: the model may not be parallelised as its author believes."""
     sizes = candidate.mesh.sizes
     idle = {axis for axis, size in sizes.items() if size > 1}
     for comparison in comparisons:
@@ -279,7 +277,7 @@ def _is_divided(shards: list[Shard], axis: str, size: int) -> bool:
 
 
 def _note_excused(comparisons: list[Comparison]) -> Iterator[str]:
-    """Say how many tensors were not judged for each reason that does not spoil the verdict."""
+    """Note how many tensors were not judged, for each reason that does not spoil the verdict."""
     reasons = Counter(comparison.reason for comparison in comparisons)
     sentences = {describe(Why(reason)): reasons[reason] for reason in EXCUSED - {Reason.ALLOWED}}
     for sentence, count in sorted(sentences.items()):

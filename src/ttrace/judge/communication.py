@@ -1,4 +1,4 @@
-"""What a candidate's ranks communicated, by module: the ledger of a trace, as notes and findings read it."""
+"""Communication of a candidate's ranks, by module: the ledger of a trace, as notes and findings read it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from ttrace.layouts.ids import drop_layers, is_inside
-from ttrace.trace.collectives import Collective, Phase
+from ttrace.layouts.ids import Phase, drop_layers, is_inside
+from ttrace.trace.collectives import Collective
 from ttrace.trace.reader import Trace
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
-"""The operations that add up what ranks have."""
+"""The operations that add up the ranks' tensors."""
 
 
 class LedgerFact(Enum):
-    """What the ledger says of a reduction that values say is missing, or was done too often."""
+    """What the ledger shows about a reduction that is missing, or was done too often, according to the values."""
 
     RAN = "ran"
-    """Of a missing one: it ran in the module itself."""
+    """A reduction that seems to be missing did run in the module itself."""
     TOO_OFTEN = "ran too often"
-    """Of a double reduction, those that ran in the module itself."""
+    """The reductions of a double reduction ran in the module itself."""
     IN_SIBLING = "in another layer"
     """The same module of another layer runs it, and this one does not."""
     OTHER_GROUP = "other group"
@@ -37,7 +37,7 @@ class LedgerEvidence:
     fact: LedgerFact
     phase: Phase
     axis: str
-    """The axis that the finding speaks of; empty if it names none."""
+    """The axis that the finding names; empty if it names none."""
     collectives: tuple[Collective, ...] = ()
 
 
@@ -66,7 +66,7 @@ class Communication:
         return found
 
     def list_of(self, module: str, phase: Phase) -> list[Collective]:
-        """List what the first rank that has any issued in the module itself."""
+        """List what one rank issued in the module itself: the first rank that issued anything there."""
         of_ranks = self._by_module.get((module, phase), {})
         return of_ranks[min(of_ranks)] if of_ranks else []
 
@@ -82,6 +82,6 @@ class Communication:
         return [one for one in entries if one.phase in wanted and (not one.module or one.issuer in ("FSDP2", "DDP"))]
 
     def list_siblings(self, module: str) -> list[str]:
-        """List the modules of other layers that stand where this one does, and are of its class."""
+        """List the modules of other layers that have the same place and class as this one."""
         like, kind = drop_layers(module), self.modules.get(module)
         return [name for name, type_ in self.modules.items() if drop_layers(name) == like and type_ == kind]

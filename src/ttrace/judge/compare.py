@@ -1,33 +1,37 @@
-"""Comparison of one id: whether the candidate's shards make up the reference's tensor, and how far they are off."""
+"""Comparison of one id: whether the candidate's shards make up the reference's tensor, and how far they are off.
+
+Two kinds of tensors are judged in their own way: discrete decisions, which may differ only where rounding may change
+the order of the scores, and values that each data-parallel rank computes from its own rows.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ttrace.judge.comparison.decisions import judge_decision
-from ttrace.judge.comparison.own_rows import judge_own_rows
+import torch
+
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import LogicalTensor, measure, measure_shards
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, factor_to_come, measure, measure_shards
 from ttrace.judge.tensors.values import Values
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.scale import judge_scale
 from ttrace.judge.tolerance.twins import is_zero, replica_tolerance
 from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
 from ttrace.layouts.ids import Kind, TensorId, make_scores_slot
-from ttrace.layouts.source import LayoutSource, Provenance
+from ttrace.layouts.placement import INFERRED, LayoutSource, Provenance
 from ttrace.trace.reader import Shard, Trace
 from ttrace.values.stats import Stats
 
 _FIRST_FORWARD = Provenance(LayoutSource.FIRST_FORWARD)
+_FORWARD = (Kind.INPUT, Kind.OUTPUT, Kind.CALL)
 
 
 @dataclass(frozen=True)
 class Comparer:
-    """Compares a candidate with a reference, tensor by tensor, by what rounding explains."""
+    """Compares a candidate with a reference, tensor by tensor, and judges by what rounding explains."""
 
     reference: Trace
     twins: ToleranceModel
@@ -39,15 +43,16 @@ class Comparer:
         return f"{self.twins.identity} {self.reference.identity} {self.candidate.identity}"
 
     def comparisons(self, ids: Sequence[TensorId]) -> list[Comparison]:
-        """Compare ids one by one, and free what reading them took."""
-        found = []
+        """Compare ids one by one, and free the memory that reading them took."""
+        comparisons = []
         for tensor_id in ids:
-            found.append(self.comparison(tensor_id))
+            comparisons.append(self.comparison(tensor_id))
             for trace in (self.reference, self.candidate):
                 trace.release(tensor_id)
-        return found
+        return comparisons
 
     def comparison(self, tensor_id: TensorId) -> Comparison:
+        """Compare one id."""
         if tensor_id.kind.is_recompute:
             return self._compare_recomputation(tensor_id)
         ours = self.reference.shards.get(tensor_id)
@@ -81,7 +86,7 @@ class Comparer:
     def _find_misfit(
         self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor
     ) -> tuple[Verdict, Why | None] | None:
-        """Why the candidate's shards do not make up the reference's tensor, decided without looking at data."""
+        """Find out, without reading values, why the candidate's shards do not make up the reference's tensor."""
         for side, logical, trace in (("reference", a, self.reference), ("candidate", b, self.candidate)):
             flaw = _find_flaw(logical, _count_summands(tensor_id, logical, trace), side)
             if flaw is not None:
@@ -110,7 +115,7 @@ class Comparer:
         return Comparison(tensor_id, verdict, None, total, tolerance, tuple(parts), by=_FIRST_FORWARD)
 
     def _judge_decision(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> tuple[Verdict, Why | None]:
-        """Judge a choice that differs: it is right if rounding may have changed the order of the scores."""
+        """Judge a choice that differs; it is correct if rounding may have changed the order of the scores."""
         reasons = tensor_id.at(Kind.DECISION, slot=make_scores_slot(tensor_id.site.slot))
         scores = LogicalTensor.of(self.reference, reasons)
         if scores is not None and reasons not in self.twins.tolerances:
@@ -127,7 +132,7 @@ class Comparer:
         return Why(Reason.NO_TENSOR, side=next(side for side, trace in sides.items() if tensor_id not in trace.shards))
 
     def _is_contribution_of_none(self, tensor_id: TensorId) -> bool:
-        """Whether this is a microbatch's part of a gradient, and the candidate has only the sum over microbatches."""
+        """Whether this is a gradient of one microbatch, and the candidate has only the sum over microbatches."""
         if tensor_id.kind is not Kind.PARAM_GRAD or tensor_id.microbatch is None:
             return False
         final = tensor_id._replace(microbatch=None)
@@ -135,15 +140,16 @@ class Comparer:
 
     @cached_property
     def _contributed(self) -> frozenset[str]:
-        """The parameters of which the candidate has any microbatch's gradient."""
+        """The parameters for which the candidate has the gradient of any microbatch."""
         ids = self.candidate.shards
         return frozenset(t.name for t in ids if t.kind is Kind.PARAM_GRAD and t.microbatch is not None)
 
     def _find_absent_ranks(self, tensor_id: TensorId, b: LogicalTensor) -> list[int]:
-        """Ranks that own the module and ran this microbatch, but recorded nothing here."""
+        """Find ranks that own the module and ran this microbatch, but did not record this tensor."""
         is_kept_anywhere = tensor_id.kind is Kind.OPTIM or any(p.region.flat is not None for p in b.pieces)
         if tensor_id.name in self.candidate.divided or is_kept_anywhere:
-            return []  # only the ends of a pipeline see what enters; a sharded optimizer may keep its runs on any rank
+            # Only the ends of a pipeline see the model's inputs; a sharded optimizer may keep its parts on any rank.
+            return []
         present = {rank for piece in b.pieces for rank in piece.ranks}
         expected = self.candidate.owners(tensor_id.name)
         if tensor_id.microbatch is not None:
@@ -152,7 +158,7 @@ class Comparer:
 
     @cached_property
     def _ran(self) -> dict[tuple[int, int], frozenset[int]]:
-        """The ranks that recorded anything of a step's microbatch."""
+        """The ranks that recorded anything in a step's microbatch."""
         found: dict[tuple[int, int], set[int]] = {}
         for tensor_id, shards in self.candidate.shards.items():
             if tensor_id.microbatch is not None:
@@ -162,9 +168,9 @@ class Comparer:
         return {key: frozenset(ranks) for key, ranks in found.items()}
 
     def _is_of_some_microbatches(self, tensor_id: TensorId, b: LogicalTensor) -> bool:
-        """Whether this is a buffer that forward passes change, on ranks that did not run all that the reference ran.
+        """Whether this is a buffer that forward passes change, on ranks that ran only some of its microbatches.
 
-        With data of its own, each rank's batch norm has its own running mean, and the reference has seen all data.
+        If each rank has its own data, its batch norm has its own running mean, but the reference has seen all data.
         """
         if not tensor_id.kind.is_of_buffer or tensor_id.name not in self.reference.forward_buffers:
             return False
@@ -176,21 +182,23 @@ class Comparer:
         return any(not ranks <= self._ran.get((step, microbatch), frozenset()) for step, microbatch in ran)
 
     def _judge(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> Comparison:
-        tolerance, lost = self.twins.tolerances[tensor_id], None
+        tolerance, left_out = self.twins.tolerances[tensor_id], None
         factor = factor_to_come(tensor_id, self.reference, self.candidate)
         total, parts = measure(a, b, factor=factor)
-        if tolerance.error(total) > tolerance.value / self.twins.margin:  # finding them reads all gradients
-            lost = self.twins.find_lost(tensor_id)
-            total, parts = measure(a, b, factor=factor, lost=lost) if lost else (total, parts)
+        if (
+            tolerance.error(total) > tolerance.value / self.twins.margin
+        ):  # only then, because finding noise-dominated elements reads all gradients
+            left_out = self.twins.find_noise_dominated(tensor_id)
+            total, parts = measure(a, b, factor=factor, left_out=left_out) if left_out else (total, parts)
         replica_error, allowed = self._find_worst_replicas(tensor_id, b, tolerance)
         verdict, why = _decide_verdict(tensor_id, total, (replica_error, allowed), tolerance)
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
             verdict, why = self._judge_decision(tensor_id, a, b)
         if verdict.is_wrong and self._is_of_some_microbatches(tensor_id, b):
             return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.OWN_MICROBATCHES), layout=b.layout, by=b.by)
-        if verdict is Verdict.PASS and lost is not None and lost.is_everything():
+        if verdict is Verdict.PASS and left_out is not None and left_out.is_everything():
             verdict = Verdict.UNJUDGED
-            why = Why(Reason.LOST_UPDATE if tolerance.is_proven_zero else Reason.UNPROVEN_UPDATE)
+            why = Why(Reason.NOISE_DOMINATED_UPDATE if tolerance.is_proven_zero else Reason.UNPROVEN_UPDATE)
         comparison = Comparison(
             tensor_id,
             verdict,
@@ -207,7 +215,7 @@ class Comparer:
         return judge_scale(judge_own_rows(comparison, a, b, self.candidate))
 
     def _find_worst_replicas(self, tensor_id: TensorId, b: LogicalTensor, tolerance: Tolerance) -> tuple[float, float]:
-        """How far apart replicas are, and how far they may be: of those that are too far apart, if any are."""
+        """Find the error and the limit of the replicas that differ most; any that exceed their limit come first."""
         found = []
         for x, y, is_reduced in self._replica_pairs(b):
             allowed = replica_tolerance(tensor_id, tolerance, x.record.dtype, is_reduced=is_reduced)
@@ -219,14 +227,14 @@ class Comparer:
         return (pair for piece in b.pieces for pair in piece.replica_pairs(mesh, reduced))
 
     def _count_different(self, a: LogicalTensor, b: LogicalTensor) -> int:
-        """How many elements differ from the reference or, where none does, between replicas."""
+        """Count the elements that differ from the reference or, if there are none, between replicas."""
         ours, theirs = Values(a), Values(b)
         count = sum(int((ours.read(bounds) != theirs.read(bounds)).sum()) for bounds in ours.cut())
         return count or sum(int((x.tensor() != y.tensor()).sum()) for x, y, _ in self._replica_pairs(b))
 
 
 def _count_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -> int:
-    """How many summands a pending sum has: a tied weight is on some stages of a pipeline only."""
+    """Count the summands of a pending sum. A tied weight is on some stages of a pipeline only."""
     if not logical.pending:
         return min(len(trace.owners(tensor_id.name)), 1) if tensor_id.kind.is_of_param else 1
     if not tensor_id.kind.is_of_param:
@@ -236,10 +244,10 @@ def _count_summands(tensor_id: TensorId, logical: LogicalTensor, trace: Trace) -
 
 
 def _find_flaw(logical: LogicalTensor, num_summands: int, side: str) -> tuple[Verdict, Why | None] | None:
-    """Find out why shards make up no tensor."""
+    """Find out why shards do not make up a tensor."""
     first = logical.pieces[0]
     if len(logical.pieces) == num_summands == len(first.summands) == 1 and first.region.is_whole:
-        return None  # as most are
+        return None  # a shortcut for most tensors
     if len(shapes := logical.shapes()) > 1:
         return Verdict.UNJUDGED, Why(Reason.DIFFERENT_SHAPES, side, shapes=tuple(sorted(shapes)))
     cover = logical.coverage()
@@ -255,25 +263,25 @@ def _find_flaw(logical: LogicalTensor, num_summands: int, side: str) -> tuple[Ve
 def _decide_verdict(
     tensor_id: TensorId, total: Stats, replicas: tuple[float, float], tolerance: Tolerance
 ) -> tuple[Verdict, Why | None]:
-    """`replicas` is how far apart they are, and how far they may be."""
+    """Decide by the error and by `replicas`: the difference between replicas, and its limit."""
     if _is_erratic(total, tolerance):
         return Verdict.UNJUDGED, Why(Reason.REFERENCE_NOT_FINITE)
     if not total.finite_b:
         return Verdict.FAIL, Why(Reason.NOT_FINITE)
     if is_zero((tolerance.twin_error,)):
-        # Gradients may well be zero but for rounding; activations like that come from an unstable reference.
+        # A gradient may be zero but for rounding. An activation that twins cannot repeat shows an unstable reference.
         is_forward = not (tensor_id.kind.is_backward or tensor_id.kind.is_of_param)
         gradient = Reason.ZERO if tolerance.is_proven_zero else Reason.UNPROVEN_ZERO
         return Verdict.UNJUDGED, Why(Reason.UNSTABLE if is_forward else gradient)
     is_off = tolerance.error(total) > tolerance.value
-    # Replicas that are nearly the same, and all wrong, are wrong first of all.
+    # Replicas that are all wrong, and nearly the same, are a failure rather than a conflict.
     if replicas[0] > (max(replicas[1], tolerance.value) if is_off else replicas[1]):
         return Verdict.CONFLICT, Why(Reason.REPLICAS_DIFFER, value=replicas[0])
     return (Verdict.FAIL if is_off else Verdict.PASS), None
 
 
 def _is_erratic(total: Stats, tolerance: Tolerance) -> bool:
-    """Whether the reference is not finite, but for infinities that its twins have in the same place."""
+    """Whether the reference is not finite, except for infinities that its twins have in the same place."""
     is_nonzero = total.aa > 0.0 or total.inf_a > 0
     return total.nan_a > 0 or (math.isinf(tolerance.twin_error) and is_nonzero)
 
@@ -285,3 +293,80 @@ def _is_of_integers(logical: LogicalTensor) -> bool:
 def _explain_no_layout(shards: list[Shard], a: LogicalTensor) -> Why:
     held = sorted({shard.record.shape for shard in shards})
     return Why(Reason.NO_LAYOUT, shapes=(a.shape, *held))
+
+
+def judge_decision(
+    ours: torch.Tensor, theirs: torch.Tensor, scores: torch.Tensor, tolerance: float
+) -> tuple[Verdict, Why | None]:
+    """Judge two choices along the last dim of the reference's scores, whose relative error may be `tolerance`.
+
+    Choices are sets, because the order of equal scores has no meaning. The score that a different choice gives away,
+    measured by the reference's own scores, must be within the rounding error of the scores on both sides of the tie.
+    """
+    if ours.ndim < scores.ndim:  # an argmax
+        ours, theirs = ours[..., None], theirs[..., None]
+    differs = (ours.sort(-1).values != theirs.sort(-1).values).any(-1)
+    if not bool(differs.any()):
+        return Verdict.PASS, None
+    exact = scores.to(torch.float64)
+    given_away = (exact.gather(-1, ours).sum(-1) - exact.gather(-1, theirs).sum(-1)).abs()[differs]
+    finite = exact[exact.isfinite()]
+    allowed = 2 * tolerance * float(finite.square().mean().sqrt()) * ours.shape[-1]
+    count, total = int(differs.sum()), differs.numel()
+    worst = float(given_away.max())
+    if worst <= allowed:
+        return Verdict.PASS, Why(Reason.CHOICES_TIED, count=count, total=total)
+    return Verdict.FAIL, Why(Reason.CHOICES_DIFFER, count=count, total=total, value=worst, limit=allowed)
+
+
+def judge_own_rows(comparison: Comparison, a: LogicalTensor, b: LogicalTensor, candidate: Trace) -> Comparison:
+    """Judge replicas that differ along the axes of the batch again, as values of each rank's own rows.
+
+    An example is a model's mean loss. Such a value has no dim along which the batch is cut, so the ranks seem to hold
+    replicas, and the replicas differ. It is correct if their average or their sum over the data axes equals the
+    reference.
+    """
+    tolerance, axes = comparison.tolerance, candidate.batch_axes
+    is_meant = comparison.verdict is Verdict.CONFLICT and comparison.id.kind in _FORWARD and b.by == INFERRED
+    if not is_meant or tolerance is None or not axes or b.pending:
+        return comparison
+    pieces = [_group_by_rows(piece, axes, tolerance) for piece in b.pieces]
+    num_parts = math.prod(candidate.mesh.sizes[axis] for axis in axes)
+    if any(piece is None or len(piece.summands) != num_parts for piece in pieces):
+        return comparison
+    grouped = replace(b, pieces=tuple(piece for piece in pieces if piece is not None), pending=axes)
+    for factor, word in ((1 / num_parts, "average"), (1.0, "sum")):
+        total, parts = measure(a, grouped, factor=factor)
+        if tolerance.error(total) <= tolerance.value:
+            return replace(
+                comparison,
+                verdict=Verdict.PASS,
+                why=None,
+                stats=total,
+                region_errors=tuple(RegionError(piece.ranks, tolerance.error(part)) for piece, part in parts),
+                replica_error=0.0,
+                layout=f"{word} over {', '.join(axes)}",
+            )
+    # If some ranks equal the reference, all of them should: then the value is not computed from own rows.
+    errors = [tolerance.error(measure(a, part)[0]) for part in _split_summands(grouped)]
+    is_own = all(error > tolerance.value for error in errors)
+    return replace(comparison, verdict=Verdict.UNJUDGED, why=Why(Reason.OWN_ROWS)) if is_own else comparison
+
+
+def _group_by_rows(piece: Piece, axes: Sequence[str], tolerance: Tolerance) -> Piece | None:
+    """Treat replicas as one summand for each part of the batch; None if replicas with the same rows differ."""
+    groups: dict[tuple[int, ...], list[Shard]] = {}
+    for shard in piece.summands[0]:
+        groups.setdefault(tuple(shard.coord[axis] for axis in axes), []).append(shard)
+    for first, *others in groups.values():
+        if any(tolerance.error(measure_shards(first, other)) > tolerance.value for other in others):
+            return None
+    return replace(piece, summands=tuple(tuple(group) for _, group in sorted(groups.items())))
+
+
+def _split_summands(grouped: LogicalTensor) -> list[LogicalTensor]:
+    num_parts = len(grouped.pieces[0].summands)
+    return [
+        replace(grouped, pieces=tuple(Piece(piece.region, (piece.summands[i],)) for piece in grouped.pieces))
+        for i in range(num_parts)
+    ]

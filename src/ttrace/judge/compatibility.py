@@ -1,16 +1,16 @@
-"""Checks that the traces of a check belong together: those of two different runs cannot be compared."""
+"""Checks that the traces of a check belong together: traces of different runs cannot be compared."""
 
 from __future__ import annotations
 
 from ttrace.errors import TraceError
-from ttrace.trace.agreement import find_other_version
+from ttrace.trace.agreement import find_version_difference
 from ttrace.trace.reader import Trace
 
 _TTRACE = "ttrace"
 
 
 def check_role(trace: Trace, role: str) -> None:
-    """Refuse a trace that lies where a trace of another role belongs."""
+    """Refuse a trace that has a different role than the one needed."""
     if trace.manifest.role != role:
         raise TraceError(f"{trace.folder} has the role {trace.manifest.role}, but a {role} is needed here.")
 
@@ -19,7 +19,7 @@ def check_twin(twin: Trace, reference: Trace) -> None:
     """Refuse a twin that is not a run of the reference with nudged inputs."""
     _check_alike(twin, reference, ("seed", "mesh", "num_microbatches", "isolated"))
     check_measured(twin, reference)
-    difference = find_other_version(reference.manifest.versions, twin.manifest.versions)
+    difference = find_version_difference(reference.manifest.versions, twin.manifest.versions)
     if difference:
         raise TraceError(
             f"{twin.folder} ran {difference[1]}, but {reference.folder} {difference[0]}. Trace both again."
@@ -27,16 +27,16 @@ def check_twin(twin: Trace, reference: Trace) -> None:
 
 
 def check_measured(trace: Trace, other: Trace) -> None:
-    """Refuse stats that were measured against another trace than this one."""
+    """Refuse stats that were measured against a different trace."""
     if trace.manifest.measured not in (None, other.launch):
         raise TraceError(
-            f"{trace.folder} was measured against another trace than {other.folder}. Trace both again: "
+            f"{trace.folder} was not measured against {other.folder}, but against a different trace. Trace both again: "
             "`ttrace run --fresh`."
         )
 
 
 def check_candidate(candidate: Trace, reference: Trace) -> None:
-    """Refuse a candidate with another seed or from another version of TTrace; other versions are only a note."""
+    """Refuse a candidate with a different seed or from a different version of TTrace; other versions are only noted."""
     _check_alike(candidate, reference, ("seed", "isolated"))
     ours, theirs = (trace.manifest.versions.get(_TTRACE) for trace in (reference, candidate))
     if ours != theirs:
@@ -50,6 +50,6 @@ def _check_alike(trace: Trace, reference: Trace, names: tuple[str, ...]) -> None
         ours, theirs = getattr(reference.manifest, name), getattr(trace.manifest, name)
         if ours != theirs:
             raise TraceError(
-                f"{trace.folder} says {name} {theirs!r}, but {reference.folder} says {name} {ours!r}: they are not of "
-                "one run. Trace both again."
+                f"{trace.folder} has {name} {theirs!r}, but {reference.folder} has {name} {ours!r}: they are not from "
+                "the same run. Trace both again."
             )

@@ -1,8 +1,8 @@
-"""Errors along the layers of a model, where rounding follows a pattern, and notes on what breaks it.
+"""Errors along the layers of a model: the pattern that rounding follows, and notes on departures from it.
 
-Independent roundings add up like the square root of the number of layers. A reference whose own error grows far faster
-is unstable, and has wide tolerances for that reason. A clean candidate has errors like the twins', in the first layers
-as in the last: if its errors grow faster than theirs, something else is wrong, even if every tensor passes.
+Independent rounding errors add up like the square root of the number of layers. A reference whose own error grows far
+faster is unstable, and therefore has wide tolerances. A clean candidate has errors like the twins', in the first layers
+and in the last. If its errors grow faster than theirs, something is wrong even if every tensor passes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,28 @@ from ttrace.judge.verdict import Comparison, Verdict
 from ttrace.layouts.ids import Kind
 
 UNSTABLE_GROWTH = 4.0
-"""How many times the square root of the layers passed is far beyond it; transformers reach 1.23."""
+"""A reference's error above this many times the square root of the layers passed is unstable.
+
+Clean transformers reach 1.23 (docs/explanation/tolerance.md, "Along the layers").
+"""
 FEW = 6
-"""Fewer layers than this show no pattern."""
+"""With fewer layers there is no pattern. Chosen, not measured."""
 DEPARTED = 2.0
-"""How many times the twins' error, and the ratio in the layers passed first, is a departure: clean runs reach 1.15."""
+"""A candidate departs if its ratio to the twins' error exceeds this, and this many times that of the first layers.
+
+Clean candidates reach 1.15 (docs/explanation/tolerance.md, "Along the layers").
+"""
 
 _WORDS = {
     Kind.OUTPUT: "outputs",
     Kind.GRAD_OUTPUT: "gradients of outputs",
     Kind.PARAM_GRAD: "parameter gradients",
 }
-"""The kinds that are looked at."""
+"""The kinds that are examined."""
 
 
 def note_depth(comparisons: Sequence[Comparison]) -> list[str]:
-    """Note what is unusual along the layers of reference and candidate; this is no failure."""
+    """Note what is unusual along the layers of reference and candidate; nothing fails for it."""
     return [note for line in _find_lines(comparisons) for note in (*_note_unstable(line), *_note_departure(line))]
 
 
@@ -57,19 +63,19 @@ def _find_lines(comparisons: Sequence[Comparison]) -> Iterator[_Line]:
             found.setdefault((stack, comparison.id.kind), {}).setdefault(layer, []).append(comparison)
     for (stack, kind), layers in found.items():
         if len(layers) >= FEW:
-            # Backward passes the last layer first.
+            # Backward runs through the last layer first.
             yield _Line(stack, kind, {layer: layers[layer] for layer in sorted(layers, reverse=kind.is_backward)})
 
 
 def layer_of(name: str) -> tuple[str, int] | None:
-    """The stack of layers that a module or parameter is in, and in which of them: the first number in its name."""
+    """Return the stack of layers of a module or parameter and its layer there: the first number in its name."""
     parts = name.split(".")
     at = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
     return None if at is None else (".".join(parts[:at]), int(parts[at]))
 
 
 def _note_unstable(line: _Line) -> Iterator[str]:
-    """Note if the reference's own error grows far faster than the square root; gradients of parameters follow."""
+    """Note if the reference's own error grows far faster than the square root; parameter gradients only follow."""
     if line.kind is Kind.PARAM_GRAD:
         return
     errors = {
@@ -85,7 +91,8 @@ def _note_unstable(line: _Line) -> Iterator[str]:
         yield (
             f"the reference's own error grows far beyond the square root of depth: {_WORDS[line.kind]} from "
             f"{first:.1e} at {line.span(layers[:1])} to {errors[worst]:.1e} at {line.span([worst])}, "
-            f"{excess[worst]:.0f} x what rounding adds up to. Tolerances are as wide there, and hide as much"
+            f"{excess[worst]:.0f} x what rounding adds up to. Tolerances there are as wide, and hide errors "
+            "of that size"
         )
 
 
@@ -105,12 +112,12 @@ def _note_departure(line: _Line) -> Iterator[str]:
         yield (
             f"the candidate departs from the twins' pattern along depth: {_WORDS[line.kind]} err {before:.1f} x the "
             f"estimate at {line.span(layers[:third])}, {after:.1f} x at {line.span(layers[-third:])}. Each is "
-            "within its margin, but rounding alone keeps the ratio"
+            "within its margin, but with rounding alone the ratio would stay the same"
         )
 
 
 def _measure_ratio(comparison: Comparison) -> float | None:
-    """Observed over estimated error of a tensor that passed."""
+    """Return the ratio of observed to estimated error of a tensor that passed."""
     tolerance = comparison.tolerance
     if comparison.verdict is not Verdict.PASS or tolerance is None:
         return None

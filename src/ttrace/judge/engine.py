@@ -1,8 +1,7 @@
-"""Engines that spread the work of a check: the same function over all ids, wherever it runs.
+"""Engines that distribute the work of a check: the same function over all ids, on threads, processes or machines.
 
-Workers take lots: ids that follow each other, so that a worker reads a few chunks that lie together. Each worker gets
-the context once; its traces are sent as the names of their folders. `workflow/engines` has the engines other than
-threads.
+Workers take lots of consecutive ids, so that a worker reads a few neighbouring chunks. Each worker gets the context
+once, with its traces as the names of their folders. Engines other than threads are in `workflow/engines`.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ Weigh = Callable[[TensorId], int]
 """Returns how many bytes a worker reads for an id."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with how many of how many bytes are read."""
+"""Called with the number of bytes that have been read, and the number of all bytes."""
 
 _LOT_BYTES, _LOT_IDS = 32 << 20, 256
+"""A lot ends at this many bytes, or this many ids. Chosen, not measured."""
 _NUM_OBJECTS = 1 << 20
-"""How many new objects a check makes between two collections."""
+"""How many new objects a check makes between two garbage collections."""
 _WORTH_A_THREAD = 1 << 10
-"""How many bytes an id has at least, on average, for which threads are not slower: they wait for the interpreter."""
+"""With fewer bytes per id, on average, threads are slower: they wait for the interpreter."""
 AHEAD = 4
-"""How many lots each worker may start before their results are taken."""
+"""The number of lots that each worker may start before their results are taken."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +87,18 @@ class Threads:
 
 
 def _finish(result: Result) -> Future[Result]:
-    """Return a task that is done."""
+    """Return a finished task."""
     task = Future[Result]()
     task.set_result(result)
     return task
 
 
 HERE = Threads()
-"""One id after the other."""
+"""One id after the other, in this thread."""
 
 
 def count_cores() -> int:
-    """Count the cores that this process may use, up to eight: more would wait for memory."""
+    """Count the cores that this process may use, up to eight: more would only wait for memory."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
 
 
@@ -110,8 +110,8 @@ def use_all_cores() -> Threads:
 def collect_rarely() -> Iterator[None]:
     """Collect cyclic garbage rarely in this block.
 
-    A check makes millions of small objects, none of them in a circle, that all live until its end: looking at them
-    again and again takes a tenth of its time.
+    A check makes millions of small objects. All of them live until its end and none is part of a reference cycle, so
+    collecting again and again would take a tenth of its time.
     """
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _NUM_OBJECTS) if before[0] else 0, *before[1:])
@@ -133,7 +133,7 @@ def take_in_order(tasks: Iterable[Task], result: Callable[[Task], list[Result]],
 
 
 def make_lots(ids: Iterable[TensorId], weigh: Weigh) -> Iterator[Lot]:
-    """Group ids, in order, into lots that keep a worker busy for a while, but not for long."""
+    """Group ids, in order, into lots that keep a worker busy for a short while."""
     taken: list[TensorId] = []
     num_bytes = 0
     for tensor_id in ids:

@@ -1,4 +1,4 @@
-"""Explanation of one tensor's verdict: what was measured, who decided its layout, and what came before it."""
+"""Explanation of one tensor's verdict: its measurements, its layout and who decided it, and the tensors before it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ttrace.errors import TTraceError
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.verdict import Comparison, Finding, Judgement
 from ttrace.layouts.ids import TensorId
-from ttrace.layouts.source import Provenance
+from ttrace.layouts.placement import Provenance
 from ttrace.trace.reader import Shard, Trace
 
 NUM_BEFORE = 6
-"""How many tensors before it are shown."""
+"""The number of preceding tensors that are shown."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,20 @@ class Explanation:
 
     comparison: Comparison
     layouts: tuple[StatedLayout, ...]
-    """One, or several if the ranks do not agree; none if the candidate has no such tensor."""
+    """One, several if the ranks do not agree, or none if the candidate has no such tensor."""
     before: tuple[Comparison, ...]
     """The tensors just before it in the reference's order, of the same step and microbatch; the nearest last."""
     finding: Finding | None
-    """The finding that accuses it, or that speaks for it and others."""
+    """The finding that accuses this tensor, alone or with others."""
     first_finding: Finding | None
-    """The first finding of the run; what is wrong after it mostly follows from it."""
+    """The first finding of the run; most of what is wrong after it follows from it."""
 
 
 def explain(judgement: Judgement, reference: Trace, candidate: Trace, tensor_id: TensorId) -> Explanation:
     """Collect what a judgement says about one tensor."""
     places = {comparison.id: at for at, comparison in enumerate(judgement.comparisons)}
     if tensor_id not in places:
-        raise TTraceError(f"{tensor_id}: the check compares no such tensor.")
+        raise TTraceError(f"{tensor_id}: the check does not compare a tensor of this name.")
     at = places[tensor_id]
     return Explanation(
         judgement.comparisons[at],
@@ -58,7 +58,7 @@ def explain(judgement: Judgement, reference: Trace, candidate: Trace, tensor_id:
 
 
 def _find_before(tensor_id: TensorId, earlier: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """What one microbatch computed just before; what belongs to no microbatch counts for all of them."""
+    """Find what the microbatch computed just before; tensors without a microbatch count for all microbatches."""
     same = [c for c in earlier if c.id.step == tensor_id.step and not c.id.kind.is_of_call]
     if tensor_id.microbatch is not None:
         same = [c for c in same if c.id.microbatch in (None, tensor_id.microbatch)]
@@ -66,7 +66,7 @@ def _find_before(tensor_id: TensorId, earlier: Sequence[Comparison]) -> tuple[Co
 
 
 def _find_layouts(tensor_id: TensorId, reference: Trace, candidate: Trace) -> tuple[StatedLayout, ...]:
-    """The layouts by which the check read the candidate's shards; those that it could not read are as recorded."""
+    """Find the layouts by which the check read the candidate's shards, or else the recorded ones."""
     whole = LogicalTensor.of(reference, tensor_id)
     logical = LogicalTensor.of(candidate, tensor_id, whole.shape if whole is not None else None)
     shards: Sequence[Shard] = candidate.shards.get(tensor_id, [])
@@ -75,7 +75,7 @@ def _find_layouts(tensor_id: TensorId, reference: Trace, candidate: Trace) -> tu
     found: dict[tuple[str, Provenance | None], set[int]] = {}
     for shard in shards:
         found.setdefault((shard.record.layout, shard.record.by), set()).add(shard.coord.rank)
-    everybody = {shard.coord.rank for shard in shards}
+    all_ranks = {shard.coord.rank for shard in shards}
     return tuple(
-        StatedLayout(layout, by, tuple(sorted(ranks)), ranks == everybody) for (layout, by), ranks in found.items()
+        StatedLayout(layout, by, tuple(sorted(ranks)), ranks == all_ranks) for (layout, by), ranks in found.items()
     )

@@ -3,4 +3,8 @@
 from __future__ import annotations
 
 MARGIN = 4.0
-"""How many times the rounding error that the twins show is tolerated."""
+"""How many times the rounding error that the twins show is tolerated.
+
+Of 434,637 tensors of clean runs, the largest ratio of observed to estimated error was 3.00
+(docs/explanation/tolerance.md).
+"""

@@ -1,9 +1,13 @@
-"""Policy of accepted deviations: which tensors may differ, why, and until when.
+"""Policy of accepted deviations, and baseline of known findings.
+
+People write a policy: it names tensors that may differ, why, and until when.
 
 [[allow]]
 site = "*.router/decision"
 reason = "the fused router breaks ties the other way, see our issue 12"
 until = 2027-01-31
+
+`ttrace` writes a baseline, so that a project with bugs can start to use checks at once: only new findings fail.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ttrace.errors import TTraceError
-from ttrace.files import read_settings
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.verdict import Comparison, Verdict
-from ttrace.layouts.pattern import matches
-from ttrace.untrusted import parse_toml
+from ttrace.judge.verdict import CauseName, Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.layouts.rules import matches
+from ttrace.untrusted import load_settings, parse_json, write_named
 
 
 class Allowance(BaseModel):
@@ -34,7 +38,7 @@ class Allowance(BaseModel):
     until: datetime.date
 
 
-class _File(BaseModel):
+class _PolicyFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     allow: tuple[Allowance, ...] = ()
@@ -42,19 +46,16 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Policy:
-    """The allowances that hold on a day; the first that matches a tensor applies to it."""
+    """The allowances on a given day; the first one that matches a tensor applies to it."""
 
     allowances: tuple[Allowance, ...] = ()
     today: datetime.date = datetime.date.min
 
     @classmethod
     def load(cls, path: Path) -> Policy:
-        try:
-            file = _File.model_validate(parse_toml(read_settings(path), path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise TTraceError(
-                f"{path} allows nothing: {error}. It needs [[allow]] tables with site, reason and until = YYYY-MM-DD."
-            ) from None
+        """Load a file of allowances, as they hold today."""
+        advice = "It needs [[allow]] tables with site, reason and until = YYYY-MM-DD."
+        file = load_settings("policy", path, _PolicyFile.model_validate, advice=advice)
         return cls(file.allow, datetime.datetime.now(tz=datetime.UTC).date())
 
     def apply(self, comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
@@ -79,7 +80,7 @@ class Policy:
         if self.today > allowance.until:
             return f'the allowance for "{allowance.site}" ended on {allowance.until}'
         if not count:
-            return f'the allowance for "{allowance.site}" excuses nothing: drop it'
+            return f'the allowance for "{allowance.site}" excuses nothing: remove it'
         return (
             f'"{allowance.site}" is allowed to differ until {allowance.until}, {count} tensors do: {allowance.reason}'
         )
@@ -87,3 +88,74 @@ class Policy:
 
 STRICT = Policy()
 """Nothing is allowed."""
+
+
+class Known(BaseModel):
+    """A known finding, at any step and with any error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    site: str
+    cause: CauseName
+    axis: str | None = None
+
+    @classmethod
+    def of(cls, finding: Finding) -> Known:
+        """Reduce a finding to what a baseline remembers of it."""
+        return cls(site=str(finding.comparison.id.site), cause=finding.cause.name, axis=finding.cause.axis)
+
+
+class _BaselineFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1] = 1
+    findings: tuple[Known, ...] = ()
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Findings that do not fail a check."""
+
+    known: tuple[Known, ...] = ()
+
+    @classmethod
+    def of(cls, judgement: Judgement) -> Baseline:
+        return cls(tuple(dict.fromkeys(map(Known.of, judgement.findings))))
+
+    @classmethod
+    def load(cls, path: Path) -> Baseline:
+        """Load a file that `save` wrote."""
+        advice = "--update-baseline writes one."
+        file = load_settings("baseline", path, _BaselineFile.model_validate, parse=parse_json, advice=advice)
+        return cls(file.findings)
+
+    def save(self, path: Path) -> None:
+        """Write a file that `load` reads."""
+        try:
+            write_named(path, _BaselineFile(findings=self.known).model_dump_json(indent=1) + "\n")
+        except OSError as error:
+            raise TTraceError(f"{path} cannot be written: {error}.") from None
+
+    def find_new(self, judgement: Judgement) -> tuple[Finding, ...]:
+        """Find the findings that are not known."""
+        return tuple(finding for finding in judgement.findings if Known.of(finding) not in self.known)
+
+    def exit(self, judgement: Judgement) -> Exit:
+        """Return the exit code of a check that ignores known findings, and what follows from them."""
+        if not judgement.findings:
+            return judgement.exit
+        if self.find_new(judgement):
+            return Exit.FOUND
+        right = tuple(comparison for comparison in judgement.comparisons if not comparison.verdict.is_wrong)
+        return replace(judgement, findings=(), comparisons=right).exit
+
+    def add_notes(self, judgement: Judgement) -> Judgement:
+        """Note which findings of the baseline are still there, and which are gone."""
+        met = {Known.of(finding) for finding in judgement.findings}
+        ends = {True: ": it does not fail", False: ", but is not a finding any more"}
+        notes = (f"{one.site} ({one.cause.value}) is in the baseline{ends[one in met]}" for one in self.known)
+        return replace(judgement, notes=(*judgement.notes, *notes))
+
+
+NOTHING = Baseline()
+"""Every finding fails."""

@@ -1,4 +1,4 @@
-"""Self-test: puts known faults into a candidate's tensors, in memory, and finds out which of them the check reveals.
+"""Self-test: put known faults into a candidate's tensors, in memory, and see which of them the check reveals.
 
 A tensor that would also pass with a lost shard protects nothing. Each fault takes the path of a real one, through
 layouts, replicas and tolerances, so the result shows what the check can see.
@@ -6,7 +6,6 @@ layouts, replicas and tolerances, so the result shows what the check can see.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing_extensions import override  # the standard library has it only from 
 
 from ttrace.judge.compare import Comparer
 from ttrace.judge.engine import OnProgress
-from ttrace.judge.notes.blind_spots import find_blind_spots
-from ttrace.judge.sentences import describe
+from ttrace.judge.notes import find_blind_spots
+from ttrace.judge.reason import describe
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.verdict import Comparison, Exit, Judgement, Verdict
@@ -27,17 +26,17 @@ from ttrace.trace.reader import Shard, Trace
 
 @dataclass(frozen=True)
 class Altered(Shard):
-    """A shard with other values."""
+    """A shard with changed values."""
 
     values: torch.Tensor
 
-    @override  # mypy then notices if the method that this replaces gets another name
+    @override  # mypy then notices if the overridden method is renamed
     def read_stored(self) -> torch.Tensor:
         return self.values
 
 
 Injection = Callable[[TensorId, list[Shard], Trace], list[Shard] | None]
-"""Returns the shards of an id with a fault in them; None if the tensor cannot have that fault."""
+"""Returns the shards of an id with a fault; None if the tensor cannot have that fault."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Power:
 
     comparison: Comparison
     seen: Mapping[str, bool]
-    """By fault, whether it was seen; faults that this tensor cannot have are left out."""
+    """For each fault, whether it was seen; faults that this tensor cannot have are left out."""
 
     @property
     def is_judged(self) -> bool:
@@ -59,7 +58,7 @@ class Power:
         if not self.is_judged or tolerance is None:
             return None
         error = tolerance.value + self.comparison.error
-        if tolerance.size:  # of its siblings
+        if tolerance.size:  # the tolerance is relative to the siblings' size
             return error * tolerance.size * math.sqrt(stats.count) / stats.norm if stats.norm else math.inf
         return error
 
@@ -80,7 +79,7 @@ class Power:
 
     @property
     def reason(self) -> str:
-        """Why it protects nothing."""
+        """Why this tensor protects nothing."""
         if not self.is_judged:
             return describe(self.comparison.why)
         return "its tolerance is so wide that a lost shard passes"
@@ -92,7 +91,7 @@ class SelfTest:
 
     powers: tuple[Power, ...]
     unprotected: Mapping[str, str]
-    """Parameters whose faults no tensor would reveal, and why."""
+    """The parameters whose faults no tensor would reveal, and why."""
 
     @property
     def exit(self) -> Exit:
@@ -104,9 +103,7 @@ def run_selftest(
 ) -> SelfTest:
     """Put every fault into every tensor that passed, one at a time."""
     shards = dict(candidate.shards)
-    altered = copy.copy(candidate)
-    altered.__dict__["shards"] = shards
-    comparer = Comparer(rounding.reference, rounding, altered)
+    comparer = Comparer(rounding.reference, rounding, candidate.with_shards(shards))
     powers = []
     for done, comparison in enumerate(judgement.comparisons, start=1):
         seen = {}
@@ -138,20 +135,20 @@ def _scale_by(factor: float) -> Injection:
     def injection(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard] | None:
         if not shards[0].record.dtype.is_floating_point:
             return None
-        # Not rounded back: in a weak dtype a small factor would vanish, or double.
+        # Not rounded back: in bf16 a factor of 1.001 would vanish, or become twice as large.
         return [_replace_values(shard, shard.tensor().to(torch.float64) * factor) for shard in shards]
 
     return injection
 
 
 def _lose_shard(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard]:
-    """What the last rank holds is zero."""
+    """Set the last rank's part to zero."""
     last = shards[-1].coord.rank
     return [_replace_values(s, torch.zeros_like(s.tensor())) if s.coord.rank == last else s for s in shards]
 
 
 def _swap_chunks(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
-    """Two ranks' chunks exchanged; where there are no two, the two halves of each shard."""
+    """Exchange two ranks' chunks or, if there are no two, the two halves of each shard."""
     logical = LogicalTensor.of(candidate, tensor_id)
     pieces = logical.pieces if logical else ()
     if len(pieces) > 1 and pieces[0].region.local_shape == pieces[1].region.local_shape:
@@ -164,7 +161,7 @@ def _swap_chunks(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> 
 
 
 def _zero_row(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Shard] | None:
-    """The first shard, and its replicas, without a row of middling size."""
+    """Set a row of median size to zero, in the first shard and its replicas."""
     first = shards[0].tensor()
     if first.ndim == 0 or first.numel() == 0:
         return None
@@ -178,7 +175,7 @@ def _zero_row(_id: TensorId, shards: list[Shard], _candidate: Trace) -> list[Sha
 
 
 def _take_neighbour(tensor_id: TensorId, shards: list[Shard], candidate: Trace) -> list[Shard] | None:
-    """The values of the next microbatch, or of the one before."""
+    """Take the values of the next microbatch, or of the previous one."""
     for step in (1, -1):
         if tensor_id.microbatch is None or tensor_id.microbatch + step < 0:
             continue

@@ -9,11 +9,11 @@ from enum import Enum, IntEnum, StrEnum
 
 from ttrace.judge.communication import LedgerEvidence
 from ttrace.judge.reason import EXCUSED, Reason, Why
-from ttrace.layouts.ids import TensorId
-from ttrace.layouts.source import Provenance
+from ttrace.layouts.ids import Phase, TensorId
+from ttrace.layouts.placement import Provenance
 from ttrace.notebook import make_table
-from ttrace.trace.collectives import Collective, Phase
-from ttrace.values.stats import Stats
+from ttrace.trace.collectives import Collective
+from ttrace.values.stats import Stats, measure_rms
 
 
 class Verdict(StrEnum):
@@ -24,7 +24,7 @@ class Verdict(StrEnum):
     CONFLICT = "CONFLICT"
     """Replicas that must agree differ."""
     GAP = "GAP"
-    """Elements, or summands of a pending sum, that nobody holds."""
+    """No rank holds some elements, or a summand of a pending sum."""
     MISSING = "MISSING"
     """One side, or a rank that owns the module, has no such tensor."""
     UNJUDGED = "UNJUDGED"
@@ -48,21 +48,21 @@ class ToleranceRule(Enum):
     TWINS = "twins"
     """The largest error of the twins."""
     POOLED = "pooled"
-    """The largest error of the twins over all small tensors of the kind: few elements say little."""
+    """The largest error of the twins over all small tensors of the kind: a few elements alone show little."""
     FLOOR = "floor"
     """One rounding of the weakest dtype that was used so far."""
     SIBLINGS = "siblings"
-    """For a gradient that is mathematically zero: what rounding makes of it, relative to its siblings."""
+    """For a gradient that is mathematically zero: its rounding error, relative to its siblings."""
     NORM = "norm"
     """Rounding of the norm of all gradients, by which they are clipped."""
     UPDATE = "update"
-    """Single elements of an update that rounding may turn around."""
+    """Single elements of an update that rounding may flip or move."""
     SQUARES = "squares"
-    """Twice the tolerance of the gradient that an optimizer's state has squares of."""
+    """For an optimizer's state that has squares of a gradient: twice the tolerance of the gradient."""
     NOISE = "noise"
-    """The difference between two runs of the candidate; it is added to the others."""
+    """The margin times the difference between two runs of one side; it is added to the others."""
     SCALE = "scale"
-    """How far the scale may be from 1; it is judged by itself."""
+    """How far the scale may be from 1; it is judged separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ToleranceTerm:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The error that rounding can explain: margin x max(error of the twins, floor)."""
+    """The error that rounding can explain; `tolerance/model.py` has the formula."""
 
     value: float
     twin_error: float
@@ -83,13 +83,13 @@ class Tolerance:
     scale: float = math.inf
     """How far <a, b> / <a, a> may be from 1; infinite where the scale is not judged."""
     size: float = 0.0
-    """Errors are relative to elements of this size if the tensor is zero but for rounding; 0 for other tensors."""
+    """The size of its siblings' elements, to which errors are relative, for a gradient that is zero; else 0."""
     is_repeated: bool = True
     """Whether a second run of the candidate, if there was one, gave the same values."""
     is_proven_zero: bool = False
     """Whether this is a gradient that is proven to be zero but for rounding, or what a step made of one."""
     terms: tuple[ToleranceTerm, ...] = ()
-    """Which rule allows how much. The value is the largest of them, but for scale and noise."""
+    """What each rule allows. The value is the largest of them plus the noise; the scale is judged separately."""
 
     @property
     def decisive(self) -> ToleranceTerm | None:
@@ -98,14 +98,14 @@ class Tolerance:
         return max((term for term in self.terms if term.rule not in apart), key=lambda term: term.value, default=None)
 
     def with_term(self, rule: ToleranceRule, value: float) -> Tolerance:
-        """Add a term; whoever adds it also sets the value."""
+        """Add a term; the caller also sets the value."""
         return replace(self, terms=(*self.terms, ToleranceTerm(rule, value)))
 
     def error(self, stats: Stats) -> float:
         """The error, relative to the tensor or to `size`."""
         if not self.size or not (stats.finite_a and stats.finite_b and stats.count):
             return stats.error
-        return math.sqrt(stats.dd / stats.count) / self.size
+        return measure_rms(stats.dd, stats.count) / self.size
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,13 @@ class Comparison:
     region_errors: tuple[RegionError, ...] = ()
     replica_error: float = 0.0
     replica_tolerance: float = 0.0
-    """How far the replicas may differ that differ most."""
+    """How far the two replicas that differ most may differ."""
     layout: str = ""
     by: Provenance | None = None
     suggestion: str = ""
-    """The layout that would explain it, where nobody stated one."""
+    """The layout that would explain the tensor, if none was stated."""
     num_different: int | None = None
-    """Of wrong integers, how many differ: their error, relative to their size, says little."""
+    """For integer tensors that are wrong, the number of elements that differ; None for all others."""
 
     @property
     def reason(self) -> Reason | None:
@@ -168,14 +168,14 @@ class Comparison:
     def spoils(self) -> bool:
         """Whether this comparison keeps the whole run from being judged."""
         if self.id.kind.is_of_call:
-            return False  # what functions inside a module return is evidence, and not judged
+            return False  # the results of functions inside a module are evidence, and are not judged
         return not (self.verdict is Verdict.PASS or self.verdict.is_wrong or self.reason in EXCUSED)
 
 
 class CauseName(Enum):
     """The closed set of causes; the value is the name in reports, baselines and the docs.
 
-    Each is registered, with what shows it, in `causes/registry.py`.
+    Each is found by a detector of `causes/__init__.py`, or listed in `causes/search.py`.
     """
 
     NOT_FINITE = "not finite"
@@ -225,7 +225,7 @@ class CauseName(Enum):
 FACTORS = (CauseName.CONSTANT_FACTOR, CauseName.DOUBLE_REDUCTION)
 """The causes that multiply everything by one number."""
 VAGUE = (CauseName.UNEXPLAINED, CauseName.REPLICAS_DIFFER)
-"""Causes that say less than any other would."""
+"""Causes that explain less than any other."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class WrongOperation:
     is_backward: bool = False
     """Whether its backward is wrong."""
     is_left_out: bool = False
-    """Whether it is a collective that reduces other gradients, and not this one."""
+    """Whether it is a collective that reduces other gradients, but not this one."""
 
 
 @dataclass(frozen=True)
@@ -282,11 +282,11 @@ class Finding:
     num_after: int
     """How many wrong tensors follow from here on, in the reference's order."""
     operation: WrongOperation | None = None
-    """The first wrong operation in the module's own code, where that was looked for."""
+    """The first wrong operation in the module's own code, if that was looked for."""
     alone: bool | None = None
     """Whether the module is wrong by itself, on generated inputs; None if the isolated run did not judge its tensor."""
     ledger: LedgerEvidence | None = None
-    """What the ledger of collectives says of the reduction that the cause speaks of."""
+    """What the ledger of collectives shows about the reduction that the cause names."""
     covers: frozenset[TensorId] = frozenset()
     """Other tensors that are wrong for the same cause and have no findings of their own."""
 
@@ -298,10 +298,10 @@ class Judgement:
     comparisons: tuple[Comparison, ...]
     findings: tuple[Finding, ...]
     problems: tuple[str, ...]
-    """What keeps the whole run from being judged, beyond single tensors."""
+    """What keeps the whole run from being judged, apart from single tensors."""
     notes: tuple[str, ...] = ()
     operations: WrongOperations = field(default_factory=WrongOperations)
-    """Of an isolated run, the first wrong operation of each module and pass."""
+    """For an isolated run, the first wrong operation of each module and pass."""
 
     @property
     def exit(self) -> Exit:
@@ -309,7 +309,7 @@ class Judgement:
             return Exit.FOUND
         if self.problems or not self.count(Verdict.PASS):
             return Exit.UNJUDGED
-        # A finding explains what is wrong. Something wrong without a finding is not understood, so it is no success.
+        # A finding explains what is wrong. A wrong tensor without a finding is not understood: no success.
         open_ends = any(comparison.spoils or comparison.verdict.is_wrong for comparison in self.comparisons)
         return Exit.UNJUDGED if open_ends else Exit.PASSED
 

@@ -1,26 +1,35 @@
-"""Streaming of whole blocks, for kernels that get raw addresses and so bypass operators.
+"""Blocks of large references: streaming of whole blocks, and blocks that an isolated run skips.
 
-A block's parameters have values while it runs. It is recomputed in backward, and each parameter keeps its values then
-until its gradient is complete. Between, they read as NaN: what comes too late is loud.
+`stream` is for kernels that get raw addresses and so bypass operators. A block's parameters have values while it runs.
+It is recomputed in backward, and then each parameter has values until its gradient is complete. At all other times
+parameters are NaN, so that a late access shows up.
+
+`SkippedBlocks` skips the blocks that an isolated run does not need. In isolation the inputs of every module are
+generated, so only the structure of a block's output matters, not its values. The first of several identical blocks runs
+and shows this structure; the others are skipped unless they are wanted. The last block of a list runs too, because the
+input of the code after the list is not known otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from ttrace.errors import CaptureError
 from ttrace.large_references.parameter_source import ParameterSource, set_source
+from ttrace.layouts.ids import is_inside
+from ttrace.patches import Patches
 
 
 def stream(model: nn.Module, sources: Mapping[nn.Parameter, ParameterSource]) -> None:
-    """Put real parameters in place of those on the meta device, and let each block fill its own."""
+    """Replace parameters on the meta device by real ones, which their block fills while it runs."""
     reals = {parameter: _make_real(parameter, source) for parameter, source in sources.items()}
     for module in model.modules():
         for key, parameter in module._parameters.items():
@@ -32,8 +41,8 @@ def stream(model: nn.Module, sources: Mapping[nn.Parameter, ParameterSource]) ->
     outside = [source.name for parameter, source in source_of.items() if parameter not in inside]
     if outside:
         raise CaptureError(
-            f"{outside[0]} is held by a module that has blocks inside, which cannot be streamed as a block itself. "
-            "Build that parameter off the meta device, or stream by operators."
+            f"{outside[0]} belongs to a module that contains blocks, so it cannot be streamed as part of a block. "
+            "Build this parameter on a real device, or stream by operators."
         )
     frozen = _FrozenParameters()
     for block in blocks:
@@ -42,8 +51,34 @@ def stream(model: nn.Module, sources: Mapping[nn.Parameter, ParameterSource]) ->
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
+class SkippedBlocks:
+    """Blocks that are skipped until `remove`: they return their input."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
+        """Skip blocks, except those that contain or are part of a module in `wanted`."""
+        self._patches = Patches()
+        kinds: dict[object, _ShownOutput] = {}
+        skipped = []
+        for name, block, is_last in _list_blocks(modules):
+            kind = _describe(block)
+            if kind not in kinds:
+                kinds[kind] = _ShownOutput(block.forward)
+                self._patches.replace(block, "forward", kinds[kind].run)
+            elif not is_last and not any(is_inside(name, other) or is_inside(other, name) for other in wanted):
+                self._patches.replace(block, "forward", partial(_skip, kinds[kind]))
+                skipped.append(name)
+        self.blocks: tuple[str, ...] = tuple(skipped)
+
+    def is_skipped(self, name: str) -> bool:
+        """Return whether a module is a skipped block, or is inside one."""
+        return any(is_inside(name, block) for block in self.blocks)
+
+    def remove(self) -> None:
+        self._patches.remove()
+
+
 class _FrozenParameters:
-    """Frozen parameters of the block that was recomputed last: no gradient shows when they are no longer needed."""
+    """The frozen parameters of the block that was recomputed last. No gradient marks their last use."""
 
     def __init__(self) -> None:
         self.parameters: list[nn.Parameter] = []
@@ -57,7 +92,7 @@ class _FrozenParameters:
 def _make_contexts(
     frozen: _FrozenParameters, owned: Mapping[nn.Parameter, ParameterSource]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Make the contexts in which a block runs and in which it is recomputed."""
+    """Make the contexts for running a block and for recomputing it."""
     return _running(owned), _recomputing(frozen, owned)
 
 
@@ -73,15 +108,15 @@ def _running(owned: Mapping[nn.Parameter, ParameterSource]) -> Iterator[None]:
 
 @contextmanager
 def _recomputing(frozen: _FrozenParameters, owned: Mapping[nn.Parameter, ParameterSource]) -> Iterator[None]:
-    # Blocks run backward one after the other: when the next one begins, the last one is finished.
+    # Blocks run backward one at a time: when one begins, the previous one is finished.
     frozen.drop()
     _fill(owned)
     frozen.parameters.extend(parameter for parameter in owned if not parameter.requires_grad)
-    yield  # recomputation stops early, with an exception
+    yield  # recomputation is stopped early by an exception
 
 
 def _find_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Find the members of the outermost lists of modules, and every other module around them that holds parameters."""
+    """Yield the members of the outermost module lists, and every other module that has parameters."""
     if isinstance(module, nn.ModuleList):
         yield from (block for block in module if any(True for _ in block.parameters()))
     elif any(isinstance(inner, nn.ModuleList) for inner in module.modules()):
@@ -108,7 +143,7 @@ def _on_gradient(source: ParameterSource, parameter: torch.Tensor) -> None:
 
 def _fill(owned: Mapping[nn.Parameter, ParameterSource]) -> None:
     for parameter, source in owned.items():
-        # Not in scratch memory: views of these values may be saved until backward.
+        # Scratch memory is not used, because views of these values may be saved until backward.
         values = torch.empty(source.shape, dtype=source.dtype, device=source.device)
         source.generate_run(0, source.numel, values.view(-1))
         parameter.data = values.view(parameter.shape)
@@ -120,3 +155,42 @@ def _empty(parameter: torch.Tensor) -> None:
 
 def _make_nan(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.full((), torch.nan, dtype=dtype, device=device).expand(shape)
+
+
+class _ShownOutput:
+    """The last output of the first of several identical blocks."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+        self.output: Any = None
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._forward(*args, **kwargs)
+        self.output = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("meta"), output)
+        return output
+
+
+def _skip(shown: _ShownOutput, *args: Any, **kwargs: Any) -> Any:
+    """Return a value with the structure of the shown output, made of the block's inputs where their shapes match."""
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+
+    def find_input(tensor: torch.Tensor) -> torch.Tensor:
+        alike = (leaf for leaf in inputs if (leaf.shape, leaf.dtype) == (tensor.shape, tensor.dtype))
+        first = next(alike, None)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=inputs[0].device) if first is None else first
+
+    return pytree.tree_map_only(torch.Tensor, find_input, shown.output)
+
+
+def _list_blocks(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield the members of the outermost module lists, and whether each is the last of its list."""
+    lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
+    for name in lists:
+        if not any(other != name and is_inside(name, other) for other in lists):
+            blocks = list(modules[name].named_children())
+            yield from ((f"{name}.{key}", block, block is blocks[-1][1]) for key, block in blocks)
+
+
+def _describe(block: nn.Module) -> object:
+    """Return a key that is equal for identical blocks."""
+    return type(block), tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())

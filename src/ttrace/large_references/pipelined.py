@@ -1,9 +1,9 @@
 """References that run as a pipeline, for models that fit onto several devices, but not onto one.
 
-GPipe of torch.distributed.pipelining, with no overlap and no recomputation: every operator runs as it does in one
-process, on the same values and in the same order, so that the trace is that of one process, bit for bit. The
-model's own `forward` runs on every stage. Blocks of other stages are taken out, what comes before the blocks passes on
-what the stage received, and what comes after them passes on what the blocks gave.
+This uses GPipe of torch.distributed.pipelining, without overlap or recomputation. Every operator runs as in one
+process, on the same values and in the same order, so the trace has the same bits as that of one process. The model's
+own `forward` runs on every stage. Blocks of other stages are removed. Modules before the blocks are replaced by
+functions that return the input of the stage, and modules after the blocks by functions that return their own input.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ttrace.errors import CaptureError
+from ttrace.large_references.parameter_source import (
+    Spreads,
+    check_buffers,
+    check_patterns,
+    choose_distribution,
+    parameters_on_meta,
+)
+from ttrace.large_references.streamed import set_divided
 from ttrace.layouts.region import Region
-from ttrace.reference.init_values import Spreads, check_patterns, choose_distribution
-from ttrace.reference.meta_init import check_buffers, parameters_on_meta
-from ttrace.reference.shared_modules import set_divided
 from ttrace.values.generate import generate_values
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -36,11 +41,11 @@ def pipelined(
     spreads: Spreads | None = None,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """Build this rank's part of a model, with memory for no other part; pass it to `attach` and to `GPipe`.
+    """Build this rank's part of a model without memory for other parts; pass it to `attach` and to `GPipe`.
 
-    The blocks are the list of modules with the most parameters; each stage has an equal share of them, the first stage
-    also all that the model registers before them, the last all that follows. Attach it with `mesh={"pp": num_stages}`,
-    and run it with `GPipe` of `ttrace.large_references.pipelined`.
+    The blocks are the module list with the most parameters. Each stage has an equal share of them. The first stage also
+    has the modules that are registered before the blocks, and the last stage those after them. Attach it with
+    `mesh={"pp": num_stages}`, and run it with `GPipe` of `ttrace.large_references.pipelined`.
     """
     stage = dist.get_rank() if stage is None else stage
     num_stages = dist.get_world_size() if num_stages is None else num_stages
@@ -52,7 +57,7 @@ def pipelined(
     names = [name for name, _ in model.named_parameters()]
     check_patterns(spreads or {}, names)
     if len(blocks) < num_stages:
-        raise CaptureError(f"{path} has {len(blocks)} blocks, which is not one for each of {num_stages} stages.")
+        raise CaptureError(f"{path} has only {len(blocks)} blocks for {num_stages} stages.")
     before, after = _find_neighbours(model, path)
     _leave_out(model, before if stage > 0 else [], after if stage < num_stages - 1 else [])
     first, last = (len(blocks) * number // num_stages for number in (stage, stage + 1))
@@ -67,7 +72,7 @@ def pipelined(
 
 
 class GPipe:
-    """Runner of this rank's stage: all microbatches forward, then all backward. The rank in the group is the stage.
+    """Runner of this rank's stage: all microbatches forward, then all backward. The stage is the rank in the group.
 
     The loss is divided by the number of microbatches, as in a loop that accumulates gradients.
     """
@@ -75,7 +80,10 @@ class GPipe:
     def __init__(
         self, stage: nn.Module, loss: Loss, num_microbatches: int, group: dist.ProcessGroup | None = None
     ) -> None:
-        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # takes as long as half of torch
+        from torch.distributed.pipelining import (  # a slow import: it takes half as long as torch
+            PipelineStage,
+            ScheduleGPipe,
+        )
 
         self._number, self._num_stages = dist.get_rank(group), dist.get_world_size(group)
         device = next(stage.parameters()).device
@@ -89,7 +97,7 @@ class GPipe:
     def step(self, *, target: torch.Tensor, **inputs: torch.Tensor) -> None:
         """Run all microbatches, forward and backward. Pass the whole batch to every stage, by the model's own names."""
         is_first, is_last = self._number == 0, self._number == self._num_stages - 1
-        # Torch assumes that a first stage without positional input receives; `pipelined` drops this input.
+        # Torch needs a positional input on the first stage, or it would receive one; `pipelined` ignores it.
         received: tuple[Any, ...] = tuple(inputs.values())[:1] if is_first else ()
         more: dict[str, Any] = {**inputs, "target": target} if is_last else dict(inputs)
         self._schedule.step(*received, **more)
@@ -97,29 +105,29 @@ class GPipe:
 
 @dataclass(frozen=True)
 class _ModuleBefore:
-    """Stand-in for a module before the blocks: one of them returns what the stage received, the others return zeros."""
+    """Replacement of a module before the blocks: the first returns the input of the stage, the others return zeros."""
 
     received: list[torch.Tensor]
     is_first: bool
 
     def __call__(self, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
         if value.is_floating_point():
-            return value  # dropout of what was received
+            return value  # dropout of the stage's input
         return self.received[0] if self.is_first else self.received[0].new_zeros(())
 
 
 def _pass_through(value: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-    """Stand in for a module after the blocks."""
+    """Return the input; replaces a module after the blocks."""
     return value
 
 
 def _leave_out(model: nn.Module, before: list[str], after: list[str]) -> None:
-    """Put functions, which are not listed as modules, in place of the modules of other stages."""
+    """Replace the modules of other stages by functions, which `named_modules` does not list."""
     received: list[torch.Tensor] = []
 
     def receive(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
         received[:] = args[:1]
-        return (), kwargs  # the first stage gets its own input by name, too
+        return (), kwargs  # the first stage gets its input by name as well
 
     model.register_forward_pre_hook(receive, with_kwargs=True)
     for number, path in enumerate(before):
@@ -136,7 +144,7 @@ def _replace(model: nn.Module, path: str, function: Callable[..., Any]) -> None:
 
 
 def _take_first_tensor(module: nn.Module, args: Any, output: Any) -> torch.Tensor:  # noqa: ARG001
-    """Return what a stage sends on; hooks of sessions run before this one and see the model's own output."""
+    """Return the tensor that a stage sends on. Hooks of sessions run before this one and get the model's output."""
     first: torch.Tensor = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
     return first
 
@@ -149,7 +157,7 @@ def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def _find_neighbours(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
-    """Find the modules that only the first and only the last stage has: all stages need others, as rotary tables."""
+    """Find the modules of the first stage and of the last stage only. All stages have others, such as rotary tables."""
     before: list[str] = []
     after: list[str] = []
     owner = ""
@@ -165,7 +173,7 @@ def _find_neighbours(model: nn.Module, path: str) -> tuple[list[str], list[str]]
 
 
 def _materialise(model: nn.Module, spreads: Spreads, device: torch.device) -> None:
-    """Give this stage's parameters memory and values."""
+    """Allocate this stage's parameters and generate their values."""
     for owner_path, owner in model.named_modules():
         for name, parameter in owner._parameters.items():
             if parameter is None or not parameter.is_meta:
@@ -186,8 +194,8 @@ def _materialise(model: nn.Module, spreads: Spreads, device: torch.device) -> No
 def _refuse_ties(model: nn.Module) -> None:
     for alias, name in _find_ties(model):
         raise CaptureError(
-            f"{alias} is {name}: stages would have a copy each, and add their gradients in another order than one "
-            "process. Untie them, or use ttrace.streamed."
+            f"{alias} is tied to {name}: each stage would have a copy, and gradients would be summed in another "
+            "order than in one process. Untie them, or use ttrace.streamed."
         )
 
 

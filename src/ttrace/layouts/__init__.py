@@ -1,1 +1,1 @@
-"""Layouts: splits, the notation, rules and inference, from an annotation to a region."""
+"""Layouts: from an annotation, by a rule or by inference, to the region of a tensor that a rank holds."""

@@ -1,4 +1,4 @@
-"""Tensors that state which rows of their logical tensor they hold, as a DTensor states its placements."""
+"""`ttrace.holds`: tensors that state which rows of their logical tensor they hold."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 
 from ttrace.errors import LayoutError
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.region import Region, Shape
-from ttrace.tensors import ranges as rg
 
 _TAG = "_ttrace_held"
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
@@ -17,7 +17,7 @@ _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
 @dataclass(frozen=True)
 class HeldIndices:
-    """The indices of one dim that a tensor holds, in its order, and the size of that dim in the logical tensor."""
+    """The indices of one dim that a tensor holds, in its own order, and the size of that dim in the logical tensor."""
 
     indices: torch.Tensor
     size: int
@@ -35,17 +35,20 @@ class HeldIndices:
 
 
 def holds(tensor: _Tensor, indices: torch.Tensor, size: int, dim: int = 0) -> _Tensor:
-    """State which indices of a logical dim of this size a tensor holds, one for each of its own; return the tensor.
+    """State which indices of a logical dim a tensor holds, and return the tensor.
 
-    Use it where no layout can describe a tensor because it depends on the data: tokens that were dispatched to experts,
-    packed samples. Number the elements so that every layout gives them the same numbers (token x top_k + choice), and
-    state them in the reference too, just before the tensor enters a module:
+    `size` is the size of dim `dim` in the logical tensor; `indices` has one entry for each index of the tensor's own
+    dim.
+
+    Use it where a layout cannot describe a tensor because its rows depend on the data, such as tokens dispatched to
+    experts, or packed samples. Number the elements so that every layout gives them the same numbers (token x top_k +
+    choice), and state them in the reference too, right before the tensor enters a module:
 
         rows = ttrace.holds(rows, slots, num_tokens * top_k)
         out = self.experts(rows, counts)
 
-    Outputs and gradients of that call with as many rows hold the same indices, unless a rule names them. For the tensor
-    itself, this takes precedence over rules. Without tracing this sets an attribute.
+    Outputs and gradients of that call with the same number of rows hold the same indices, unless a rule matches them.
+    For the tensor itself, this takes precedence over rules. Outside of tracing, only an attribute is set.
     """
     where = dim % tensor.ndim if tensor.ndim else 0
     if indices.ndim != 1 or not tensor.ndim or tensor.shape[where] != indices.numel():
@@ -58,6 +61,6 @@ def holds(tensor: _Tensor, indices: torch.Tensor, size: int, dim: int = 0) -> _T
 
 
 def find_held(tensor: torch.Tensor) -> HeldIndices | None:
-    """Return the indices that a tensor states that it holds; None if it states nothing."""
+    """Return the indices that `holds` stated for a tensor; None if it was not called."""
     held: HeldIndices | None = getattr(tensor, _TAG, None)
     return held

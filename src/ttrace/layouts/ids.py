@@ -14,16 +14,28 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from ttrace.errors import TTraceError
-from ttrace.text import HIDDEN
+from ttrace.untrusted import HIDDEN
 
 ROOT = "."
 """The name of the model itself, whose own path is empty."""
 LABELS = "labels"
-"""The name under which labels are recorded that a script keeps, and that do not pass through the model."""
+"""The name of labels that the script keeps and that do not pass through the model."""
 MAIN_PARAM = "main_param"
-"""The slot of a parameter that the optimizer keeps and updates in higher precision than the model does."""
+"""The slot of the higher-precision copy of a parameter that the optimizer updates."""
 STEP = "step"
 """The slot of the optimizer's number of steps."""
+
+
+class Phase(StrEnum):
+    """The part of a step in which a tensor is made, or a collective runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    """Only of collectives: tensors that are recomputed count as backward, as they are made while it runs."""
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+    """Only of collectives, between the others: clipping, for instance, and the script's own code."""
 
 
 class Kind(StrEnum):
@@ -52,7 +64,7 @@ class Kind(StrEnum):
     RECOMPUTE_OUTPUT = "recompute_output"
 
     __hash__ = str.__hash__
-    """An enum's own is written in Python, and ids are keys of many dicts."""
+    """Enum's own hash is written in Python and slower, and ids are keys of many dicts."""
 
     @property
     def is_activation_grad(self) -> bool:
@@ -60,12 +72,17 @@ class Kind(StrEnum):
 
     @property
     def is_of_call(self) -> bool:
-        """Whether this is of an operation inside a module: evidence, which is not judged."""
+        """Whether this belongs to an operation inside a module: it is evidence, and is not judged."""
         return self in _OF_CALL
 
     @property
+    def phase(self) -> Phase:
+        """The part of a step in which tensors of this kind are made; forward if no operation of the step makes them."""
+        return _PHASES[self]
+
+    @property
     def is_backward(self) -> bool:
-        return self in _BACKWARD
+        return _PHASES[self] is Phase.BACKWARD
 
     @property
     def is_recompute(self) -> bool:
@@ -81,15 +98,19 @@ class Kind(StrEnum):
 
     @property
     def primal(self) -> Kind:
-        """The kind whose layout this one follows when nothing else is stated."""
+        """The kind whose layout this kind has if no layout is stated for it."""
         return _PRIMAL.get(self, self)
 
 
-# Made once: these are asked of every tensor, again and again.
+# Sets that are made once, because the properties are read several times for every tensor.
 _OF_ACTIVATION_GRAD = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.CALL_GRAD})
 _OF_CALL = frozenset({Kind.CALL, Kind.CALL_GRAD})
 _RECOMPUTE = frozenset({Kind.RECOMPUTE_INPUT, Kind.RECOMPUTE_OUTPUT})
-_BACKWARD = _OF_ACTIVATION_GRAD | _RECOMPUTE | {Kind.PARAM_GRAD, Kind.MAIN_GRAD}
+_PHASES = {
+    **dict.fromkeys(Kind, Phase.FORWARD),
+    **dict.fromkeys(_OF_ACTIVATION_GRAD | _RECOMPUTE | {Kind.PARAM_GRAD, Kind.MAIN_GRAD}, Phase.BACKWARD),
+    **dict.fromkeys((Kind.GRAD_NORM, Kind.CLIP, Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM), Phase.OPTIMIZER),
+}
 _OF_BUFFER = frozenset({Kind.BUFFER, Kind.BUFFER_AFTER})
 _OF_PARAM = frozenset({Kind.PARAM, Kind.PARAM_GRAD, Kind.MAIN_GRAD, Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM})
 _KINDS = {kind.value: kind for kind in Kind}
@@ -105,39 +126,39 @@ _PRIMAL = {
 
 
 def is_inside(inner: str, outer: str) -> bool:
-    """Return whether a module or parameter is `outer` or inside it."""
+    """Return whether a module or parameter is `outer` or is inside it."""
     return outer in (ROOT, inner) or inner.startswith(f"{outer}.")
 
 
 def list_around(name: str) -> list[str]:
-    """List a module and all modules around it, the model last."""
+    """List a module and all modules that contain it; the model comes last."""
     parts = name.split(".") if name != ROOT else []
     return [*(".".join(parts[:count]) for count in range(len(parts), 0, -1)), ROOT]
 
 
 @lru_cache(maxsize=1 << 17)
 def drop_numbers(name: str) -> str:
-    """Replace the numbers in a name, so that a module has the same name in all layers, and so do all experts."""
+    """Replace the numbers in a name by `#`, so that modules of different layers or experts have the same name."""
     return re.sub(r"\d+", "#", name)
 
 
 def drop_layers(name: str) -> str:
-    """Replace the numbers of layers in a name by a star, but not the numbers in other names, such as fc1."""
+    """Replace path components that are numbers by `*`; digits inside other components, such as fc1, stay."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def encode_name(text: str) -> str:
-    """Encode a module's own name or a key for names and slots; different texts stay different."""
+    """Percent-encode a module's own name or a key for use in names and slots; different texts stay different."""
     return _UNSAFE.sub(lambda match: quote(match[0], safe="", errors="surrogatepass"), text)
 
 
 def make_scores_slot(slot: str) -> str:
-    """Make the slot of the scores by which a decision was made."""
+    """Make the slot of the scores that a decision (such as the choice of experts) was based on."""
     return f"{slot}.scores"
 
 
 _UNSAFE = re.compile(rf"[/@%\s{HIDDEN.pattern[1:-1]}]")
-"""Characters with a meaning in ids, and invisible ones: white space, control characters, halves of characters."""
+"""Characters with a meaning in ids, and invisible ones: white space, control characters and surrogates."""
 _NAME = re.compile(rf"[^/@\s{HIDDEN.pattern[1:-1]}]+")
 _TEXT = re.compile(
     r"(?P<step>[0-9]{1,18})/(?P<mb>[0-9]{1,18}|-)/(?P<name>[^/@\s]+)(?:@(?P<call>[0-9]{1,18}))?/(?P<kind>[a-z_]+)(?:\.(?P<slot>[^/@\s]+))?"
@@ -158,7 +179,7 @@ class _SiteFields(NamedTuple):
 class Site(_SiteFields):
     """A place of a tensor in the model: name of the module or parameter, kind, and slot in a structured value.
 
-    Sites and ids are tuples because they are keys of many dicts: of large models, hashing them is felt.
+    Sites and ids are tuples because they are keys of many dicts, and tuples hash fast; large models need this.
     """
 
     __slots__ = ()
@@ -166,8 +187,8 @@ class Site(_SiteFields):
     def __new__(cls, name: str, kind: Kind, slot: str = "") -> Site:
         if not (_is_name(name) and (not slot or _is_name(slot))):
             raise TTraceError(
-                f"{name!r}/{kind}.{slot!r} is no site: in names and slots '/', '@' and white space are "
-                f"percent-encoded, and the model itself is called {ROOT!r}."
+                f"{name!r}/{kind}.{slot!r} is not a valid site: in names and slots '/', '@' and white space are "
+                f"percent-encoded, and the name of the model itself is {ROOT!r}."
             )
         return super().__new__(cls, name, kind, slot)
 
@@ -192,7 +213,7 @@ class TensorId(NamedTuple):
         match = _TEXT.fullmatch(text)
         if match is None or match["kind"] not in _KINDS:
             raise TTraceError(
-                f"{text[:200]!r} is no tensor id. Write step/microbatch/name[@call]/kind[.slot], for instance "
+                f"{text[:200]!r} is not a tensor id. Write step/microbatch/name[@call]/kind[.slot], for instance "
                 "0/2/layers.3.mlp.fc1/output, with '-' for no microbatch."
             )
         microbatch = None if match["mb"] == "-" else int(match["mb"])
@@ -214,14 +235,19 @@ class TensorId(NamedTuple):
         return self.site.kind
 
     @property
+    def is_data(self) -> bool:
+        """Whether this enters from outside: a batch, or an input of the model itself."""
+        return self.kind is Kind.BATCH or (self.kind is Kind.INPUT and self.name == ROOT)
+
+    @property
     def is_of_update(self) -> bool:
-        """Whether this is a parameter after its step, the model's own or the optimizer's, or what the step did."""
+        """Whether this is a parameter after the step (the model's or the optimizer's copy) or its update."""
         is_main = self.kind is Kind.OPTIM and self.site.slot == MAIN_PARAM
         return is_main or self.kind in (Kind.UPDATE, Kind.PARAM_AFTER)
 
     @property
     def first(self) -> TensorId:
-        """The id in the first forward pass, which a recomputed tensor repeats."""
+        """The id of the tensor in the first forward pass; for a recomputed tensor, the one that it repeats."""
         return self.at(self.kind.primal) if self.kind.is_recompute else self
 
     def at(self, kind: Kind, slot: str | None = None) -> TensorId:

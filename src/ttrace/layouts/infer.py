@@ -1,8 +1,8 @@
-"""Inference of a layout that nobody stated, if exactly one explains what all ranks hold.
+"""Inference of a layout that is not stated, if exactly one layout explains the shapes that all ranks hold.
 
-Pending sums and orderings are never inferred: a missing all-reduce looks exactly like a pending sum. An axis cuts in
-blocks, unless a framework stated how it cuts. A wrong inference is checked like any other layout, so it can fail but
-not pass silently.
+Pending sums and orderings are never inferred: a missing all-reduce looks exactly like a pending sum. An axis is
+assumed to cut in blocks, unless the framework states how it cuts. An inferred layout is checked like any other, so a
+wrong one can cause a failure but not a silent pass.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from collections.abc import Mapping, Sequence
 from ttrace.layouts.ids import Kind
 from ttrace.layouts.layout import Cut, Dim, Layout
 from ttrace.layouts.mesh import Coord
-from ttrace.layouts.region import Region, Shape
+from ttrace.layouts.region import Region, Shape, measure_coverage
 from ttrace.layouts.splits import BLOCK, Split
-from ttrace.tensors.coverage import measure_coverage
 
 HeldShapes = Sequence[tuple[Coord, Shape]]
 """The local shape that each rank holds."""
 Splits = Mapping[str, Split]
-"""The axes for which a framework stated how they cut, each with its split."""
+"""The axes for which the framework states how they cut, each with its split."""
 _NONE: Splits = {}
 
 
 def infer_layout(shape: Shape, held: HeldShapes, sizes: Mapping[str, int], splits: Splits = _NONE) -> Layout | None:
     """Infer the one layout without pending sums that gives every rank the shape it holds; None if it is not unique.
 
-    Layouts that give every rank the same region count as one: axes of several factorisations may cut alike. If one
-    layout covers the whole tensor, layouts that leave gaps are dropped: they cut along an axis on which all ranks have
-    the same position. Of several that are left, the one is taken that cuts along all axes with a stated split, because
-    these are known to cut something.
+    Layouts that give every rank the same region count as one, because axes of different factorisations may cut the same
+    way. If some layout covers the whole tensor, layouts that leave gaps are dropped: they cut along an axis on which
+    all ranks have the same position. If several layouts remain, the one that cuts along all axes with a stated split is
+    used, because these axes are known to cut something.
     """
     if not held or any(len(local) != len(shape) for _, local in held):
         return None
@@ -53,10 +52,9 @@ def infer_layout(shape: Shape, held: HeldShapes, sizes: Mapping[str, int], split
 
 
 def find_pending_axes(kind: Kind, layout: Layout, batch_axes: Sequence[str]) -> tuple[str, ...]:
-    """Return the axes over which an inferred tensor is a pending sum because they divide the rows of a batch.
+    """Return the axes over which an inferred tensor is a pending sum because ranks along them have different rows.
 
-    A tensor that ranks with different rows share, for instance a position embedding, gets a part of its gradient on
-    each rank.
+    For a tensor that these ranks share, such as a position embedding, each rank computes a part of the gradient.
     """
     return tuple(axis for axis in batch_axes if axis not in layout.axes) if kind.is_activation_grad else ()
 
@@ -64,7 +62,7 @@ def find_pending_axes(kind: Kind, layout: Layout, batch_axes: Sequence[str]) -> 
 def _choose_distinct(
     layouts: list[Layout], shape: Shape, coords: list[Coord], sizes: Mapping[str, int]
 ) -> Layout | None:
-    """Choose the layout that all others agree with, or the only one that leaves no gap; None if there is none."""
+    """Choose the layout if all give the same regions, or the only one without gaps; None if there is no such layout."""
     regions: dict[tuple[Region, ...], Layout] = {}
     for layout in layouts:
         regions.setdefault(tuple(layout.region(shape, sizes, coord) for coord in coords), layout)
@@ -74,7 +72,7 @@ def _choose_distinct(
 
 
 def _list_dim_choices(dim: int, shape: Shape, held: HeldShapes, axes: list[str]) -> list[tuple[str, ...]]:
-    """List how this dim may be cut: not at all, by one axis, or by two nested ones."""
+    """List how this dim may be cut: not at all, by one axis, or by two nested axes."""
     if all(local[dim] == shape[dim] for _, local in held):
         return [()]
     return [(axis,) for axis in axes] + list(itertools.permutations(axes, 2))

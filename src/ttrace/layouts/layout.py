@@ -1,9 +1,10 @@
-"""Layout notation, and how it resolves to regions.
+"""The notation of layouts, and the regions that a layout describes.
 
     "seq/cp:zigzag/tp batch/dp hidden +ep"      dim[/axis[:split]]...  +axis
 
-Per dim, the axes that cut it stand outermost first; `+axis` says that the shards along that axis still have to be
-added up; an axis that is not named means replicated. `...` stands for any number of uncut dims.
+After each dim follow the axes that cut it, outermost first. `+axis` means that the shards along that axis still have
+to be added up (a pending sum). Along axes that are not named, the tensor is replicated. `...` stands for any number of
+dims that are not cut.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from ttrace.errors import LayoutError
-from ttrace.layouts.region import Region, Shape
+from ttrace.layouts import ranges as rg
+from ttrace.layouts.ranges import Ranges
+from ttrace.layouts.region import TILING, Coverage, Region, Shape, measure_coverage
 from ttrace.layouts.splits import BLOCK, Split
-from ttrace.tensors import ranges as rg
-from ttrace.tensors.coverage import TILING, Coverage, measure_coverage
-from ttrace.tensors.ranges import Ranges
 
 _DIM = re.compile(r"(?P<name>[A-Za-z_]\w*|\.\.\.)(?P<cuts>(?:/[^/\s]+)*)")
 _CUT = re.compile(r"(?P<axis>[A-Za-z_]\w*)(?::(?P<split>.+))?")
@@ -59,16 +59,18 @@ class Layout:
         axes = [cut.axis for dim in self.dims for cut in dim.cuts] + list(self.pending)
         for axis in axes:
             if axes.count(axis) > 1:
-                raise LayoutError(f"layout {str(self)!r} names axis {axis} twice; an axis cuts one dim or is summed.")
+                raise LayoutError(
+                    f"layout {str(self)!r} names axis {axis} twice; an axis either cuts one dim or is summed over."
+                )
         for dim in self.dims:
             if len(dim.cuts) > 1 and any(cut.split.name == "padded" for cut in dim.cuts):
                 raise LayoutError(f"layout {str(self)!r}: a padded dim is cut by one axis only.")
         if [dim.name for dim in self.dims].count("...") > 1 or any(d.name == "..." and d.cuts for d in self.dims):
-            raise LayoutError(f"layout {str(self)!r}: '...' stands once and is never cut.")
+            raise LayoutError(f"layout {str(self)!r}: '...' may be used once, and cannot be cut.")
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Read `batch/dp hidden/tp +cp`."""
+        """Parse the notation, for example `batch/dp hidden/tp +cp`."""
         return _parse(text)
 
     def __str__(self) -> str:
@@ -126,7 +128,7 @@ class Layout:
         )
 
     def coverage(self, shape: Shape, sizes: Mapping[str, int]) -> Coverage:
-        """Measure how the regions of all ranks cover the tensor, dim by dim, whatever the number of ranks."""
+        """Measure how the regions of all ranks cover the tensor; dim by dim, so many ranks cost no more than few."""
         layout = self.of_rank(len(shape))
         per_dim = [
             _measure_dim_coverage(dim.cuts, size, tuple(sizes.get(cut.axis, 1) for cut in dim.cuts))
@@ -178,10 +180,10 @@ def _find_places(
 
 @cache
 def _find_dim_ranges(cuts: tuple[Cut, ...], size: int, indices: tuple[int, ...], worlds: tuple[int, ...]) -> Ranges:
-    held = rg.whole(size)
+    ranges = rg.whole(size)
     for cut, index, world in zip(cuts, indices, worlds, strict=True):
-        held = rg.select(held, cut.split.ranges(rg.length(held), index, world))
-    return held
+        ranges = rg.select(ranges, cut.split.ranges(rg.length(ranges), index, world))
+    return ranges
 
 
 @cache
@@ -200,7 +202,7 @@ def _find_first_held(cuts: tuple[Cut, ...], size: int, worlds: tuple[int, ...]) 
 
 
 def _combine_coverage(per_dim: list[Coverage], shape: Shape, first_held: Shape) -> Coverage:
-    """Combine the coverage of all dims: regions are products, so the holders of an element's indices multiply."""
+    """Combine the coverage of all dims: an element is held by the product of the numbers of holders of its indices."""
     total = math.prod(shape)
     held = math.prod(size - dim.num_gap for size, dim in zip(shape, per_dim, strict=True))
     once = math.prod(size - dim.num_gap - dim.num_overlap for size, dim in zip(shape, per_dim, strict=True))

@@ -1,6 +1,6 @@
 """Meshes of ranks: named axes with sizes, in one or more factorisations of the same ranks.
 
-Axes are written slowest first, as in a row-major shape: `pp=2 dp=2 tp=4` puts neighbouring ranks on `tp`. Another
+Axes are written slowest first, as in a row-major shape: `pp=2 dp=2 tp=4` puts neighbouring ranks on `tp`. A second
 factorisation of the same ranks, which expert parallelism needs, follows after `|`: `pp=2 dp=2 tp=4 | pp=2 edp=1 ep=8`.
 """
 
@@ -53,15 +53,17 @@ class Mesh:
     def __post_init__(self) -> None:
         counts = {math.prod(size for _, size in axes) for axes in self.factorisations}
         if len(counts) != 1:
-            raise LayoutError(f"mesh {self}: the factorisations have {sorted(counts)} ranks; they need the same.")
+            raise LayoutError(
+                f"mesh {self}: the factorisations have {sorted(counts)} ranks; they must have the same number."
+            )
         strides: dict[str, tuple[int, int]] = {}
         for axes in self.factorisations:
             self._check_names(axes)
             for (axis, size), stride in zip(axes, _compute_strides(axes), strict=True):
                 if strides.setdefault(axis, (size, stride)) != (size, stride):
                     raise LayoutError(
-                        f"mesh {self}: axis {axis} lies differently in two factorisations. "
-                        "Give it another name in one of them, or the same size and place."
+                        f"mesh {self}: axis {axis} has a different size or stride in two factorisations. "
+                        "Rename it in one of them, or give it the same size and place in both."
                     )
 
     def _check_names(self, axes: tuple[tuple[str, int], ...]) -> None:
@@ -69,7 +71,7 @@ class Mesh:
         for axis, size in axes:
             if not axis.isidentifier() or axis == MICROBATCH_AXIS or names.count(axis) > 1 or size < 1:
                 raise LayoutError(
-                    f"mesh {self}: {axis}={size} is no axis. An axis is an identifier used once, other than "
+                    f"mesh {self}: {axis}={size} is not a valid axis. An axis is an identifier used once, other than "
                     f"{MICROBATCH_AXIS!r}, with a size of at least 1."
                 )
 
@@ -80,7 +82,7 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        """Read `pp=2 dp=2 tp=4 | pp=2 edp=1 ep=8`."""
+        """Parse a mesh, for example `pp=2 dp=2 tp=4 | pp=2 edp=1 ep=8`."""
         parts = []
         for part in text.split("|"):
             axes = []
@@ -116,7 +118,7 @@ class Mesh:
         return (self.coord(rank) for rank in range(self.num_ranks))
 
     def check_one_factorisation(self, axes: frozenset[str]) -> None:
-        """Refuse a set of axes that no single factorisation has."""
+        """Raise an error unless one factorisation has all of these axes."""
         if not any(axes <= {axis for axis, _ in part} for part in self.factorisations):
             unknown = sorted(axes - set(self.sizes))
             if unknown:
@@ -125,7 +127,7 @@ class Mesh:
                     "attach(mesh=...)."
                 )
             raise LayoutError(
-                f"axes {', '.join(sorted(axes))} do not go together: mesh {str(self)!r} has them in different "
+                f"axes {', '.join(sorted(axes))} cannot be combined: mesh {str(self)!r} has them in different "
                 "factorisations."
             )
 

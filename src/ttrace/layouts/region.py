@@ -1,35 +1,36 @@
 """Regions: the parts of a logical tensor that ranks hold.
 
-A region is an ordered list of ranges for each dim. A flat shard (that of a sharded optimizer) is a list of ranges of
-the flattened box. `region.take(full)` slices, `region.put(local, full)` joins. Nothing here depends on tensor, context
-or expert parallelism.
+A region is an ordered list of ranges for each dim. A flat shard, as sharded optimizers have, is a list of ranges of the
+flattened box. `region.take(full)` slices, `region.put(local, full)` joins. `measure_coverage` counts the elements that
+no region holds, or that several hold, without reading data. Nothing here depends on tensor, context or expert
+parallelism.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 
-from ttrace.tensors import ranges as rg
-from ttrace.tensors.ranges import Ranges
+from ttrace.layouts import ranges as rg
+from ttrace.layouts.ranges import Ranges
 
 Shape = tuple[int, ...]
 _MANY_RUNS = 64
-"""If there are more runs, elements are gathered by index instead of run by run."""
+"""With more runs, elements are gathered by index instead of run by run."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """The global indices a local tensor holds.
+    """The global indices that a local tensor holds.
 
     `dims` has one list of ranges per dim of `shape`, the shape of the logical tensor. With `flat`, the local tensor
-    is one-dimensional and holds those ranges of the box that `dims` describes, flattened.
+    is one-dimensional and holds these ranges of the flattened box that `dims` describes.
     """
 
     shape: Shape
@@ -66,7 +67,7 @@ class Region:
 
     @cached_property
     def _hash(self) -> int:
-        # Only integers: a pickled hash must be valid in another process too.
+        # Only integers: the cached hash is pickled, and hashes of strings differ between processes.
         return hash((self.shape, self.dims, self.flat or ()))
 
     def __str__(self) -> str:
@@ -88,13 +89,13 @@ class Region:
             theirs.assign(full, ours.of(local))
 
     def within(self, outer: Region) -> Region:
-        """Return this region of what `outer` holds as a region of `outer`'s own logical tensor; neither is flat."""
+        """Translate this region of `outer`'s local tensor into one of its logical tensor; neither may be flat."""
         assert self.flat is outer.flat is None
         assert self.shape == outer.local_shape
         return Region(outer.shape, tuple(rg.select(a, b) for a, b in zip(outer.dims, self.dims, strict=True)))
 
     def overlaps(self, other: Region) -> Sequence[tuple[BoxPart, BoxPart]]:
-        """Return the elements that both hold, as pairs of equally shaped parts of the two local tensors."""
+        """Return the elements that both hold, as pairs of parts of the two local tensors that have the same shape."""
         return _overlaps(self, other)
 
     def boxes(self) -> list[Box]:
@@ -144,7 +145,7 @@ class Region:
         strides = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
         columns = zero
         dims = list(zip(self.dims, strides, strict=True))
-        # Trailing dims become columns until rows are long enough to be worth generating as a whole.
+        # Trailing dims become columns until a row is long enough to amortize an operation per row.
         while dims and columns.numel() < 4096:
             ranges, stride = dims.pop()
             columns = ((rg.indices(ranges, device) * stride)[:, None] + columns).reshape(-1)
@@ -156,7 +157,7 @@ class Region:
 
 @dataclass(frozen=True)
 class BoxPart:
-    """A part of a local tensor: a cut of one of its boxes."""
+    """A part of a local tensor: slices or indices into one of its boxes."""
 
     box: Box
     cut: tuple[slice | torch.Tensor, ...]
@@ -200,14 +201,14 @@ class BoxPart:
 
 @dataclass(frozen=True)
 class Box:
-    """A box of the logical tensor, and its offset in the flattened local tensor (None: it is all of that tensor)."""
+    """A box of the logical tensor, and its offset in the flattened local tensor; None if it is that whole tensor."""
 
     dims: tuple[Ranges, ...]
     offset: int | None
     shape: Shape
 
 
-@lru_cache(maxsize=64)  # most tensors of a model are cut in a few ways
+@lru_cache(maxsize=64)  # a model uses few different layouts
 def _overlaps(one: Region, other: Region) -> Sequence[tuple[BoxPart, BoxPart]]:
     overlaps: list[tuple[BoxPart, BoxPart]] = []
     for a, b in itertools.product(one.boxes(), other.boxes()):
@@ -232,7 +233,7 @@ def _pair_parts(a: Box, b: Box, runs: list[list[tuple[int, int, int]]]) -> Itera
 
 
 def _gather_parts(a: Box, b: Box) -> Iterator[tuple[BoxPart, BoxPart]]:
-    """Pair all common elements at once, by index: dispatched tokens have as many runs as tokens."""
+    """Pair all common elements at once, by index: dispatched tokens have one run for each token."""
     shared = [rg.intersect_positions(x, y) for x, y in zip(a.dims, b.dims, strict=True)]
     if all(at.numel() for at, _ in shared):
         yield _make_gathered(a, [at for at, _ in shared]), _make_gathered(b, [bt for _, bt in shared])
@@ -245,7 +246,7 @@ def _make_gathered(box: Box, positions: list[torch.Tensor]) -> BoxPart:
 
 
 def ravel_index(index: Sequence[Any], shape: Shape) -> Any:
-    """Return the row-major position of an index, whose numbers are integers or tensors of them."""
+    """Return the row-major position of an index, given as integers or as tensors of integers."""
     at: Any = 0
     for number, size in zip(index, shape, strict=True):
         at = at * size + number
@@ -275,7 +276,7 @@ def _pick(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:
 
 
 def _cut_run(start: int, stop: int, shape: Shape) -> Iterator[tuple[Shape, Shape]]:
-    """Cut one run of a flattened box into boxes (corner, extent), in order; at most two per dim but one."""
+    """Cut one run of a flattened box into boxes (corner, extent), in order: at most two per dim, plus one."""
     if start >= stop:
         return
     if len(shape) <= 1:
@@ -295,3 +296,101 @@ def _cut_run(start: int, stop: int, shape: Shape) -> Iterator[tuple[Shape, Shape
         yield (first, *(0 for _ in shape[1:])), (full_rows, *shape[1:])
     if stop % row:
         yield from _cut_run(stop // row * row, stop, shape)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many elements no region holds, and how many several different regions hold; replicas count as one region."""
+
+    num_gap: int
+    num_overlap: int
+    first_gap: tuple[int, ...] | None = None
+    first_overlap: tuple[int, ...] | None = None
+
+    @property
+    def is_tiling(self) -> bool:
+        return self.num_gap == 0 and self.num_overlap == 0
+
+
+TILING = Coverage(0, 0)
+_MANY_COUNTED_RUNS = 4096
+"""A box with more runs is counted as a whole, instead of run by run."""
+
+
+def measure_coverage(regions: Iterable[Region]) -> Coverage:
+    """Measure how the distinct regions among these cover their logical tensor."""
+    distinct = list(dict.fromkeys(regions))
+    if not distinct:
+        raise ValueError("there are no regions")
+    if len(distinct) == 1 and distinct[0].is_whole:
+        return TILING
+    return _count(tuple(distinct))
+
+
+@lru_cache(maxsize=256)  # a model uses few different layouts
+def _count(distinct: tuple[Region, ...]) -> Coverage:
+    """Count the holders of each cell of the grid that the borders of all ranges form."""
+    shape = distinct[0].shape
+    boxes = [box.dims for region in distinct for box in region.boxes()]
+    borders = [sorted({0, size}) for size in shape]
+    for dim, size in enumerate(shape):
+        marks = {mark for dims in boxes for bounds in dims[dim] for mark in bounds}
+        borders[dim] = sorted(marks | {0, size})
+    cells = [{mark: i for i, mark in enumerate(marks)} for marks in borders]
+    few = [dims for dims in boxes if math.prod(map(len, dims)) <= _MANY_COUNTED_RUNS]
+    holders = _count_runs([run for dims in few for run in itertools.product(*dims)], cells)
+    for dims in boxes:
+        if math.prod(map(len, dims)) > _MANY_COUNTED_RUNS:
+            _add_box(holders, dims, cells)
+    return _summarize(holders, borders)
+
+
+def _count_runs(runs: list[tuple[tuple[int, int], ...]], cells: list[dict[int, int]]) -> torch.Tensor:
+    """Count the boxes that hold each cell, as prefix sums over marked corners; a box has one range per dim."""
+    counts = torch.zeros([len(marks) for marks in cells], dtype=torch.int32, device="cpu")
+    if not cells:
+        return counts + len(runs)
+    ends = [
+        [torch.tensor([marks[run[dim][end]] for run in runs], dtype=torch.int64, device="cpu") for end in (0, 1)]
+        for dim, marks in enumerate(cells)
+    ]
+    for corner in itertools.product((0, 1), repeat=len(cells)):
+        index = tuple(ends[dim][end] for dim, end in enumerate(corner))
+        counts.index_put_(index, torch.tensor((-1) ** sum(corner), dtype=torch.int32, device="cpu"), accumulate=True)
+    for dim in range(len(cells)):
+        counts = counts.cumsum(dim, dtype=torch.int32).narrow(dim, 0, counts.shape[dim] - 1)
+    return counts
+
+
+def _add_box(holders: torch.Tensor, dims: tuple[tuple[tuple[int, int], ...], ...], cells: list[dict[int, int]]) -> None:
+    index = []
+    for dim, ranges in enumerate(dims):
+        index.append(rg.indices(tuple((cells[dim][start], cells[dim][stop]) for start, stop in ranges)))
+    if all(part.numel() for part in index):
+        grid = tuple(part.view(*(-1 if d == dim else 1 for d in range(len(index)))) for dim, part in enumerate(index))
+        holders[grid] += 1
+
+
+def _summarize(holders: torch.Tensor, borders: list[list[int]]) -> Coverage:
+    volume = torch.ones((), dtype=torch.int64, device="cpu")
+    for marks in borders:
+        volume = volume[..., None] * torch.tensor(marks, dtype=torch.int64, device="cpu").diff()
+    gap, overlap = holders == 0, holders > 1
+    return Coverage(
+        int((volume * gap).sum()),
+        int((volume * overlap).sum()),
+        _find_first(gap, borders),
+        _find_first(overlap, borders),
+    )
+
+
+def _find_first(mask: torch.Tensor, borders: list[list[int]]) -> tuple[int, ...] | None:
+    if not bool(mask.any()):
+        return None
+    cell = int(mask.reshape(-1).to(torch.int8).argmax())
+    corner = []
+    for dim in range(mask.ndim):
+        step = math.prod(mask.shape[dim + 1 :])
+        corner.append(borders[dim][cell // step])
+        cell %= step
+    return tuple(corner)

@@ -1,1 +1,1 @@
-"""Watch over a long run without a reference: what must be equal on several ranks is compared every few steps."""
+"""`ttrace.watch`: every few steps of a long run, compare what must be equal on several ranks, without a reference."""

@@ -1,45 +1,86 @@
-"""Monitor of a run: every few steps it compares what must be equal between ranks, and says what is not."""
+"""Monitor of a run: every few steps it compares what must be equal between ranks, and reports what differs.
+
+Each rank computes fingerprints of its tensors and sends a few numbers (`RankReport`). Only if these differ, the ranks
+exchange more, to find the tensors.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter, Optimizer
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.adapter import ANONYMOUS_AXIS, Adapter, FrameworkEvents, Optimizer
 from ttrace.adapters.registry import make_adapter
+from ttrace.capture.parts import Declarations, SessionParts
+from ttrace.capture.plan import Plan
 from ttrace.capture.process import wait_for_gloo_at_exit
 from ttrace.capture.session import TracingSession
-from ttrace.capture.start import Declarations, choose_adapter
+from ttrace.capture.start import choose_adapter
 from ttrace.errors import CaptureError, DisagreementError
 from ttrace.layouts.ids import Kind
 from ttrace.layouts.rules import Rules
-from ttrace.monitor.data_watch import DataWatch
-from ttrace.monitor.disagreement import Disagreement, OnDisagreement, Trouble
-from ttrace.monitor.evidence import describe_difference, keep_evidence
-from ttrace.monitor.exchange import choose_device, find_equal, gather, gather_objects, list_groups, split
-from ttrace.monitor.fingerprint import combine, make_fingerprint, read_fingerprints
-from ttrace.monitor.replicas import HeldReplica, Replicas
-from ttrace.monitor.schedule import ScheduledTraces
-from ttrace.monitor.trace_schedule import TraceSchedule
+from ttrace.monitor.disagreement import (
+    DataWatch,
+    Disagreement,
+    OnDisagreement,
+    Trouble,
+    describe_difference,
+    write_evidence,
+)
+from ttrace.monitor.exchange import (
+    AxisSummary,
+    RankReport,
+    choose_device,
+    find_equal,
+    gather_objects,
+    gather_reports,
+    list_groups,
+    split,
+)
+from ttrace.monitor.replicas import HeldReplica, Replicas, combine, make_fingerprint, read_fingerprints
+from ttrace.monitor.schedule import TraceSchedule
 from ttrace.notebook import make_table
 
 _LOG = logging.getLogger("ttrace.watch")
-_NOT_ALIKE = ("pp", "cp")
-"""Axes of a model along which data are not the same on all ranks."""
-_PER_AXIS = 3
-"""How many numbers each rank tells for each axis."""
+_OWN_DATA_AXES = ("pp", "cp")
+"""Axes, besides the adapter's data axes, along which the inputs of the model differ."""
 _NUM_SHOWN = 4
-"""Of so many tensors in a check the values are compared and kept; of others only the names are told."""
+"""How many disagreements of a check are shown, and how many tensors are compared in detail and written to files."""
+
+
+def start_monitor(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    declared: Declarations,
+    *,
+    every: int,
+    on_disagreement: Literal["warn", "raise"] | OnDisagreement,
+    out: Path,
+    trace: TraceSchedule | None,
+) -> Monitor:
+    """Choose the adapter, and start a monitor of the model."""
+    if every < 1:
+        raise CaptureError(f"watch(every={every}): `every` must be at least 1.")
+    _, watched_optimizer, adapter = choose_adapter(model, optimizer, declared)
+    if ANONYMOUS_AXIS in adapter.mesh.sizes:
+        raise CaptureError(
+            "watch cannot tell what the ranks of this job share: the model is not wrapped by DDP or FSDP2, and does "
+            'not consist of DTensors. Pass watch(mesh=...), for example {"dp": 8} if each rank has its own data.'
+        )
+    wait_for_gloo_at_exit()
+    return Monitor(
+        adapter, watched_optimizer, declared.rules, every=every, on_disagreement=on_disagreement, out=out, trace=trace
+    )
 
 
 class Monitor:
-    """What watches one training. `ttrace.watch` makes it."""
+    """Monitor of one training, made by `ttrace.watch`. Every rank has one, and all find the same."""
 
     def __init__(
         self,
@@ -64,21 +105,22 @@ class Monitor:
         self._axes = [axis for axis, size in mesh.sizes.items() if size > 1]
         self._groups = {axis: list_groups(mesh, [axis]) for axis in self._axes}
         first = [axis for axis, size in mesh.factorisations[0] if size > 1]
-        self._alike = [axis for axis in first if axis not in (*adapter.data_axes, *_NOT_ALIKE)]
-        self._apart = list_groups(mesh, adapter.data_axes) if adapter.data_axes else []
+        self._same_data_axes = [axis for axis in first if axis not in (*adapter.data_axes, *_OWN_DATA_AXES)]
+        self._data_groups = list_groups(mesh, adapter.data_axes) if adapter.data_axes else []
         self._data = DataWatch()
         self.step = 0
-        """The number of optimizer updates that are complete."""
+        """The number of complete optimizer updates."""
         self._num_calls = 0
         """How often the optimizer's step was called."""
         self._has_stepped = False
         self._known: set[tuple[Trouble, str]] = set()
-        """What was told, and was not right again since."""
-        self._before: dict[str, int] = {}
+        """Disagreements that the last check found: they are not reported again while they persist."""
+        self._last_prints: dict[str, int] = {}
         """The fingerprints of the last check."""
-        self._random = 0
+        self._random_state = 0
+        """The fingerprint of the random state in the last check."""
         self.disagreements: list[Disagreement] = []
-        """Everything that was found so far, on all ranks."""
+        """All disagreements so far; the same on all ranks."""
         self.num_checks = 0
         self._traces = ScheduledTraces(trace, out, self._start_trace) if trace is not None else None
         self._handles: list[Any] = [
@@ -90,8 +132,8 @@ class Monitor:
         if self._replicas.unknown and adapter.rank == 0:
             names = ", ".join(self._replicas.unknown[:3])
             _LOG.warning(
-                "ttrace.watch does not know how %d parameters are cut (%s, ...): they are compared along the axes of "
-                "data only. State their layouts with rules=.",
+                "ttrace.watch does not know the layouts of %d parameters (%s, ...), so it compares them along data "
+                "axes only. State their layouts with rules=.",
                 len(self._replicas.unknown),
                 names,
             )
@@ -106,7 +148,7 @@ class Monitor:
             self._attempt(self._traces.close)
 
     def _repr_html_(self) -> str:
-        """Show what was found so far in a notebook."""
+        """Show all disagreements in a notebook."""
         num = len(self.disagreements)
         title = f"{'✗' if num else '✓'} step {self.step}: {num} disagreements in {self.num_checks} checks"
         rows = [
@@ -116,7 +158,7 @@ class Monitor:
         return make_table(title, ("step", "trouble", "where", "ranks", "axis", "detail"), rows)
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notice the first call of a step, and the data of every call."""
+        """Count steps, and collect the data of every call."""
         if not (module.training and torch.is_grad_enabled()):
             return
         if self._has_stepped:
@@ -129,7 +171,7 @@ class Monitor:
         self._data.on_call(self.step, args, kwargs)
 
     def _on_step(self, _: Any = None) -> None:
-        """Check before the optimizer's first step in an iteration: gradients are final, parameters those in use."""
+        """Check before the optimizer's first step in an iteration: gradients are final, parameters unchanged."""
         self._num_calls += 1
         if not self._has_stepped and self.step % self._every == 0:
             self.check()
@@ -140,7 +182,7 @@ class Monitor:
             self._attempt(self._traces.on_step_end)
 
     def _attempt(self, act: Callable[[int], None]) -> None:
-        """Trace as the schedule says; if that fails, trace no more, and let the training go on."""
+        """Trace according to the schedule. After a failure, stop tracing and let the training continue."""
         try:
             act(self.step)
         except Exception as error:
@@ -149,114 +191,117 @@ class Monitor:
 
     def _start_trace(self, plan: Any) -> TracingSession:
         adapter = make_adapter(type(self._adapter), self._adapter.chunks, self._optimizer, self._adapter.mesh)
-        return TracingSession(plan, adapter.chunks, self._optimizer, adapter, self._rules)
+        return TracingSession(
+            SessionParts(plan, adapter.chunks, self._optimizer, adapter, Declarations(rules=self._rules))
+        )
 
     # One check
 
     def check(self) -> list[Disagreement]:
-        """Compare everything now, on all ranks; return what is new. Every rank must call it in the same step."""
+        """Compare everything now, and return new disagreements. All ranks must call it in the same step."""
         try:
             held = list(self._replicas.collect())
             prints = self._measure(held)
-        except Exception as error:  # the training must go on, and other ranks must not wait
-            gather([0] * self._num_numbers, self._device)
+        except Exception as error:  # the training must continue, and other ranks must not wait
+            gather_reports(RankReport((AxisSummary(),) * len(self._axes)), self._device)
             self._switch_off(f"it cannot read the model: {type(error).__name__}: {error}")
             return []
         self.num_checks += 1
         data, repeated = self._data.read()
-        random, self._random = self._random, self._read_random()
-        has_drawn = random not in (0, self._random)
+        last_state, self._random_state = self._random_state, self._read_random_state()
+        has_drawn = last_state not in (0, self._random_state)
         local = [*self._find_frozen(held, prints), *(("data", Trouble.REPEATED_DATA) for _ in repeated[:1])]
         tables = {axis: self._choose(held, prints, axis) for axis in self._axes}
-        numbers = [number for axis in self._axes for number in _summarise(tables[axis])]
-        numbers += [data, self._random if has_drawn else 0, self._num_calls, len(local), 1]
-        rows = gather(numbers, self._device)
-        lost = [rank for rank, row in enumerate(rows) if not row[-1]]
-        if lost:
-            self._switch_off(f"ranks {lost} cannot read their model")
+        report = RankReport(
+            axes=tuple(_summarise(tables[axis]) for axis in self._axes),
+            data=data,
+            random_state=self._random_state if has_drawn else 0,
+            num_steps=self._num_calls,
+            num_local=len(local),
+            is_readable=1,
+        )
+        reports = gather_reports(report, self._device)
+        unreadable = [rank for rank, each in enumerate(reports) if not each.is_readable]
+        if unreadable:
+            self._switch_off(f"ranks {unreadable} cannot read their model")
             return []
-        found = list(self._compare(rows, tables, local))
-        self._before = prints
-        return self._tell(found, {each.site: each.tensor for each in held})
+        disagreements = list(self._compare(reports, tables, local))
+        self._last_prints = prints
+        return self._report(disagreements, {each.site: each.tensor for each in held})
 
     def _switch_off(self, why: str) -> None:
-        """Stop watching, and let the training go on: a fault of the watch is none of the training."""
+        """Stop watching and let the training continue: an error of the monitor must not end it."""
         self.close()
         _LOG.error("ttrace.watch is off from step %d on: %s", self.step, why)
 
-    @property
-    def _num_numbers(self) -> int:
-        """How many numbers each rank tells: three for each axis, and data, random state, steps, own troubles, life."""
-        return _PER_AXIS * len(self._axes) + 5
-
     def _measure(self, held: Sequence[HeldReplica]) -> dict[str, int]:
         with torch.no_grad():
-            found = read_fingerprints([make_fingerprint(each.tensor) for each in held])
-        return {each.site: value for each, value in zip(held, found, strict=True)}
+            values = read_fingerprints([make_fingerprint(each.tensor) for each in held])
+        return {each.site: value for each, value in zip(held, values, strict=True)}
 
     def _choose(self, held: Iterable[HeldReplica], prints: Mapping[str, int], axis: str) -> dict[str, int]:
-        """Choose what must be equal along an axis. Along data, a buffer may have statistics of a rank's own data."""
+        """Choose what must be equal along an axis. A buffer that changes may have statistics of a rank's own data."""
         chosen = {}
         for each in held:
             is_own = each.kind is Kind.BUFFER and axis in self._adapter.data_axes
-            if axis in each.axes and not (is_own and self._before.get(each.site) != prints[each.site]):
+            if axis in each.axes and not (is_own and self._last_prints.get(each.site) != prints[each.site]):
                 chosen[each.site] = prints[each.site]
         return chosen
 
-    def _read_random(self) -> int:
+    def _read_random_state(self) -> int:
         state = make_fingerprint(torch.get_rng_state())
         return int(read_fingerprints([state])[0])
 
     def _find_frozen(self, held: Iterable[HeldReplica], prints: Mapping[str, int]) -> Iterator[tuple[str, Trouble]]:
-        """Find trained parameters that have a gradient and did not change since the last check."""
+        """Find trained parameters that have a nonzero gradient but did not change since the last check."""
         unchanged = [
             each.site.rpartition("/")[0]
             for each in held
-            if each.kind is Kind.PARAM and each.tensor.numel() and self._before.get(each.site) == prints[each.site]
+            if each.kind is Kind.PARAM and each.tensor.numel() and self._last_prints.get(each.site) == prints[each.site]
         ]
         if not unchanged or self.num_checks == 1:
             return
         trained = {name: self._replicas.parameters[name] for name in unchanged}
         groups = self._adapter.find_groups(self._optimizer, trained.values()) if self._optimizer is not None else ()
-        at_rest = {id(parameter) for parameter, group in groups if not group.get("lr", 1.0)}
+        zero_rate = {id(parameter) for parameter, group in groups if not group.get("lr", 1.0)}
         for name, parameter in trained.items():
             gradient = self._adapter.read_gradient(parameter)
-            if gradient is None or not parameter.requires_grad or id(parameter) in at_rest:
+            if gradient is None or not parameter.requires_grad or id(parameter) in zero_rate:
                 continue
             if bool(self._adapter.to_local(gradient.tensor).any()):
                 yield f"{name}/{Kind.PARAM}", Trouble.FROZEN
 
     def _compare(
         self,
-        rows: Sequence[Sequence[int]],
+        reports: Sequence[RankReport],
         tables: Mapping[str, Mapping[str, int]],
         local: Sequence[tuple[str, Trouble]],
     ) -> Iterator[Disagreement]:
-        """Compare what all ranks told, what may be the cause of others first; every rank comes to the same result."""
-        num = _PER_AXIS * len(self._axes)
-        parted = split({rank: row[num + 2] for rank, row in enumerate(rows)})
-        if parted is not None:
-            counts = ", ".join(f"rank {rank} {rows[rank][num + 2]}" for rank in parted.wrong[:4])
+        """Compare the reports, with the same result on every rank. Likely causes of other disagreements come first."""
+        division = split({rank: report.num_steps for rank, report in enumerate(reports)})
+        if division is not None:
+            counts = ", ".join(f"rank {rank} {reports[rank].num_steps}" for rank in division.wrong[:4])
             yield Disagreement(
-                Trouble.STEP_COUNT, self.step, "steps", parted.wrong, parted.majority, detail=f"steps: {counts}"
+                Trouble.STEP_COUNT, self.step, "steps", division.wrong, division.majority, detail=f"steps: {counts}"
             )
-        for group in self._apart:
-            for ranks in find_equal({rank: rows[rank][num] for rank in group if rows[rank][num]}):
+        for group in self._data_groups:
+            for ranks in find_equal({rank: reports[rank].data for rank in group if reports[rank].data}):
                 axis = " ".join(self._adapter.data_axes)
                 yield Disagreement(Trouble.SAME_DATA, self.step, "data", ranks, axis=axis)
-        for axis in self._alike:
-            for number, trouble in ((num, Trouble.OTHER_DATA), (num + 1, Trouble.RANDOM_STATE)):
-                yield from self._find_unlike(axis, trouble, [row[number] for row in rows])
+        for axis in self._same_data_axes:
+            yield from self._find_different(axis, Trouble.OTHER_DATA, "data", [each.data for each in reports])
+            random_states = [each.random_state for each in reports]
+            yield from self._find_different(axis, Trouble.RANDOM_STATE, "random state", random_states)
         suspects = [
             axis
             for number, axis in enumerate(self._axes)
-            if any(_differ(rows, group, _PER_AXIS * number) for group in self._groups[axis])
+            if any(_differ([reports[rank].axes[number] for rank in group]) for group in self._groups[axis])
         ]
         if suspects:
             everyones = gather_objects({axis: dict(tables[axis]) for axis in suspects})
             for axis in suspects:
                 yield from self._find_sites(axis, [each[axis] for each in everyones])
-        if any(row[num + 3] for row in rows):
+        if any(each.num_local for each in reports):
             yield from self._find_local(gather_objects(list(local)))
 
     def _find_sites(self, axis: str, everyones: Sequence[Mapping[str, int]]) -> Iterator[Disagreement]:
@@ -266,62 +311,94 @@ class Monitor:
             for site in sites:
                 if is_sharded and _is_state(site):
                     continue
-                parted = split({rank: everyones[rank].get(site) for rank in group})
-                if parted is not None:
+                division = split({rank: everyones[rank].get(site) for rank in group})
+                if division is not None:
                     yield Disagreement(
-                        Trouble.REPLICAS_DIFFER, self.step, site, parted.wrong, parted.majority, axis=axis
+                        Trouble.REPLICAS_DIFFER, self.step, site, division.wrong, division.majority, axis=axis
                     )
 
-    def _find_unlike(self, axis: str, trouble: Trouble, numbers: Sequence[int]) -> Iterator[Disagreement]:
+    def _find_different(self, axis: str, trouble: Trouble, site: str, numbers: Sequence[int]) -> Iterator[Disagreement]:
         for group in self._groups[axis]:
-            parted = split({rank: numbers[rank] for rank in group})
-            if parted is not None:
-                site = "data" if trouble is Trouble.OTHER_DATA else "random state"
-                yield Disagreement(trouble, self.step, site, parted.wrong, parted.majority, axis=axis)
+            division = split({rank: numbers[rank] for rank in group})
+            if division is not None:
+                yield Disagreement(trouble, self.step, site, division.wrong, division.majority, axis=axis)
 
     def _find_local(self, everyones: Sequence[Sequence[tuple[str, Trouble]]]) -> Iterator[Disagreement]:
         ranks: dict[tuple[str, Trouble], list[int]] = {}
-        for rank, found in enumerate(everyones):
-            for one in found:
-                ranks.setdefault(one, []).append(rank)
+        for rank, problems in enumerate(everyones):
+            for problem in problems:
+                ranks.setdefault(problem, []).append(rank)
         for (site, trouble), where in ranks.items():
             yield Disagreement(trouble, self.step, site, tuple(where))
 
-    def _tell(self, found: Sequence[Disagreement], tensors: Mapping[str, torch.Tensor]) -> list[Disagreement]:
-        """Tell what is new; what was told before is told again only after it was right."""
-        keys = {(each.trouble, each.site) for each in found}
-        new = [each for each in found if (each.trouble, each.site) not in self._known]
+    def _report(self, current: Sequence[Disagreement], tensors: Mapping[str, torch.Tensor]) -> list[Disagreement]:
+        """Report new disagreements. A known one is reported again only after it has been resolved in between."""
+        keys = {(each.trouble, each.site) for each in current}
+        new = [each for each in current if (each.trouble, each.site) not in self._known]
         self._known = keys
-        kept = []
+        described = []
         for number, each in enumerate(new):
             if each.trouble is Trouble.REPLICAS_DIFFER and number < _NUM_SHOWN:
                 each = describe_difference(each, tensors.get(each.site), self._adapter.rank)
-                each = keep_evidence(each, tensors.get(each.site), self._adapter.rank, self._out)
-            kept.append(each)
-        self.disagreements += kept
+                each = write_evidence(each, tensors.get(each.site), self._adapter.rank, self._out)
+            described.append(each)
+        self.disagreements += described
         if callable(self._on_disagreement):
-            for each in kept:
+            for each in described:
                 self._on_disagreement(each)
-        elif kept and self._on_disagreement == "raise":
-            raise DisagreementError(_join(kept))
-        elif kept and self._adapter.rank == 0:
-            _LOG.warning("ttrace.watch: %s", _join(kept))
-        return kept
+        elif described and self._on_disagreement == "raise":
+            raise DisagreementError(_join(described))
+        elif described and self._adapter.rank == 0:
+            _LOG.warning("ttrace.watch: %s", _join(described))
+        return described
 
 
-def _summarise(table: Mapping[str, int]) -> tuple[int, int, int]:
-    """Summarise what must be equal along an axis: all but the optimizer's state, that state, and whose it is.
+class ScheduledTraces:
+    """Full traces in the middle of a run, according to a schedule. The script continues after each of them."""
 
-    A sharded optimizer keeps the state of some parameters only: then it is not compared.
-    """
+    def __init__(self, schedule: TraceSchedule, out: Path, start: Callable[[Plan], TracingSession]) -> None:
+        self._schedule = schedule
+        self._out = out
+        self._start = start
+        self._session: TracingSession | None = None
+        self._step = -1
+        self._open = ExitStack()
+
+    def on_step_end(self, step: int) -> None:
+        """Start a trace that begins with the next step. It is started here because no module is running."""
+        if self._session is None and self._schedule.is_start(step + 1):
+            plan = Plan(
+                out=self._out / f"step-{step + 1}", parameters="own", num_steps=self._schedule.active, stop=False
+            )
+            self._session = self._start(plan)
+
+    def on_call(self, step: int) -> None:
+        """In the first call of a step, end the previous step in the trace, and begin this one if it is traced."""
+        if step == self._step:
+            return
+        self._step = step
+        self._open.close()
+        if self._session is not None and self._session.is_closed:
+            self._session = None
+        if self._session is not None:
+            self._open.enter_context(self._session.step())
+
+    def close(self, _: int) -> None:
+        """Close an open trace, even if its steps are not complete."""
+        self._open.close()
+        if self._session is not None and not self._session.is_closed:
+            self._session.close()
+
+
+def _summarise(table: Mapping[str, int]) -> AxisSummary:
     states = {site: value for site, value in table.items() if _is_state(site)}
     others = {site: value for site, value in table.items() if site not in states}
-    return combine(others.items()), combine(states.items()), combine((site, 1) for site in states)
+    return AxisSummary(combine(others.items()), combine(states.items()), combine((site, 1) for site in states))
 
 
-def _differ(rows: Sequence[Sequence[int]], group: Iterable[int], first: int) -> bool:
-    others, states, owners = ({rows[rank][first + i] for rank in group} for i in range(_PER_AXIS))
-    return len(others) > 1 or (len(owners) == 1 and len(states) > 1)
+def _differ(summaries: Sequence[AxisSummary]) -> bool:
+    tensors, states, state_sites = map(set, zip(*summaries, strict=True))
+    return len(tensors) > 1 or (len(state_sites) == 1 and len(states) > 1)
 
 
 def _is_state(site: str) -> bool:
@@ -332,29 +409,7 @@ def _list_states(table: Mapping[str, int]) -> frozenset[str]:
     return frozenset(filter(_is_state, table))
 
 
-def _join(found: Sequence[Disagreement]) -> str:
-    more = f"\n... and {len(found) - _NUM_SHOWN} more" if len(found) > _NUM_SHOWN else ""
-    return "\n".join(map(str, found[:_NUM_SHOWN])) + more
-
-
-def start_monitor(
-    model: nn.Module | Sequence[nn.Module],
-    optimizer: Optimizer | Sequence[Optimizer] | None,
-    declared: Declarations,
-    *,
-    every: int,
-    on_disagreement: Literal["warn", "raise"] | OnDisagreement,
-    out: Path,
-    trace: TraceSchedule | None,
-) -> Monitor:
-    """Choose the adapter, and watch the model with it."""
-    if every < 1:
-        raise CaptureError(f"watch(every={every}): it must be at least 1.")
-    _, found, adapter = choose_adapter(model, optimizer, declared)
-    if ANONYMOUS_AXIS in adapter.mesh.sizes:
-        raise CaptureError(
-            "watch does not know what the ranks of this job share: the model is neither wrapped by DDP or FSDP2 nor "
-            'made of DTensors. Pass watch(mesh=...), for instance {"dp": 8} if each rank has data of its own.'
-        )
-    wait_for_gloo_at_exit()
-    return Monitor(adapter, found, declared.rules, every=every, on_disagreement=on_disagreement, out=out, trace=trace)
+def _join(disagreements: Sequence[Disagreement]) -> str:
+    num_more = len(disagreements) - _NUM_SHOWN
+    more = f"\n... and {num_more} more" if num_more > 0 else ""
+    return "\n".join(map(str, disagreements[:_NUM_SHOWN])) + more

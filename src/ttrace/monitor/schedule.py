@@ -1,48 +1,28 @@
-"""Full traces in the middle of a run."""
+"""Schedule of full traces in the middle of a run, with the parameters of `torch.profiler.schedule`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import dataclass
 
-from ttrace.capture.plan import Plan
-from ttrace.capture.session import TracingSession
-from ttrace.monitor.trace_schedule import TraceSchedule
+from ttrace.errors import CaptureError
 
 
-class ScheduledTraces:
-    """The traces of a schedule. The script goes on after each."""
+@dataclass(frozen=True)
+class TraceSchedule:
+    """Skip `wait` + `warmup` steps, then trace `active` steps; do this `repeat` times, or until the end if it is 0."""
 
-    def __init__(self, schedule: TraceSchedule, out: Path, start: Callable[[Plan], TracingSession]) -> None:
-        self._schedule = schedule
-        self._out = out
-        self._start = start
-        self._session: TracingSession | None = None
-        self._step = -1
-        self._open = ExitStack()
+    wait: int
+    warmup: int = 0
+    active: int = 1
+    repeat: int = 1
 
-    def on_step_end(self, step: int) -> None:
-        """After a step of the optimizer, start the trace that begins with the next one: no module runs now."""
-        if self._session is None and self._schedule.is_start(step + 1):
-            plan = Plan(
-                out=self._out / f"step-{step + 1}", parameters="own", num_steps=self._schedule.active, stop=False
+    def __post_init__(self) -> None:
+        if self.wait + self.warmup < 1 or self.active < 1:
+            raise CaptureError(
+                f"{self}: at least one step must precede a trace (wait + warmup), and `active` must be at least 1."
             )
-            self._session = self._start(plan)
 
-    def on_call(self, step: int) -> None:
-        """At the first call of a step, end the step before it, and begin this one if it is traced."""
-        if step == self._step:
-            return
-        self._step = step
-        self._open.close()
-        if self._session is not None and self._session.is_closed:
-            self._session = None
-        if self._session is not None:
-            self._open.enter_context(self._session.step())
-
-    def close(self, _: int) -> None:
-        """End everything: a trace whose steps are not complete is closed as it is."""
-        self._open.close()
-        if self._session is not None and not self._session.is_closed:
-            self._session.close()
+    def is_start(self, step: int) -> bool:
+        """Whether a trace starts with this step."""
+        cycle, position = divmod(step, self.wait + self.warmup + self.active)
+        return position == self.wait + self.warmup and (not self.repeat or cycle < self.repeat)

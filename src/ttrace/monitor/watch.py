@@ -1,4 +1,4 @@
-"""Entry point for scripts that watch a long run; torch and adapters are imported when it is called."""
+"""`ttrace.watch`, the entry point for scripts. Adapters are imported when it is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ttrace.adapters.native.adapter import MeshLike
     from ttrace.monitor.disagreement import OnDisagreement
     from ttrace.monitor.monitor import Monitor
-    from ttrace.monitor.trace_schedule import TraceSchedule
+    from ttrace.monitor.schedule import TraceSchedule
 
 
 def watch(
@@ -28,14 +28,15 @@ def watch(
     out: Path | str = "ttrace-watch",
     trace: TraceSchedule | None = None,
 ) -> Monitor:
-    """Watch a training without a reference: every so many steps, compare what must be equal on several ranks.
+    """Watch a training without a reference: every `every` steps, compare what must be equal on several ranks.
 
-    Call it after the model is parallelised, on all ranks. `mesh`, `rules` and `adapter` are those of `attach`. What is
-    found is logged on rank 0, raised on all, or passed to a function on all; the tensors that differ are written into
-    `out`. `trace` takes full traces in the middle of the run, into the same folder. The monitor has `disagreements`,
-    `check()` for a check at once on all ranks, and `close()`.
+    Call it on all ranks, after the model is parallelised. `mesh`, `rules` and `adapter` are those of `attach`.
+    Disagreements are logged on rank 0 (`"warn"`), raised on all ranks (`"raise"`), or passed to a function on all
+    ranks. Tensors that differ are written into `out`. `trace` records full traces in the middle of the run, into the
+    same folder. The returned monitor has `disagreements`, `check()`, which checks at once and must be called on all
+    ranks, and `close()`.
     """
-    from ttrace.capture.start import Declarations
+    from ttrace.capture.parts import Declarations
     from ttrace.layouts.rules import Rules
     from ttrace.monitor.monitor import start_monitor
 

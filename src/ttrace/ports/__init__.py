@@ -1,1 +1,1 @@
-"""Ports: two implementations of one model, whose modules, parameters and dims correspond as a map says."""
+"""Ports: two implementations of one model, and maps between their modules, parameters and dims."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from ttrace.errors import TTraceError
 from ttrace.layouts.ids import is_inside
-from ttrace.report.facts import shorten_place
-from ttrace.report.numbers import format_bytes
+from ttrace.report.facts import format_bytes, shorten_place
 from ttrace.trace.collectives import Collective
 from ttrace.trace.reader import Trace
 
@@ -37,7 +36,7 @@ def list_collectives(candidate: Trace, module: str = "") -> list[Row]:
 
 
 def check_found(rows: list[Row], folder: Path, module: str) -> None:
-    """Refuse to show nothing, and say why there is nothing."""
+    """Refuse to show an empty list, and explain why it is empty."""
     if rows:
         return
     if module:

@@ -1,4 +1,4 @@
-"""Findings in words, the same in every report."""
+"""Facts in words and numbers, the same in every report: findings, collectives, sizes and the sources of layouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ttrace.judge.verdict import (
     Verdict,
     WrongOperation,
 )
-from ttrace.report.layout_source import describe_provenance
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.trace.collectives import Collective
 
 PASSED = "every tensor agrees with the reference within rounding error"
@@ -26,7 +26,7 @@ BUT_PROBLEMS = f"{PASSED}, but the run has problems"
 SYMBOLS = {Exit.PASSED: "✓", Exit.FOUND: "✗", Exit.UNJUDGED: "?"}
 _ALONE = "wrong by itself: it is also wrong with generated inputs and gradients"
 _ALL_ALONE = "also wrong when the inputs and gradients of all modules are generated"
-_RIGHT_ALONE = "right with generated inputs and gradients"
+_RIGHT_ALONE = "correct on generated inputs and gradients"
 
 
 def group_alike(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -85,7 +85,7 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
 
 
 def _describe_ledger(evidence: LedgerEvidence, module: str) -> str:
-    """Say what the ledger shows of a reduction that values say is missing, or was done too often."""
+    """Describe what the ledger shows of a reduction that is missing or was done too often, judging by values."""
     over = f" over {evidence.axis}" if evidence.axis else ""
     ran = ", and ".join(quote_collective(one) for one in evidence.collectives)
     match evidence.fact:
@@ -102,7 +102,7 @@ def _describe_ledger(evidence: LedgerEvidence, module: str) -> str:
 
 
 def describe_operation(operation: WrongOperation) -> str:
-    """Say which operation is wrong first, and where it is called."""
+    """Describe which operation is wrong first, and where it is called."""
     if operation.collective is not None:
         what = str(operation.collective)
     else:
@@ -120,7 +120,7 @@ def quote_collective(one: Collective) -> str:
 
 
 def shorten_place(source: str, root: Path | None = None) -> str:
-    """Return a place `file:line` as a path from `root`, or from the working folder, where it lies below it."""
+    """Return a place `file:line` as a path from `root`, or from the working folder, where it is inside of that."""
     root = root or Path.cwd()
     path = Path(source)
     return str(path.relative_to(root)) if path.is_relative_to(root) else source
@@ -129,7 +129,7 @@ def shorten_place(source: str, root: Path | None = None) -> str:
 def _explain_right(finding: Finding) -> str:
     if finding.cause.name in FACTORS:  # no input can cause or hide a factor
         return "the factor comes from outside this module"
-    return "it is wrong only with the real ones"
+    return "it is only wrong on the inputs of this run"
 
 
 def _describe_error(comparison: Comparison) -> str:
@@ -150,3 +150,43 @@ def _describe_error(comparison: Comparison) -> str:
         f"{worst:.1e}{between}, {times:.1e} x the tolerance {tolerance.value:.1e} "
         f"(twins {tolerance.twin_error:.1e}, floor {tolerance.floor:.1e})"
     )
+
+
+def keep_finite(value: float | None) -> float | None:
+    """Return the value, or None where it is not finite, as JSON requires."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Format a number of bytes for people: `1.7 MB`."""
+    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 999.95 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
+
+
+_SENTENCES = {
+    LayoutSource.DTENSOR: "DTensor",
+    LayoutSource.DTENSOR_AND_SHAPES: "DTensor, and inferred from shapes",
+    LayoutSource.SPMD_TYPES: "spmd_types",
+    LayoutSource.HOLDS: "ttrace.holds",
+    LayoutSource.HOLDS_OF_INPUT: "ttrace.holds of the input",
+    LayoutSource.ROUTING: "the reference's routing",
+    LayoutSource.RULE: "a rule",
+    LayoutSource.ADAPTER: "the adapter",
+    LayoutSource.DATA_PARALLEL: "data parallelism",
+    LayoutSource.CONTEXT_PARALLEL: "context_parallel",
+    LayoutSource.SINGLE_RANK: "single rank",
+    LayoutSource.UNCUT_MESH: "no axis of this mesh cuts tensors",
+    LayoutSource.UNKNOWN_TO_REFERENCE: "unknown to the reference",
+    LayoutSource.FIRST_FORWARD: "the first forward",
+    LayoutSource.RANKS: "rank by rank",
+    LayoutSource.SHAPES: "inferred from shapes",
+}
+
+
+def describe_provenance(by: Provenance | None) -> str:
+    """Describe what decided a layout; empty if nothing did."""
+    if by is None:
+        return ""
+    return by.detail or _SENTENCES[by.source]

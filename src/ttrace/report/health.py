@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ttrace.torch_limits import Limit
+    from ttrace.compat.torch import Limit
 
 Release = tuple[int, int]
 OLDEST, FIRST_SUPPORTED, LAST_TESTED = (2, 6), (2, 8), (2, 15)
@@ -125,7 +125,7 @@ class Health:
 
     platform: str
     versions: Mapping[str, str | None]
-    """Of Python and of packages; None where a package is not installed."""
+    """The versions of Python and of packages; None where a package is not installed."""
     torch: TorchHealth | None
     torch_error: str
     kernels: KernelHealth | None

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import describe
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report.facts import SYMBOLS
-from ttrace.report.machine import junit
+from ttrace.report.machine import ci
 
 SCHEMA = 1
 _STYLES = {Exit.PASSED: "green", Exit.FOUND: "bold red", Exit.UNJUDGED: "bold yellow"}
@@ -65,8 +65,8 @@ class SweepTable:
     @property
     def counts(self) -> str:
         words = {Exit.PASSED: "passed", Exit.FOUND: "failed", Exit.UNJUDGED: "could not be judged"}
-        found = {word: sum(row.exit is code for row in self.rows) for code, word in words.items()}
-        cells = ", ".join(f"{count} {word}" for word, count in found.items() if count)
+        numbers = {word: sum(row.exit is code for row in self.rows) for code, word in words.items()}
+        cells = ", ".join(f"{count} {word}" for word, count in numbers.items() if count)
         return f"{len(self.rows)} cells: {cells}; {self.num_references} reference{'s'[: self.num_references != 1]}"
 
 
@@ -91,10 +91,10 @@ def as_json(table: SweepTable, code: Exit) -> dict[str, Any]:
     }
 
 
-def make_cases(table: SweepTable) -> list[junit.Case]:
+def make_cases(table: SweepTable) -> list[ci.Case]:
     """Make a JUnit case of each cell."""
     return [
-        junit.Case(row.name, row.exit, _describe_row(row), f"{_describe_row(row)}\n{table.condition}", row.seconds)
+        ci.Case(row.name, row.exit, _describe_row(row), f"{_describe_row(row)}\n{table.condition}", row.seconds)
         for row in table.rows
     ]
 

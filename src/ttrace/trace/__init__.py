@@ -1,1 +1,1 @@
-"""This folder holds what a run leaves behind on disk: its format, its writer, its reader."""
+"""Traces: what a run leaves on disk, its format, its writer and its reader."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from ttrace.trace.format import End, Record
-from ttrace.trace.storage.pinned_chunks import DEVICE_ERRORS, ArrivedBytes, Change, CopyStreams, PinnedChunk
+from ttrace.trace.tensor_bytes import DEVICE_ERRORS, ArrivedBytes, Change, CopyStreams, PinnedChunk
 from ttrace.trace.writer import Writer
 
 CHUNK_BYTES = 8 << 20
 """The size of a pinned chunk; less if little may be held."""
 _LEAST_CHUNKS = 3
-"""One is filled, one is on its way, one is written."""
+"""One is being filled, one is being copied, one is being written."""
 _MEAN_BYTES = 4
 """A mean is a float32."""
 
@@ -45,19 +45,19 @@ class _Batch:
         self.chunk = chunk
         self.entries: list[_Entry] = []
         self.part: int = 0
-        """How many bytes of the chunk continue the tensor of an earlier batch."""
+        """The number of bytes of the chunk that continue the tensor of an earlier batch."""
 
 
 class BackgroundWriter:
-    """Passes records to a `Writer` in a thread of its own, in the order in which they came.
+    """Passes records to a `Writer` in its own thread, in the order in which they came.
 
-    Its pinned memory counts in what the writer may hold. The calls come from one thread at a time.
+    Its pinned memory counts as memory that the writer may hold. Its methods are called from one thread at a time.
     """
 
-    def __init__(self, writer: Writer, keep: Callable[[str], None]) -> None:
-        """Set up the thread; `keep` is called with what could not be recorded."""
+    def __init__(self, writer: Writer, add_problem: Callable[[str], None]) -> None:
+        """Set up the thread; `add_problem` is called with what could not be recorded."""
         self._writer = writer
-        self._keep = keep
+        self._add_problem = add_problem
         self._streams = CopyStreams()
         num_bytes = writer.max_bytes_copied
         self._chunk_bytes = max(1 << 12, min(CHUNK_BYTES, num_bytes // _LEAST_CHUNKS) // 4096 * 4096)
@@ -103,7 +103,7 @@ class BackgroundWriter:
         self._filled.entries.append(_Entry(record))
 
     def flush(self) -> None:
-        """Hand everything so far to the kernel."""
+        """Pass everything so far to the operating system."""
         self._seal()
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or (self._is_idle and not self._batches))
@@ -120,7 +120,7 @@ class BackgroundWriter:
     # In the thread that records
 
     def _append(self, flat: torch.Tensor, change: Change) -> int:
-        """Begin to copy bytes into a chunk with room for them; return where they will be."""
+        """Begin to copy bytes into a chunk with space for them; return where they will be."""
         chunk = self._filled.chunk
         begin = chunk.take(flat.numel()) if chunk is not None else None
         if chunk is None or begin is None:
@@ -128,7 +128,7 @@ class BackgroundWriter:
                 self._seal()
             chunk = self._filled.chunk = self._take_chunk()
             begin = chunk.take(flat.numel())
-            assert begin is not None, "a chunk has room for what is not large"
+            assert begin is not None, "a tensor that is not large fits an empty chunk"
         target = chunk.memory[begin : begin + flat.numel()]
         if flat.is_cpu:
             target.copy_(flat)
@@ -137,7 +137,7 @@ class BackgroundWriter:
         return begin
 
     def _append_large(self, entry: _Entry, flat: torch.Tensor, change: Change) -> None:
-        """Begin to copy a tensor that no chunk has room for: each part in a batch of its own."""
+        """Begin to copy a tensor that does not fit a chunk: each part in its own batch."""
         self._filled.entries.append(entry)
         for part in flat.split(self._chunk_bytes):
             self._seal()
@@ -187,7 +187,7 @@ class BackgroundWriter:
                 for entry in batch.entries:
                     self._write_entry(batch, entry)
                 self._release(batch)
-        except BaseException as error:  # the device's own: the thread that trains raises it
+        except BaseException as error:  # an error of the device: the thread that trains raises it
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -212,14 +212,14 @@ class BackgroundWriter:
                 self._writer.write_generated(entry.record)
             else:
                 record, parts = self._read(batch, entry)
-                self._writer.write_bytes(record, ArrivedBytes(entry.shape, entry.dtype, entry.num_bytes, parts))
+                self._writer.write(record, ArrivedBytes(entry.shape, entry.dtype, entry.num_bytes, parts))
         except DEVICE_ERRORS:
             raise
-        except Exception as error:  # as in Recorder: kept for the end of the trace
-            self._keep(f"{entry.record.id} could not be recorded: {type(error).__name__}: {error}")
+        except Exception as error:  # as in Recorder, it is reported at the end of the trace
+            self._add_problem(f"{entry.record.id} could not be recorded: {type(error).__name__}: {error}")
 
     def _read(self, batch: _Batch, entry: _Entry) -> tuple[Record, memoryview | Iterator[memoryview]]:
-        """Read a record's bytes, and the mean that is missing in it."""
+        """Read a record's bytes, and complete it with the mean if that was on the device."""
         if entry.begin is None:
             return entry.record, self._read_parts(entry.num_bytes)
         assert batch.chunk is not None

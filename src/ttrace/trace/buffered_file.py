@@ -1,8 +1,8 @@
 """File that is written front to back through an arena: memory that mirrors the end of the file.
 
-The arena is two buffers. While one is filled, a thread writes the other, past the page cache where the file system
-allows it (O_DIRECT): filling pages of the cache takes more CPU time than everything else a writer does. The bytes that
-were appended last stay in memory for a while and can be compared there.
+The arena has two buffers. While one is filled, a thread writes the other one. Where the file system allows it
+(O_DIRECT), the write bypasses the page cache, because filling pages of the cache takes more CPU time than everything
+else a writer does. The bytes that were appended last stay in memory for a while and can be compared there.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import ctypes
 import fcntl
 import mmap
 import os
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
-from ttrace.files import create_file
-from ttrace.trace.storage.worker import Worker
+from ttrace.untrusted import create_file
 from ttrace.values.checksum import copy_with_checksum
 
 ALIGNED = 4096
 """The alignment of direct writes, in the file and in memory."""
 _WRITE_BYTES = 256 << 10
-"""For one call through the page cache. More at once makes the kernel look for larger pages: up to three times the CPU
-time was measured."""
+"""The most bytes of one call through the page cache. With more, the kernel looks for larger pages, which took up to
+three times the CPU time."""
 
 
 _memcmp = ctypes.CDLL(None).memcmp
@@ -52,14 +53,14 @@ class Arena:
 
 
 class BufferedFile:
-    """A file that grows at its end. Bytes of a write that failed are lost, and `loss` tells why."""
+    """A file that grows at its end. Bytes of a write that failed are lost; `loss` returns the reason."""
 
     def __init__(self, path: Path, begin: int, arena: Arena) -> None:
         assert begin % ALIGNED == 0, "the first direct write would be refused"
         self.end = begin
         """Where the next byte goes."""
         self.settled = begin
-        """Everything in front of this was handed to the kernel, or is lost."""
+        """Everything in front of this was passed to the operating system, or is lost."""
         self._begin = begin
         self._arena = arena
         self._buffer_end = begin + arena.buffer_bytes
@@ -93,7 +94,7 @@ class BufferedFile:
         return True
 
     def flush(self) -> None:
-        """Hand everything to the kernel."""
+        """Pass everything to the operating system."""
         self._wait()
         if self.settled < self.end:
             self._write(self.settled, self._piece(self.settled, self.end - self.settled))
@@ -139,7 +140,7 @@ class BufferedFile:
             while written < len(data):
                 written += os.pwrite(self._file, data[written:], at + written)
         except OSError:
-            pass  # not every file system can, and none after a write that ended between two blocks
+            pass  # not every file system allows it, and none does after a write that ended between two blocks
         finally:
             _set_direct(self._file, wanted=False)
         if written < len(data):
@@ -158,23 +159,23 @@ class BufferedFile:
 def _pages(num_bytes: int) -> memoryview:
     """Allocate anonymous pages: they are aligned, and take memory once they are accessed.
 
-    Private, as few kernels make shared ones huge: a direct write pins every page, and for small ones that took half of
-    its CPU time.
+    They are private, because few kernels use huge pages for shared memory. A direct write pins every page, which took
+    half of its CPU time with small pages.
     """
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # of a kernel without them
+        with suppress(OSError):  # the kernel has no huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 
 def open_lines(path: Path) -> FileIO:
-    """Open a new file of lines, each of which is written at once."""
+    """Open a new file of lines, without a buffer."""
     return FileIO(create_file(path), "wb")
 
 
 def write_at(file: int, at: int, data: bytes) -> None:
-    """Write at a stated place, which overwrites what an earlier write left unfinished on a full disk."""
+    """Write at a given place, to overwrite an earlier write that a full disk left unfinished."""
     view = memoryview(data)
     while view:
         num_bytes = os.pwrite(file, view[:_WRITE_BYTES], at)
@@ -189,3 +190,28 @@ def _set_direct(file: int, *, wanted: bool) -> None:
 
 def _address(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class Worker:
+    """One thread beside the training step, which does one task after the other.
+
+    The last step may end with the script. The interpreter starts no thread then, so the caller does the task itself.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, name)  # starts with the first task
+
+    def submit(self, task: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        try:
+            return self._pool.submit(task, *arguments)
+        except RuntimeError:  # the interpreter is ending; tasks that were submitted before are done
+            done: Future[Any] = Future()
+            try:
+                done.set_result(task(*arguments))
+            except Exception as error:
+                done.set_exception(error)
+            return done
+
+    def close(self) -> None:
+        """Wait for everything that was submitted."""
+        self._pool.shutdown()

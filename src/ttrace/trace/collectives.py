@@ -1,18 +1,18 @@
-"""The ledger of a rank: its collectives and messages, a line of JSON each, in the order in which it issued them.
+"""The ledger of a rank: its collectives and messages, one line of JSON for each, in the order of their issue.
 
-It is written line by line while the step runs, so that after a hang the last line says where the rank waits.
+It is written line by line while the step runs, so after a hang the last line shows where the rank waits.
 """
 
 from __future__ import annotations
 
 import zlib
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from ttrace.errors import TraceError
+from ttrace.layouts.ids import Phase
 from ttrace.layouts.mesh import Mesh
 from ttrace.trace.buffered_file import open_lines
 from ttrace.trace.format import Count, Line
@@ -21,19 +21,8 @@ from ttrace.trace.seal import TRACE_AGAIN, is_intact, seal_line, strip_seal, sum
 COLLECTIVES = "collectives.jsonl"
 
 
-class Phase(StrEnum):
-    """The part of a step in which a collective runs."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    RECOMPUTE = "recompute"
-    OPTIMIZER = "optimizer"
-    OTHER = "other"
-    """Between them: clipping, for instance, and the script's own code."""
-
-
 class Group(BaseModel):
-    """The ranks of a collective: the mesh axes that they lie along, or their numbers if no axes give them."""
+    """The ranks of a collective: the mesh axes along which they differ, or their numbers if they do not form axes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -44,7 +33,7 @@ class Group(BaseModel):
         return "+".join(self.axes) if self.axes else f"ranks {', '.join(map(str, self.ranks))}"
 
     def list_ranks(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
-        """List the ranks of the group that this rank is in."""
+        """List the ranks of the group that contains this rank."""
         if not self.axes:
             return self.ranks
         own = mesh.coord(rank)
@@ -67,29 +56,29 @@ class Collective(BaseModel):
     """The innermost module in whose forward or backward it was issued; empty if there is none."""
     phase: Phase
     op: Line
-    """torch.distributed's name of it: all_reduce, for instance."""
+    """Its name in torch.distributed, such as all_reduce."""
     reduction: Line = ""
-    """How it reduces: sum, for instance; empty if it does not, or if that is not known."""
+    """Its reduction, such as sum; empty if it has none, or if it is unknown."""
     group: Group
     peer: Count | None = None
-    """Of a message, the other rank; of a broadcast and the like, the root."""
+    """For a message, the other rank; for a broadcast and similar collectives, the root."""
     shape: tuple[Count, ...]
     """The shape of the first tensor that this rank contributes."""
     dtype: Line
     num_tensors: Count
     num_bytes: Count
-    """All that this rank contributes."""
+    """The size of everything that this rank contributes."""
     is_async: bool
     source: Line
-    """The file and line of the caller, in code that is neither torch's nor TTrace's."""
+    """The file and line of the innermost caller that belongs neither to torch nor to TTrace."""
     issuer: Line = ""
-    """What in torch issued it: FSDP2, DDP, DTensor or pipelining; empty if the caller did so itself."""
+    """The part of torch that issued it: FSDP2, DDP, DTensor or pipelining; empty if the caller issued it itself."""
     begin: Count
-    """When it was issued, in microseconds since 1970."""
+    """The time of its issue, in microseconds since 1970."""
 
     @property
     def what(self) -> tuple[object, ...]:
-        """What all ranks of a group must agree on."""
+        """What must be the same on all ranks of a group."""
         has_same_shape = self.op in ("all_reduce", "broadcast", "reduce")
         return self.op, self.reduction, self.num_bytes if has_same_shape else None, self.dtype
 
@@ -104,7 +93,7 @@ class Collective(BaseModel):
 
 
 class Moment(NamedTuple):
-    """When a rank issues a collective."""
+    """The position and time at which a rank issues a collective."""
 
     order: int
     step: int
@@ -118,33 +107,33 @@ def encode_collective(one: Collective) -> str:
 
 
 def encode_at(moment: Moment, form: str) -> str:
-    """Encode a line of the form that many lines share, at its moment; by hand, as a step waits for it."""
+    """Encode a line from its moment and its form, without pydantic because the training step waits for it."""
     order, step, microbatch, begin = moment
     return f'{{"order":{order},"step":{step},"microbatch":{microbatch},"begin":{begin},{form}}}'
 
 
 def encode_form(one: Collective) -> str:
-    """Encode all of a collective but its moment."""
+    """Encode all fields of a collective except its moment; many lines share this form."""
     return one.model_dump_json(exclude={"order", "step", "microbatch", "begin"})[1:-1]
 
 
 def decode_collectives(data: bytes, where: str, whole_sum: str | None) -> tuple[Collective, ...]:
-    """Decode the lines of a ledger; raise TraceError for anything that is not what was written.
+    """Decode the lines of a ledger; raise TraceError if they were changed after they were written.
 
     `whole_sum` is the checksum of all lines; None if the rank did not finish.
     """
     if whole_sum is not None and sum_of(data) != whole_sum:
-        raise TraceError(f"{where} is damaged: its lines are not those that were written. {TRACE_AGAIN}")
-    found: list[Collective] = []
+        raise TraceError(f"{where} is damaged: its lines were changed after they were written. {TRACE_AGAIN}")
+    collectives: list[Collective] = []
     for number, line in enumerate(data.decode(errors="replace").split("\n")[:-1], 1):
         try:
             if not is_intact(line):
                 raise ValueError("it is not what was written")
-            found.append(Collective.model_validate_json(strip_seal(line)))
+            collectives.append(Collective.model_validate_json(strip_seal(line)))
         except ValueError as error:
             reason = " ".join(str(error).split())
             raise TraceError(f"{where} is damaged: line {number}: {reason}. {TRACE_AGAIN}") from None
-    return tuple(found)
+    return tuple(collectives)
 
 
 class LedgerFile:
@@ -155,7 +144,7 @@ class LedgerFile:
         self._crc = 0
 
     def append(self, text: str) -> None:
-        """Write a line at once: the process may hang in this collective, and be killed."""
+        """Write a line immediately, because the process may hang in this collective and be killed."""
         line = f"{seal_line(text)}\n".encode()
         self._crc = zlib.crc32(line, self._crc)
         self._file.write(line)

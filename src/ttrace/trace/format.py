@@ -1,33 +1,35 @@
-"""The trace format: what a rank's manifest, records and end hold.
+"""The trace format: the fields of a rank's manifest, records and end.
 
-`docs/reference/trace-format.md` is the specification. `lines/record_line.py` encodes and decodes records.
+`docs/reference/trace-format.md` is the specification, `lines.py` encodes and decodes records. The JSON documents
+(manifest and end) carry a checksum, and are refused if they were changed after they were written.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ttrace.errors import TraceError
 from ttrace.layouts.ids import ROOT, Kind, TensorId
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.layouts.region import Region
-from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.text import clean_line
-from ttrace.untrusted import MOST
+from ttrace.trace.seal import open_document, seal_document
+from ttrace.untrusted import MOST, clean_line, parse_json
 from ttrace.values.generate import Distribution
 from ttrace.values.stats import Stats
 
 FORMAT = 4
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
 
-_NAME = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,254})?")  # no name of a file is longer
 Line = Annotated[str, AfterValidator(clean_line)]
-"""A text of a trace: one line, which shows all that it holds."""
+"""A text in a trace: one line, without invisible characters."""
 Count = Annotated[int, Field(ge=0, le=MOST)]
 PositiveCount = Annotated[int, Field(ge=1, le=MOST)]
 Seed = Annotated[int, Field(ge=-MOST - 1, le=2 * MOST + 1)]
@@ -46,8 +48,11 @@ DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-"""The dtypes a record may have, under safetensors' names."""
+"""The dtypes that a record may have, by their names in safetensors."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_RANK = re.compile(r'(?<="rank": )(0|[1-9][0-9]{0,9})(?=,)')
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def rank_folder(rank: int) -> str:
@@ -59,7 +64,7 @@ def chunk_file(number: int) -> str:
 
 
 class ModuleInfo(BaseModel):
-    """One module of the census: its class and where that class is defined."""
+    """One module of the model: its class, and where that class is defined."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -73,16 +78,16 @@ class Attachment(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Line
-    """The class of the model, and of what wraps it."""
+    """The classes of the model and of its wrappers."""
     optimizers: tuple[Line, ...]
     data: Line
-    """Where data enters, in words."""
+    """Where data enters, as a text for the report."""
     keeps_data: bool = False
     """Whether the script's own data was kept."""
     num_microbatches: Count
     """The number of microbatches of this rank's first step."""
     labels: bool
-    """Whether it is known where labels enter. If not, a loss that differs may come from other labels."""
+    """Whether it is known where labels enter. If not, a difference of the loss may come from different labels."""
 
 
 class Operation(BaseModel):
@@ -91,21 +96,21 @@ class Operation(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     slot: Line
-    """The slot of its result: the function's name, and a number."""
+    """The slot of its result: the function's name and a number."""
     source: Line
     """The file and line of the script that called it."""
     takes: tuple[Line, ...] = ()
-    """What it takes: slots of other operations, `input`, and names of parameters, as far as they are known."""
+    """The known sources of its arguments: slots of other operations, `input`, and names of parameters."""
     is_view: bool = False
-    """Whether its result is a view, whose values are not recorded again."""
+    """Whether its result is a view. The values of views are not recorded again."""
     backward: Line = ""
-    """The file and line of its backward, if that is a custom autograd function's."""
+    """The file and line of its backward, for a custom autograd function."""
     collectives: tuple[Count, ...] = ()
-    """The collectives that changed its result before it was used: their orders in the ledger."""
+    """The positions in the ledger of collectives that changed its result before it was used."""
 
 
 class Manifest(BaseModel):
-    """What is known of a rank before its first record."""
+    """Facts about a rank that are known before its first record."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -116,118 +121,116 @@ class Manifest(BaseModel):
     mesh: Line
     seed: Seed
     launch: Line = ""
-    """A different text for each launch, the same on all its ranks; empty if no launcher wrote the plan."""
+    """A unique text for each launch, the same on all of its ranks; empty if no launcher wrote the plan."""
     num_microbatches: PositiveCount = 1
     first_step: Count = 0
-    """The first traced step: of those before it, another launch has made the checkpoint that this one loaded."""
+    """The first traced step. Another launch ran the steps before it and saved the checkpoint that this one loaded."""
     isolated: bool = False
-    """Whether the inputs of modules were replaced."""
+    """Whether each module ran on generated inputs."""
     modules: dict[Line, ModuleInfo] = {}
     parameters: dict[Line, bool] = {}
-    """Every parameter this rank owns, and whether it is trained."""
+    """Every parameter of this rank, and whether it is trained."""
     aliases: dict[Line, Line] = {}
     padding: dict[Line, PositiveCount] = {}
-    """Rows that a parameter has only as padding: the other side of a port does not have them."""
+    """The number of padding rows of parameters: the other side of a port does not have them."""
     opaque: tuple[Line, ...] = ()
-    """Compiled modules that ran compiled: nothing inside them was recorded."""
+    """Modules that ran compiled, so nothing inside them was recorded."""
     passed: tuple[Line, ...] = ()
     """Blocks that an isolated reference did not run: an identical block ran in their place."""
     divided: tuple[Line, ...] = (ROOT,)
-    """Modules of which each pipeline stage has a part: only the end stages see their inputs and outputs."""
+    """Modules that are divided over pipeline stages: only the first and the last stage see their inputs and outputs."""
     untraced: tuple[Kind, ...] = ()
-    """Kinds that this run has, but at no moment when they can be recorded."""
+    """Kinds of tensors that exist in this run but can never be recorded."""
     reduced: tuple[Line, ...] = ()
-    """Axes over which the framework reduces gradients: along them final gradients are equal, bit for bit."""
+    """Axes over which the framework reduces gradients, so along them final gradients have the same bits."""
     measured: Line | None = None
-    """The launch of the run against which tensors were measured instead of stored; None if none were."""
+    """The launch that tensors were measured against instead of being stored; None if they were stored."""
     notes: tuple[Line, ...] = ()
     attachment: Attachment | None = None
     """What automatic attachment found; None if the script attached by itself."""
     versions: dict[Line, Line] = {}
     environment: dict[Line, Line] = {}
-    """The variables that change how training computes."""
+    """The environment variables that affect the computation."""
 
 
 class End(BaseModel):
-    """What is known of a rank after its last record; its presence says that the rank finished."""
+    """Facts about a rank that are known after its last record. Its presence means that the rank finished."""
 
-    # A factor that is not finite must survive, so that the reader can refuse it (trace/agreement.py).
+    # A factor that is not finite is written as such, so that the reader can refuse it (trace/agreement.py).
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     num_records: Count = 0
     records_sum: Line = ""
-    """The CRC-32 of all lines, so that a removed or doubled line is noticed."""
+    """The CRC-32 of all lines, which detects removed and repeated lines."""
     collectives_sum: Line = ""
     """The CRC-32 of the whole ledger of collectives; empty if there is none."""
     num_steps: Count
     launch: Line = ""
-    """As in the manifest."""
+    """The launch, as in the manifest."""
     grad_factor: float = 1.0
-    """The factor that this side's gradient reduction still applies to activation gradients; some know it only late."""
+    """The factor that the gradient reduction still applies to activation gradients. Some adapters learn it late."""
     unloaded: tuple[Line, ...] = ()
-    """Of a run that goes on from a checkpoint, what it did not change, though it changed others."""
+    """Parameters and buffers that loading a checkpoint did not change, although it changed others."""
     random: tuple[Line, ...] = ()
     """The innermost modules that drew random numbers."""
     splits: dict[Line, Line] = {}
-    """How axes cut activations, as the framework states it, for layouts that are inferred."""
+    """How axes cut activations, as stated by the framework; used when layouts are inferred."""
     batch_axes: tuple[Line, ...] = ()
     """The axes along which each rank had some rows of the reference's batch."""
     settings: tuple[dict[Line, Line], ...] = ()
     """The optimizer's distinct settings."""
     settings_of: dict[Line, Count] = {}
-    """By parameter, an index into `settings`."""
+    """For each parameter, an index into `settings`."""
     forward_buffers: tuple[Line, ...] = ()
-    """The buffers that forward passes change; recorded by the reference."""
+    """The buffers that forward passes change. Only the reference records this."""
     samples: dict[Line, tuple[Line, ...]] = {}
-    """Of data that the script kept, by step and slot: a digest of each row that this rank had."""
+    """For data of the script, by step and slot: a digest of each row of this rank."""
     replaced: dict[Line, tuple[Line, ...]] = {}
-    """The same of data that generated ones replaced, if they were on the host."""
+    """Digests, as in `samples`, of data that generated values replaced, if they were on the host."""
     flags: dict[Line, Line] = {}
-    """Settings of torch that change how kernels round, and the device, at the end of the last step."""
+    """Settings of torch that affect the rounding of kernels, and the device, at the end of the last step."""
     problems: tuple[Line, ...] = ()
     notes: tuple[Line, ...] = ()
     operations: dict[Line, tuple[Operation, ...]] = {}
-    """Of modules whose calls of torch functions were recorded, those of the first call, in order."""
+    """For modules whose calls of torch functions were recorded: the functions of the first call, in order."""
     sources: dict[str, str] = {}
-    """The files that this rank loaded, and their fingerprints."""
-    against: Line = ""
-    """The trace in the same folder to which this one is stored as a difference; empty if it is not archived."""
+    """The source files that this rank loaded, and their fingerprints."""
+    against: Line = Field(default="", exclude=True)
+    """Version 0.2 wrote this field into every trace. It is not empty in its archives, which are refused."""
 
     @model_validator(mode="after")
     def _check_settings(self) -> End:
-        if not _NAME.fullmatch(self.against):
-            raise ValueError("against must be the name of a trace beside this one")
         if any(number >= len(self.settings) for number in self.settings_of.values()):
-            raise ValueError("settings_of names settings that are not there")
+            raise ValueError("settings_of refers to settings that are not there")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class SketchInfo:
-    """What is stored of a tensor in place of its values."""
+    """The form of a sketch that is stored instead of values."""
 
     num_buckets: int
     mean: float = 0.0
-    """The mean of this shard; recorded by the reference only."""
+    """The mean of this shard. Only the reference records it."""
 
     def with_mean(self, mean: float) -> SketchInfo:
-        """Return the same with the mean of the values; 0 if they are not finite."""
+        """Return this with a mean of the values; 0 if it is not finite."""
         return SketchInfo(self.num_buckets, mean if math.isfinite(mean) else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One tensor as one rank held it: what it is, which region it holds, and where its bytes are."""
+    """One tensor as one rank held it: its id, its region of the logical tensor, and the place of its bytes."""
 
     id: TensorId
     shape: tuple[int, ...]
     dtype: torch.dtype
     region: Region | None
-    """None: nobody stated a layout."""
+    """None if no layout was stated."""
     pending: tuple[str, ...] = ()
     layout: str = ""
     by: Provenance | None = None
-    """Who decided the layout."""
+    """The source of the layout."""
     order: int = 0
     microbatch: int = 0
     values: Distribution | None = None
@@ -238,14 +241,14 @@ class Record:
     crc: int = 0
     """The CRC-32C of these bytes."""
     stats: Stats | None = None
-    """How far the tensor is from the same tensor of another run, in place of its values. The bytes are then the flat
-    indices of elements that are zero in the other run only."""
+    """The difference to the same tensor of another run, in place of values. The bytes are then the flat indices of
+    elements that are zero only in the other run."""
     time: int = field(default=0, compare=False)
-    """When it was recorded, in microseconds since 1970."""
+    """The time of recording, in microseconds since 1970."""
 
     @property
     def source(self) -> LayoutSource | None:
-        """Who decided the layout; None if nobody did."""
+        """The source of the layout; None if there is no layout."""
         return self.by.source if self.by else None
 
     @property
@@ -262,11 +265,11 @@ class Record:
 
     @property
     def has_values(self) -> bool:
-        """Whether the values are known, and not only a sketch of them or how far they are from others."""
+        """Whether the values themselves are known, rather than a sketch or a difference to another run."""
         return self.sketch is None and self.stats is None
 
     def with_mean(self, mean: float) -> Record:
-        """Return this record of a sketch with the mean of the values."""
+        """Return this record of a sketch with a mean of the values."""
         assert self.sketch is not None
         return replace(self, sketch=self.sketch.with_mean(mean))
 
@@ -278,20 +281,20 @@ class Record:
 
 
 def is_fitting(record: Record) -> bool:
-    """Whether a record's region is of the shape of its data."""
+    """Return whether a record's region has the shape of its data."""
     return record.region is None or record.region.local_shape == record.shape
 
 
 def check_place(record: Record) -> None:
-    """Refuse bytes that end before they begin, or that begin between two numbers, where none are written."""
+    """Raise TraceError for bytes that end before they begin, or whose first byte is not aligned to 8."""
     if record.begin > record.end:
         raise TraceError(f"{record.id}: its bytes begin at {record.begin}, after their end at {record.end}.")
     if record.begin % 8:
-        raise TraceError(f"{record.id}: its bytes begin at {record.begin}, which is no multiple of 8.")
+        raise TraceError(f"{record.id}: its bytes begin at {record.begin}, which is not a multiple of 8.")
 
 
 def check_region(record: Record) -> None:
-    """Refuse a record whose region is of another shape than its data."""
+    """Raise TraceError for a record whose region does not have the shape of its data."""
     if not is_fitting(record):
         assert record.region is not None
         needed = record.region.local_shape
@@ -299,7 +302,7 @@ def check_region(record: Record) -> None:
 
 
 def is_update_known(before: Record, after: Record) -> bool:
-    """Whether what a step did follows from two records of a parameter."""
+    """Return whether an update can be computed from the records of a parameter before and after the step."""
     if before.shape == after.shape and before.sketch is not None and after.sketch is not None:
         return before.sketch.num_buckets == after.sketch.num_buckets
     if before.sketch is not None:
@@ -309,3 +312,53 @@ def is_update_known(before: Record, after: Record) -> bool:
     if after.region is None or not after.region.flat:
         return False
     return max(stop for _, stop in after.region.flat) <= math.prod(before.shape)
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """Parse a rank's manifest. Manifests that differ only in the rank share everything else in memory."""
+    text = _open(text, where)
+    before, *rest = _RANK.split(text, maxsplit=1)
+    if len(rest) == 2:
+        with suppress(TraceError):
+            shared = _manifest_around(before, rest[1])
+            if shared.rank == 7:
+                return shared.model_copy(update={"rank": int(rest[0])})
+    return _validate(Manifest, text, where)
+
+
+def parse_end(text: str, where: str) -> End:
+    return _validate(End, _open(text, where), where)
+
+
+def seal_model(model: BaseModel) -> str:
+    """Return the text of the file of a document, with its checksum."""
+    return seal_document(model.model_dump_json(indent=1))
+
+
+@lru_cache(maxsize=128)
+def _manifest_around(before: str, after: str) -> Manifest:
+    return _validate(Manifest, f"{before}7{after}", "")
+
+
+def _open(text: str, where: str) -> str:
+    try:
+        return open_document(text, where)
+    except TraceError:
+        with suppress(ValueError, AttributeError, RecursionError):  # the first format had no checksums
+            _check_format(parse_json(text, where), where)
+        raise
+
+
+def _check_format(document: dict[str, Any], where: str) -> None:
+    version = document.get("format", FORMAT)
+    if version != FORMAT:
+        raise TraceError(f"{where}: format {version}, but this TTrace reads format {FORMAT}. Trace again.")
+
+
+def _validate(model: type[_Model], text: str, where: str) -> _Model:
+    """Parse a document; raise TraceError if it is not valid."""
+    try:
+        _check_format(parse_json(text, where), where)
+        return model.model_validate_json(text, strict=True)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise TraceError(f"{where} is damaged: {' '.join(str(error).split())}") from None

@@ -1,4 +1,4 @@
-"""Reader of one rank's trace, which refuses anything that is not what was written."""
+"""Reader of one rank's trace. It raises TraceError for anything that was changed after it was written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
 from functools import cached_property
@@ -15,21 +15,27 @@ from pathlib import Path
 import torch
 
 from ttrace.errors import TraceError
-from ttrace.files import check_inside, open_regular, read_file
 from ttrace.trace.agreement import check_end
 from ttrace.trace.collectives import COLLECTIVES, Collective, decode_collectives
-from ttrace.trace.delta import Base, PackedChunks
-from ttrace.trace.documents import parse_end, parse_manifest
-from ttrace.trace.format import END, MANIFEST, RECORDS, End, Manifest, Record, chunk_file, rank_folder
-from ttrace.trace.lines.fast_decode import decode_quickly
+from ttrace.trace.format import (
+    END,
+    MANIFEST,
+    RECORDS,
+    End,
+    Manifest,
+    Record,
+    chunk_file,
+    parse_end,
+    parse_manifest,
+    rank_folder,
+)
+from ttrace.trace.lines import decode_quickly
 from ttrace.trace.seal import TRACE_AGAIN, is_intact, seal_of, strip_seal, sum_of
 from ttrace.trace.store import Place, Remote
-from ttrace.untrusted import Limits, check_memory
+from ttrace.untrusted import Limits, check_inside, check_memory, open_regular, read_file
 from ttrace.values.checksum import compute_checksum
 from ttrace.values.generate import generate_values
 
-Beside = Callable[[str], Base]
-"""Opens the trace of this name in the same folder, to which an archive is a difference."""
 _ID = re.compile(r'"id":"([!-~]{1,200}?)"')
 _NAME = re.compile(r'\{"id":"[0-9]+/[0-9-]+/([^/@"\\]+)[/@]')
 
@@ -37,38 +43,47 @@ _NAME = re.compile(r'\{"id":"[0-9]+/[0-9-]+/([^/@"\\]+)[/@]')
 class RankTrace:
     """The trace of one rank."""
 
-    def __init__(self, folder: Place, beside: Beside | None = None) -> None:
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
-        self._beside = beside
         self._names: AbstractSet[str] | None = None
-        """The only modules and parameters whose records are read; None for all."""
-        said, text = _read_text(folder / MANIFEST), _read_text_if_any(folder / END)
-        self.manifest: Manifest = parse_manifest(said, str(folder / MANIFEST))
+        """The modules and parameters whose records are read; None for all."""
+        self._records: tuple[Record, ...] | None = None
+        manifest, text = _read_text(folder / MANIFEST), _read_text_if_any(folder / END)
+        self.manifest: Manifest = parse_manifest(manifest, str(folder / MANIFEST))
         self.end: End | None = None if text is None else parse_end(text, str(folder / END))
-        self.seals = seal_of(said) + seal_of(text or "")
+        self.seals = seal_of(manifest) + seal_of(text or "")
         if folder.name != rank_folder(self.manifest.rank):
             raise TraceError(f"{folder} holds the trace of rank {self.manifest.rank}. Trace again.")
         if self.end is not None:
+            if self.end.against:
+                raise TraceError(
+                    f"{folder.parent} is an archive of TTrace 0.2, which this version does not read. Restore it with "
+                    "TTrace 0.2, or trace again."
+                )
             check_end(str(folder / END), self.end)
         self._maps: dict[int, mmap.mmap] = {}
         self._verified: set[tuple[int, int, int]] = set()
 
-    @cached_property
+    @property
     def records(self) -> tuple[Record, ...]:
         """Every complete record, in order of appearance."""
+        if self._records is None:
+            self._records = self._read_records()
+        return self._records
+
+    def _read_records(self) -> tuple[Record, ...]:
         path = self.folder / RECORDS
         data = _read_bytes_if_any(path, Limits.get().lines_bytes) or b""
-        # The text after the last newline is of a write that was interrupted.
+        # Text after the last newline belongs to a write that was interrupted.
         lines = _decode(data, path).split("\n")[:-1]
         if self.end is None or sum_of(data) != self.end.records_sum:
             self._check_lines(lines)
         return tuple(decode_quickly(strip_seal(line)) for line in lines if self._is_read(line))
 
     def only(self, names: AbstractSet[str]) -> RankTrace:
-        """Return this rank with the records of these modules and parameters alone: others are not even decoded."""
-        part = copy(self)
-        part.__dict__.pop("records", None)
-        part._names = names if self.packed is None else None  # what was archived is unpacked in the order of all
+        """Return this rank with the records of these modules and parameters only; other records are not decoded."""
+        part = copy(self)  # it shares the files that are mapped
+        part._names, part._records = names, None
         return part
 
     def _is_read(self, line: str) -> bool:
@@ -79,7 +94,7 @@ class RankTrace:
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """The ledger: what this rank communicated, in order."""
+        """The ledger: the collectives and messages of this rank, in order."""
         path = self.folder / COLLECTIVES
         data = _read_bytes_if_any(path, Limits.get().lines_bytes)
         if data is None:
@@ -88,16 +103,8 @@ class RankTrace:
             return ()
         return decode_collectives(data, str(path), None if self.end is None else self.end.collectives_sum)
 
-    @cached_property
-    def packed(self) -> PackedChunks | None:
-        """The chunks, if this rank was archived."""
-        if self.end is None or not self.end.against:
-            return None
-        assert self._beside is not None, "an archive is read as a part of its trace"
-        return PackedChunks(self.folder, self.records, self._beside(self.end.against))
-
     def _check_lines(self, lines: Sequence[str]) -> None:
-        """Refuse lines that are not what was written; those of a rank that finished must be all of them."""
+        """Raise TraceError for lines that were changed; if the rank finished, none may be missing."""
         path = self.folder / RECORDS
         for number, line in enumerate(lines, 1):
             if not is_intact(line):
@@ -111,24 +118,23 @@ class RankTrace:
             )
 
     def read_stored(self, record: Record) -> torch.Tensor:
-        """Read what a record stores; raise TraceError if it is not what was written."""
+        """Read the tensor that a record stores; raise TraceError if its bytes were changed."""
         tensor = self.read_unverified(record)
         place = (record.chunk, record.begin, record.end)
-        # Generated values have no bytes, and archived ones have just been verified.
-        if record.end == record.begin or self.packed is not None or place in self._verified:
+        if record.end == record.begin or place in self._verified:  # generated values have no bytes
             return tensor
-        found = compute_checksum(tensor)
-        if found != record.crc:
+        checksum = compute_checksum(tensor)
+        if checksum != record.crc:
             raise TraceError(
                 f"{record.id}: its data in {self.folder / chunk_file(record.chunk)} are damaged: bytes {record.begin} "
-                f"to {record.end} have the checksum {found:08x}, but {record.crc:08x} was written. {TRACE_AGAIN}"
+                f"to {record.end} have the checksum {checksum:08x}, but {record.crc:08x} was written. {TRACE_AGAIN}"
             )
-        if not isinstance(self.folder, Remote):  # a store is asked again each time
+        if not isinstance(self.folder, Remote):  # bytes of a store are fetched again each time
             self._verified.add(place)
         return tensor
 
     def read_unverified(self, record: Record) -> torch.Tensor:
-        """Read what is in the place of a record's bytes, without verifying its checksum."""
+        """Read the tensor that a record stores, without verifying its checksum."""
         shape, dtype = record.stored_form
         try:
             count = math.prod(shape)
@@ -136,8 +142,6 @@ class RankTrace:
                 return torch.empty(shape, dtype=dtype, device="cpu")
             if record.begin == record.end and record.is_generated:
                 return self.generate(record)
-            if self.packed is not None:
-                return self.packed.read_stored(record)
             if isinstance(self.folder, Remote):
                 return torch.frombuffer(self._read(record, self.folder), dtype=dtype, count=count).view(shape)
             memory = self._map(record, self.folder)
@@ -151,7 +155,7 @@ class RankTrace:
         assert record.region is not None
         assert record.values is not None
         check_memory(record.id, math.prod(record.region.local_shape) * record.dtype.itemsize)
-        # Generated values do not change from step to step: where there is no memory there are no updates.
+        # Parameters on the meta device have no updates, so their generated values are the same in every step.
         first = record.id._replace(step=0)
         return generate_values(
             first, record.region, dtype=record.dtype, distribution=record.values, seed=self.manifest.seed
@@ -160,12 +164,12 @@ class RankTrace:
     def release(self, record: Record) -> None:
         """Release the memory of a record's bytes; their file stays mapped."""
         if record.end - record.begin < mmap.PAGESIZE:
-            return  # it has no page of its own
+            return  # smaller than a page
         memory = self._maps.get(record.chunk)
         if memory is None or not hasattr(mmap, "MADV_DONTNEED"):
             return
         begin, end = -(-record.begin // mmap.PAGESIZE) * mmap.PAGESIZE, record.end // mmap.PAGESIZE * mmap.PAGESIZE
-        if begin < end <= len(memory):  # a record that was refused may say anything
+        if begin < end <= len(memory):  # a damaged record may have any place
             memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _read(self, record: Record, folder: Remote) -> bytearray:

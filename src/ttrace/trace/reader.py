@@ -1,4 +1,4 @@
-"""Reader of traces: everything that is complete, and a sentence on what is not."""
+"""Reader of traces: all complete records, and a sentence for everything that is not complete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -16,10 +16,8 @@ import torch
 from ttrace.errors import NoTraceError, SketchError, TraceError
 from ttrace.layouts.ids import Kind, TensorId, is_inside
 from ttrace.layouts.mesh import MICROBATCH_AXIS, Coord, Mesh
-from ttrace.layouts.region import Region
 from ttrace.layouts.splits import Split
 from ttrace.trace.agreement import check_ranks, list_missing
-from ttrace.trace.delta import Base
 from ttrace.trace.format import MANIFEST, Manifest, Operation, Record, is_update_known, rank_folder
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.store import Place
@@ -28,14 +26,14 @@ from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import compute_sketch
 
 Settings = Mapping[str, str]
-"""What decides an optimizer's updates, by name."""
-_NUM_ASKING = 32
-"""How many ranks of a store are opened at a time."""
+"""The optimizer's settings that affect its updates, by name."""
+_NUM_OPENED = 32
+"""How many ranks in a store are opened at the same time."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One record with the rank that wrote it and the way to its data."""
+    """One record, with the rank that wrote it and access to its data."""
 
     record: Record
     coord: Coord
@@ -46,7 +44,7 @@ class Shard:
         return self.record.id
 
     def tensor(self) -> torch.Tensor:
-        """Return the data, mapped from the file: only what is accessed is read. Writing to it changes no file."""
+        """Return the data, mapped from the file: only accessed pages are read, and writes do not change the file."""
         if self.record.stats is not None:
             raise SketchError(
                 f"{self.id} was measured against another run instead of recorded, so its values are not known. Record "
@@ -60,7 +58,7 @@ class Shard:
         return self.read_stored()
 
     def read_stored(self) -> torch.Tensor:
-        """Read what the trace holds: the data, their sketch, or the indices that belong to their stats."""
+        """Read what the trace stores: the data, their sketch, or the indices that belong to their stats."""
         return self.rank.read_stored(self.record)
 
     def terms(self) -> tuple[Term, ...]:
@@ -68,11 +66,11 @@ class Shard:
         return ((1.0, self.tensor()),)
 
     def release(self) -> None:
-        """Release the memory into which the file was mapped, until it is accessed again."""
+        """Release the memory of the mapped file until it is accessed again."""
         self.rank.release(self.record)
 
     def read_sketch(self, num_buckets: int) -> torch.Tensor:
-        """Read the sketch, or make it from the data. Sketches of tensors of one shape can be added."""
+        """Read the sketch, or compute it from the data. Sketches of tensors of one shape can be added."""
         if self.record.sketch is not None:
             return self.read_stored()
         assert self.record.region is not None
@@ -81,7 +79,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class UsedShard(Shard):
-    """Which elements of a tensor are zero only in the run it was measured against; of a recorded one, its values."""
+    """A measured shard as a mask of the elements that are zero only in the other run; a recorded one as its values."""
 
     def tensor(self) -> torch.Tensor:
         if self.record.stats is None:
@@ -89,25 +87,25 @@ class UsedShard(Shard):
         check_memory(self.id, self.record.stats.count)
         used, indices = torch.zeros(self.record.stats.count, dtype=torch.bool, device="cpu"), self.read_stored()
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < used.numel():
-            raise TraceError(f"{self.id}: it has indices of elements that it does not have. Trace again.")
+            raise TraceError(f"{self.id}: it has indices outside of the tensor. Trace again.")
         used[indices] = True
         return used.view(self.record.shape)
 
 
 @dataclass(frozen=True)
 class UpdateShard(Shard):
-    """What a step did to a parameter: after minus before, in float64. Derived, not recorded."""
+    """The update of a parameter, after minus before, in float64. It is derived, not recorded."""
 
     before: Record
 
     def read_stored(self) -> torch.Tensor:
-        after, kept = super().read_stored(), self.record.sketch
-        if kept is None:
+        after, sketch = super().read_stored(), self.record.sketch
+        if sketch is None:
             return after.to(torch.float64) - self._before().to(torch.float64)
         if self.before.sketch is not None and self.record.shape == self.before.shape:
             return after - self.rank.read_stored(self.before)
         assert self.record.region is not None
-        return after - compute_sketch(self._before(), self.record.region, kept.num_buckets)
+        return after - compute_sketch(self._before(), self.record.region, sketch.num_buckets)
 
     def terms(self) -> tuple[Term, ...]:
         if self.record.sketch is not None:
@@ -119,7 +117,7 @@ class UpdateShard(Shard):
         self.rank.release(self.before)
 
     def _before(self) -> torch.Tensor:
-        """Read the parameter's values where this rank updates them: all that it has, or a run of them."""
+        """Read the old values of the part that this rank updates: all of its part of the parameter, or a run of it."""
         region = self.record.region
         if self.before.sketch is None:
             before = self.rank.read_stored(self.before)
@@ -140,6 +138,7 @@ class Trace:
         if not self.ranks:
             raise NoTraceError(f"{folder} holds no trace. `ttrace trace --out {folder} -- COMMAND` makes one.")
         check_ranks(str(folder), [(rank.manifest, rank.end) for rank in self.ranks])
+        self._shards: dict[TensorId, list[Shard]] | None = None
 
     @property
     def launch(self) -> str:
@@ -150,48 +149,39 @@ class Trace:
         return Trace, (self.folder,)
 
     def only(self, names: AbstractSet[str]) -> Trace:
-        """Return this trace with what these modules and parameters have alone: quick to read from a large one."""
+        """Return this trace with the tensors of these modules and parameters only, which are fast to read."""
         part = copy(self)
-        part.__dict__.pop("shards", None)
-        part.ranks = tuple(rank.only(names) for rank in self.ranks)
+        part.ranks, part._shards = tuple(rank.only(names) for rank in self.ranks), None
         return part
 
-    def read_base(self, record: Record) -> torch.Tensor | None:
-        """Read what this trace has in the region of another trace's record, in its dtype; elsewhere zeros."""
-        region = record.region or Region.whole(record.shape)
-        held = [(shard, shard.record.region) for shard in self.shards.get(record.id, ()) if shard.record.has_values]
-        found = [(shard, theirs) for shard, theirs in held if theirs is not None and theirs.shape == region.shape]
-        if not record.has_values or not found:
-            return None
-        result = torch.zeros(record.shape, dtype=record.dtype, device="cpu")
-        for shard, theirs in found:
-            tensor = shard.tensor()
-            for ours, other in region.overlaps(theirs):
-                ours.assign(result, other.of(tensor))
-        return result
+    def with_shards(self, shards: dict[TensorId, list[Shard]]) -> Trace:
+        """Return this trace with other shards. Later changes of the dict are seen."""
+        altered = copy(self)
+        altered._shards = shards
+        return altered
 
     def num_bytes(self, tensor_id: TensorId) -> int:
-        """Return how many bytes all shards of an id take."""
+        """Return the total size of all shards of an id."""
         return sum(shard.record.num_bytes for shard in self.shards.get(tensor_id, ()))
 
     def release(self, tensor_id: TensorId) -> None:
-        """Release the memory that reading an id took."""
+        """Release the memory that was used to read an id."""
         for shard in self.shards.get(tensor_id, ()):
             shard.release()
 
     @property
     def has_sketches(self) -> bool:
-        """Whether there is anything that is not recorded in full."""
+        """Whether some tensors are recorded as sketches."""
         return self.count_sketches()[0] > 0
 
     def count_sketches(self) -> tuple[int, int]:
-        """Count the tensors of which only sketches are recorded, and all that are recorded."""
-        found = {record.id: record.sketch is not None for rank in self.ranks for record in rank.records}
-        return sum(found.values()), len(found)
+        """Return the number of tensors that are recorded as sketches, and of all recorded tensors."""
+        is_sketch = {record.id: record.sketch is not None for rank in self.ranks for record in rank.records}
+        return sum(is_sketch.values()), len(is_sketch)
 
     @property
     def manifest(self) -> Manifest:
-        """The first rank's; role, mesh and seed are the same on every rank."""
+        """The manifest of the first rank. Role, mesh and seed are the same on every rank."""
         return self.ranks[0].manifest
 
     @cached_property
@@ -200,12 +190,17 @@ class Trace:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """The sizes of all axes, the virtual one of microbatches among them."""
+        """The sizes of all axes, including the virtual axis of microbatches."""
         return {**self.mesh.sizes, MICROBATCH_AXIS: self.manifest.num_microbatches}
 
-    @cached_property
+    @property
     def shards(self) -> dict[TensorId, list[Shard]]:
-        """Every shard of every logical tensor, in the order in which the first rank that has it saw it."""
+        """Every shard of every logical tensor, in the order in which the first rank that has the tensor recorded it."""
+        if self._shards is None:
+            self._shards = self._collect_shards()
+        return self._shards
+
+    def _collect_shards(self) -> dict[TensorId, list[Shard]]:
         result: dict[TensorId, list[Shard]] = {}
         for rank in self.ranks:
             coord = self.mesh.coord(rank.manifest.rank)
@@ -221,12 +216,12 @@ class Trace:
 
     @cached_property
     def operations(self) -> dict[str, tuple[Operation, ...]]:
-        """By module, the operations that its own code called, on the first rank that has it."""
-        found: dict[str, tuple[Operation, ...]] = {}
+        """For each module, the operations that its own code called, on the first rank that has it."""
+        by_module: dict[str, tuple[Operation, ...]] = {}
         for rank in self.ranks:
             for name, operations in (rank.end.operations if rank.end else {}).items():
-                found.setdefault(name, operations)
-        return found
+                by_module.setdefault(name, operations)
+        return by_module
 
     @property
     def grad_factor(self) -> float:
@@ -235,7 +230,7 @@ class Trace:
         return end.grad_factor if end else 1.0
 
     def is_opaque(self, name: str) -> bool:
-        """Whether this module is inside compiled code, on any rank, so that nothing of it was recorded."""
+        """Whether this module is inside compiled code on some rank, so that nothing in it was recorded."""
         return any(name != module and is_inside(name, module) for module in self._opaque)
 
     @cached_property
@@ -243,7 +238,7 @@ class Trace:
         return frozenset(module for rank in self.ranks for module in rank.manifest.opaque)
 
     def is_passed(self, tensor_id: TensorId) -> bool:
-        """Whether this belongs to a block that was not run, or comes from such a block."""
+        """Whether this tensor belongs to a block that was not run, or was passed to or from such a block."""
         passed = self.manifest.passed
         if not passed:
             return False
@@ -255,22 +250,22 @@ class Trace:
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        """The modules of which pipeline stages have parts."""
+        """The modules that are divided over pipeline stages."""
         return frozenset(name for rank in self.ranks for name in rank.manifest.divided)
 
     @cached_property
     def untraced(self) -> frozenset[Kind]:
-        """The kinds that could not be recorded, on any rank."""
+        """The kinds that some rank could not record."""
         return frozenset(kind for rank in self.ranks for kind in rank.manifest.untraced)
 
     @cached_property
     def reduced(self) -> frozenset[str]:
-        """The axes along which final gradients are equal, bit for bit, as all ranks state."""
+        """The axes along which final gradients have the same bits, according to all ranks."""
         return frozenset(self.manifest.reduced).intersection(*(rank.manifest.reduced for rank in self.ranks))
 
     @cached_property
     def forward_buffers(self) -> frozenset[str]:
-        """The buffers that forward passes change, on any rank."""
+        """The buffers that forward passes change on some rank."""
         return frozenset(name for rank in self.ranks if rank.end for name in rank.end.forward_buffers)
 
     @cached_property
@@ -280,12 +275,12 @@ class Trace:
 
     @property
     def random(self) -> tuple[str, ...]:
-        """The innermost modules that drew random numbers, on any rank."""
+        """The innermost modules that drew random numbers on some rank."""
         return tuple(dict.fromkeys(name for rank in self.ranks if rank.end for name in rank.end.random))
 
     @cached_property
     def splits(self) -> dict[str, Split]:
-        """How axes cut activations, where a framework said so while it ran."""
+        """How axes cut activations, as stated by the framework while it ran."""
         stated = {axis: text for rank in self.ranks if rank.end for axis, text in rank.end.splits.items()}
         return {axis: Split.parse(text) for axis, text in stated.items()}
 
@@ -296,7 +291,7 @@ class Trace:
 
     @cached_property
     def settings(self) -> dict[str, tuple[Settings, ...]]:
-        """By parameter, the settings of its optimizers: one, if all ranks that update it agree."""
+        """For each parameter, its distinct optimizer settings: only one if all ranks that update it agree."""
         found: dict[str, dict[frozenset[tuple[str, str]], Settings]] = {}
         for rank in self.ranks:
             groups = [(frozenset(group.items()), group) for group in rank.end.settings] if rank.end else []
@@ -306,7 +301,7 @@ class Trace:
 
     @property
     def flags(self) -> dict[str, str]:
-        """Settings of torch that change how kernels round, as the first rank had them; none in an older trace."""
+        """Settings of torch that affect the rounding of kernels, on the first rank; empty for older traces."""
         end = self.ranks[0].end
         return dict(end.flags) if end is not None else {}
 
@@ -317,26 +312,26 @@ class Trace:
         )
 
     def owners(self, name: str) -> frozenset[int]:
-        """Return the ranks whose census has this module or parameter."""
-        found = [ranks for held, ranks in self._censuses if name in held.modules or name in held.parameters]
-        return found[0] if len(found) == 1 else frozenset().union(*found)
+        """Return the ranks that have this module or parameter."""
+        owners = [ranks for own, ranks in self._censuses if name in own.modules or name in own.parameters]
+        return owners[0] if len(owners) == 1 else frozenset().union(*owners)
 
     @cached_property
     def _censuses(self) -> list[tuple[Manifest, frozenset[int]]]:
-        """Each census with the ranks that have it: of thousands of ranks, those of one stage share one."""
-        found: dict[tuple[int, int], tuple[Manifest, list[int]]] = {}
+        """The distinct sets of modules and parameters, with their ranks: thousands of ranks of one stage share one."""
+        censuses: dict[tuple[int, int], tuple[Manifest, list[int]]] = {}
         for rank in self.ranks:
-            held = rank.manifest
-            found.setdefault((id(held.modules), id(held.parameters)), (held, []))[1].append(held.rank)
-        return [(held, frozenset(ranks)) for held, ranks in found.values()]
+            own = rank.manifest
+            censuses.setdefault((id(own.modules), id(own.parameters)), (own, []))[1].append(own.rank)
+        return [(manifest, frozenset(ranks)) for manifest, ranks in censuses.values()]
 
     @cached_property
     def identity(self) -> str:
-        """A text that differs as soon as any tensor or record does: an end seals its records, they seal their bytes."""
+        """A digest of the whole trace: ends have checksums of the records, and records have those of their bytes."""
         return hashlib.sha256(" ".join(rank.seals for rank in self.ranks).encode()).hexdigest()
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for everything that makes this trace less than a complete run."""
+        """Yield a sentence for everything that is missing from a complete run."""
         yield from self.gaps()
         for rank in self.ranks:
             yield from rank.end.problems if rank.end else ()
@@ -364,26 +359,19 @@ def _derive_updates(rank: RankTrace, coord: Coord) -> Iterator[UpdateShard]:
     for record in rank.records:
         if record.id.kind is not Kind.PARAM_AFTER:
             continue
-        # A rank may hold several parts of a parameter, and update a run of one that it holds.
+        # A rank may hold several parts of a parameter, and update only a run of one of them.
         held = before.get(record.id.at(Kind.PARAM), ())
         old = next((part for part in reversed(held) if part.region == record.region), held[-1] if held else None)
-        # What was measured has a record of its update.
+        # A parameter that was measured has a record of its update.
         if old is not None and old.stats is record.stats is None and is_update_known(old, record):
             yield UpdateShard(replace(record, id=record.id.at(Kind.UPDATE)), coord, rank, old)
 
 
 def _open_ranks(folder: Place) -> Iterable[RankTrace]:
-    """Open all ranks. In a store, the first rank says how many there are: new objects may not be listed yet."""
-
-    @cache
-    def open_beside(name: str) -> Base:
-        base = Trace(folder.parent / name)
-        if any(rank.end is not None and rank.end.against for rank in base.ranks):
-            raise TraceError(f"{base.folder} is an archive too, so {folder} cannot be read as a difference to it.")
-        return base.read_base
+    """Open all ranks. In a store, rank 0 states how many there are, because listings may omit new objects."""
 
     def open_rank(place: Place) -> RankTrace | None:
-        return RankTrace(place, open_beside) if (place / MANIFEST).exists() else None
+        return RankTrace(place) if (place / MANIFEST).exists() else None
 
     if isinstance(folder, Path):
         paths = sorted(folder.glob("rank-*")) if folder.is_dir() else []
@@ -393,5 +381,5 @@ def _open_ranks(folder: Place) -> Iterable[RankTrace]:
         return []
     refuse_more(folder, "its number of ranks", first.manifest.num_ranks, Limits.get().num_ranks)
     others = [folder / rank_folder(number) for number in range(1, first.manifest.num_ranks)]
-    with ThreadPoolExecutor(_NUM_ASKING) as pool:
+    with ThreadPoolExecutor(_NUM_OPENED) as pool:
         return [first, *(rank for rank in pool.map(open_rank, others) if rank is not None)]

@@ -1,8 +1,8 @@
-"""Reader of a trace with other rules than it was recorded with: a wrong annotation needs no new trace.
+"""Reader of a trace with new rules: after correcting an annotation, the run need not be traced again.
 
-A tensor that states its own layout, for instance a DTensor, takes precedence over every rule, here as in a run. What it
-takes over from an input of its call (`ttrace.holds`) does not.
-Generated values and sketches were made for the recorded region, so they cannot move to another one.
+The layout that a tensor states itself, such as a DTensor's, precedes every rule, as it does in a run. A layout that was
+copied from an input of the call (`ttrace.holds`) does not. Generated values and sketches belong to the recorded region,
+so a rule that changes the region of such a tensor is refused.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from ttrace.errors import LayoutError
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.mesh import MICROBATCH_AXIS
 from ttrace.layouts.region import Shape
-from ttrace.layouts.rule_placement import apply_rule
-from ttrace.layouts.rules import Rule, Rules
+from ttrace.layouts.rules import Rule, Rules, apply_rule
 from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.store import Place
 
 
 class RelayoutTrace(Trace):
-    """A trace whose layouts are decided again, for tensors of the shapes that the reference has."""
+    """A trace whose layouts are computed again from rules and from the shapes of the reference."""
 
     def __init__(self, folder: Place, rules: Rules, reference: Trace) -> None:
         super().__init__(folder)
@@ -35,13 +34,15 @@ class RelayoutTrace(Trace):
     def identity(self) -> str:
         return f"{super().identity} by {self._rules!r}"
 
-    @cached_property
-    def shards(self) -> dict[TensorId, list[Shard]]:
-        return {tensor_id: [self._relayout(shard) for shard in found] for tensor_id, found in super().shards.items()}
+    def _collect_shards(self) -> dict[TensorId, list[Shard]]:
+        return {
+            tensor_id: [self._relayout(shard) for shard in shards]
+            for tensor_id, shards in super()._collect_shards().items()
+        }
 
     @property
     def notes(self) -> tuple[str, ...]:
-        _ = self.shards  # every rule has been tried by now
+        _ = self.shards  # reading them tries every rule
         return (*super().notes, *(f"{rule} matched nothing" for rule in self._rules.list_unused()))
 
     def _relayout(self, shard: Shard) -> Shard:
@@ -50,18 +51,18 @@ class RelayoutTrace(Trace):
         if rule is None or is_run or (record.source is not None and record.source.precedes_rules):
             return shard
         if MICROBATCH_AXIS in rule.layout.axes and shard.id.microbatch is not None:
-            raise _make_refusal(shard.id, rule, "its microbatches were recorded as tensors of their own")
+            raise _make_refusal(shard.id, rule, "its microbatches were recorded as separate tensors")
         where = {**shard.coord, MICROBATCH_AXIS: record.microbatch}
         placement = apply_rule(rule, shard.id.site, record.shape, self._shape(shard.id), sizes=self.sizes, where=where)
         if placement.region != record.region:
             if record.sketch is not None:
-                raise _make_refusal(shard.id, rule, "it was recorded as a sketch, which is of the layout that it had")
+                raise _make_refusal(shard.id, rule, "its sketch was computed for the recorded layout")
             if record.values is not None:
-                raise _make_refusal(shard.id, rule, "its values were generated for the layout that it had")
-        decided = replace(
+                raise _make_refusal(shard.id, rule, "its values were generated for the recorded layout")
+        moved = replace(
             record, region=placement.region, pending=placement.pending, layout=placement.layout, by=placement.by
         )
-        return replace(shard, record=decided)
+        return replace(shard, record=moved)
 
     def _shape(self, tensor_id: TensorId) -> Shape | None:
         shards = self._reference.shards.get(tensor_id)
@@ -69,4 +70,6 @@ class RelayoutTrace(Trace):
 
 
 def _make_refusal(tensor_id: TensorId, rule: Rule, why: str) -> LayoutError:
-    return LayoutError(f"{tensor_id}: {rule} comes too late, as {why}. Trace again with attach(rules=...).")
+    return LayoutError(
+        f"{tensor_id}: {rule} cannot be applied to a recorded trace, because {why}. Trace again with attach(rules=...)."
+    )

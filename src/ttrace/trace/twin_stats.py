@@ -1,11 +1,11 @@
-"""Measurement of a run against another one while it runs, so that its tensors need not be stored.
+"""Stats of a run measured against another one while it runs, so that its tensors need not be stored.
 
-A twin is compared with its reference only, tensor by tensor, so that a few sums over each pair are all that is needed.
-The values of twins would take several times the space of the two sides that a check compares.
+A twin is compared with its reference only, tensor by tensor, so a few sums over each pair are enough. The values of
+twins would take several times the space of the two sides that a check compares.
 
-Two things need more than one tensor. An update is the difference of a parameter after and before its step. And an
-element whose gradient is within its error is left out of what an optimizer makes of it, because rounding alone decides
-which way it goes. For this, each run goes by the error of its own gradient.
+Two things need more than one tensor. An update is the difference of a parameter after and before its step. And
+noise-dominated elements, whose gradient is within its own rounding error, are left out of what an optimizer makes of
+it, because rounding alone decides their update. For this, each run uses the error of its own gradient.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from ttrace.trace.format import Record, rank_folder
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.store import Place, Remote
 from ttrace.values.chunks import CHUNK, Bounds
-from ttrace.values.compare import compare_sums
 from ttrace.values.kernels.pair import Term
-from ttrace.values.stats import Stats
+from ttrace.values.stats import Stats, compare_sums, measure_rms
 
-LOST = 4.0
-"""How many times the error of its gradient an element must have for its update to be known."""
+NOISE_DOMINATED = 4.0
+"""An element is noise-dominated if its gradient is at most this many times its gradient's rounding error.
+
+This is the margin of a gradient's tolerance (docs/decisions/0003-lost-elements.md).
+"""
 _BESIDE_UPDATES = (Kind.PARAM, Kind.PARAM_AFTER)
 NO_INDICES = torch.empty(0, dtype=torch.int64, device="cpu")
 
@@ -44,41 +46,42 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Gradient:
-    """A final gradient of the other run, and the size up to which its elements are lost."""
+    """A final gradient of the other run, which marks the noise-dominated elements of its parameter."""
 
     record: Record
-    size: float
+    limit: float
+    """Elements up to this size are within their rounding error."""
     indices: torch.Tensor
-    """The elements that are zero there, and not here."""
+    """The elements that are zero in the other run, and not in this one."""
 
 
 class Counterpart:
     """The other run's trace, as the same rank wrote it."""
 
-    def __init__(self, rank: RankTrace, keeps: Callable[[Site], bool] = lambda _: False) -> None:
-        """Set up the counterpart in `rank`; what it `keeps` is stored all the same."""
+    def __init__(self, rank: RankTrace, is_stored: Callable[[Site], bool] = lambda _: False) -> None:
+        """Set up the counterpart in `rank`; tensors for which `is_stored` returns True are stored all the same."""
         self._rank = rank
-        self._keeps = keeps
+        self._is_stored = is_stored
         self._gradients: dict[str, list[_Gradient]] = {}
-        self._is_equal: set[tuple[TensorId, Region | None]] = set()
+        self._equal_parameters: set[tuple[TensorId, Region | None]] = set()
         """The parameters that are equal in both runs, before the first step."""
 
     @classmethod
-    def find(cls, folder: Place | None, rank: int, keeps: Callable[[Site], bool]) -> Counterpart | None:
+    def find(cls, folder: Place | None, rank: int, is_stored: Callable[[Site], bool]) -> Counterpart | None:
         """Find the other run's trace; None if there is none, or if it would have to be fetched from a store."""
         if folder is None or isinstance(folder, Remote):
             return None
-        return cls(RankTrace(folder / rank_folder(rank)), keeps)
+        return cls(RankTrace(folder / rank_folder(rank)), is_stored)
 
     @property
     def launch(self) -> str:
         """The launch that wrote the other run's trace."""
         return self._rank.manifest.launch
 
-    def finds(self, record: Record) -> bool:
-        """Whether this record can be measured: the other run has the like of it, and nothing is to be added to it."""
+    def can_measure(self, record: Record) -> bool:
+        """Whether the other run has a matching record that needs no further summation."""
         tensor_id, other = record.id, self._find(record)
-        if other is None or self._is_kept(tensor_id):
+        if other is None or self._must_be_stored(tensor_id):
             return False
         is_alone = self._rank.manifest.num_ranks == 1
         if not (_is_whole_sketch(record, other) if is_alone else record.sketch is other.sketch is None):
@@ -89,13 +92,30 @@ class Counterpart:
             return False
         if tensor_id.kind in _BESIDE_UPDATES and not self._has_update(record):
             return False
-        return bool(self._find_gradients(record)) or not self._lost_by(record)
+        return bool(self._find_gradients(record)) or not self._list_gradients(record)
+
+    def measure(self, record: Record, parts: Iterable[memoryview]) -> Iterator[Measured]:
+        """Measure a record for which `can_measure` is True; a parameter's update follows the parameter after it."""
+        other = self._find(record)
+        assert other is not None
+        if record.id.kind is Kind.PARAM_AFTER:
+            before = self._records.get((record.id.at(Kind.PARAM), record.microbatch, record.region))
+            is_equal = before is not None and (before.id, before.region) in self._equal_parameters
+            yield from self._measure_step(record, other, before if is_equal else None, parts)
+            return
+        if record.id.kind is Kind.PARAM_GRAD and record.id.microbatch is None and record.sketch is None:
+            yield self._measure_gradient(record, other, parts)
+            return
+        stats = self._compare(record, other, parts)
+        if record.id.kind is Kind.PARAM and stats.dd == 0.0 and stats.finite_a and stats.finite_b:
+            self._equal_parameters.add((other.id, other.region))
+        yield _finish(record, stats)
 
     def _has_update(self, record: Record) -> bool:
         """Whether a parameter's update can be measured, if it has one.
 
-        In later steps it cannot: the parameter before it differs from the other run's, and has not been kept. Nor where
-        a rank updates only a part of what it holds, or has the gradient of another part.
+        In later steps it cannot: the parameter before the step differs from the other run's, and was not stored. It
+        cannot be measured either if a rank updates only a part of what it holds, or has the gradient of another part.
         """
         tensor_id = record.id
         kind = Kind.PARAM_AFTER if tensor_id.kind is Kind.PARAM else Kind.PARAM
@@ -103,36 +123,19 @@ class Counterpart:
         is_like = record.region in beside and (not gradients or record.region in gradients)
         return not beside or (tensor_id.step == 0 and is_like)
 
-    def _is_kept(self, tensor_id: TensorId) -> bool:
-        """Whether this is kept; an update needs the parameter before and after its step."""
+    def _must_be_stored(self, tensor_id: TensorId) -> bool:
+        """Whether this tensor is stored; an update needs the parameter before and after its step."""
         site = tensor_id.site
         sites = [tensor_id.at(kind).site for kind in _BESIDE_UPDATES] if site.kind in _BESIDE_UPDATES else [site]
-        return any(map(self._keeps, sites))
-
-    def measure(self, record: Record, parts: Iterable[memoryview]) -> Iterator[Measured]:
-        """Measure a record that can be measured; what its step did to a parameter follows it."""
-        other = self._find(record)
-        assert other is not None
-        if record.id.kind is Kind.PARAM_AFTER:
-            before = self._records.get((record.id.at(Kind.PARAM), record.microbatch, record.region))
-            is_known = before is not None and (before.id, before.region) in self._is_equal
-            yield from self._measure_step(record, other, before if is_known else None, parts)
-            return
-        if record.id.kind is Kind.PARAM_GRAD and record.id.microbatch is None and record.sketch is None:
-            yield self._measure_gradient(record, other, parts)
-            return
-        found = self._compare(record, other, parts)
-        if record.id.kind is Kind.PARAM and found.dd == 0.0 and found.finite_a and found.finite_b:
-            self._is_equal.add((other.id, other.region))
-        yield _finish(record, found)
+        return any(map(self._is_stored, sites))
 
     def _compare(self, record: Record, other: Record, parts: Iterable[memoryview]) -> Stats:
         """Compare two tensors, part by part."""
-        ours, total = self._read(other), Stats()
-        lost = self._find_gradients(record)
-        for begin, theirs in _cut(parts, record):
-            run = begin, begin + theirs.numel()
-            total = total + self._compare_run([(1.0, ours[slice(*run)])], [(1.0, theirs)], lost, run)
+        reference, total = self._read(other), Stats()
+        gradients = self._find_gradients(record)
+        for begin, values in _cut(parts, record):
+            run = begin, begin + values.numel()
+            total = total + self._compare_run([(1.0, reference[slice(*run)])], [(1.0, values)], gradients, run)
         self._rank.release(other)
         return total
 
@@ -140,16 +143,16 @@ class Counterpart:
         self, record: Record, other: Record, before: Record | None, parts: Iterable[memoryview]
     ) -> Iterator[Measured]:
         """Measure a parameter after its step, and the step, if the parameter before it is known."""
-        ours, start = self._read(other), self._read(before) if before is not None else None
+        reference, start = self._read(other), self._read(before) if before is not None else None
         after, step = Stats(), Stats()
-        lost = self._find_gradients(record)
-        for begin, theirs in _cut(parts, record):
-            run = begin, begin + theirs.numel()
-            x, y = (1.0, ours[slice(*run)]), (1.0, theirs)
-            after = after + self._compare_run([x], [y], lost, run)
+        gradients = self._find_gradients(record)
+        for begin, values in _cut(parts, record):
+            run = begin, begin + values.numel()
+            x, y = (1.0, reference[slice(*run)]), (1.0, values)
+            after = after + self._compare_run([x], [y], gradients, run)
             if start is not None:
                 from_start = (-1.0, start[slice(*run)])
-                step = step + self._compare_run([x, from_start], [y, from_start], lost, run)
+                step = step + self._compare_run([x, from_start], [y, from_start], gradients, run)
         yield _finish(record, after)
         if before is not None:
             yield _finish(replace(record, id=record.id.at(Kind.UPDATE)), step)
@@ -157,46 +160,46 @@ class Counterpart:
         self._rank.release(other)
 
     def _measure_gradient(self, record: Record, other: Record, parts: Iterable[memoryview]) -> Measured:
-        ours, total, woken = self._read(other), Stats(), [NO_INDICES]
-        for begin, theirs in _cut(parts, record):
-            run = begin, begin + theirs.numel()
-            mine = ours[slice(*run)]
-            total = total + compare_sums([(1.0, mine)], [(1.0, theirs)])
-            woken += _find_woken(mine, theirs, begin)
+        """Measure a gradient, and remember which elements of its parameter are noise-dominated."""
+        reference, total, newly_nonzero = self._read(other), Stats(), [NO_INDICES]
+        for begin, values in _cut(parts, record):
+            there = reference[begin : begin + values.numel()]
+            total = total + compare_sums([(1.0, there)], [(1.0, values)])
+            newly_nonzero += _find_newly_nonzero(there, values, begin)
         self._rank.release(other)
-        indices = torch.cat(woken)
+        indices = torch.cat(newly_nonzero)
         error = max(total.error, torch.finfo(record.dtype).eps / 2 if record.dtype.is_floating_point else 0.0)
-        size = LOST * error * total.norm / math.sqrt(max(total.count, 1))
-        self._gradients.setdefault(record.id.name, []).append(_Gradient(other, size, indices))
+        limit = NOISE_DOMINATED * error * measure_rms(total.aa, total.count)
+        self._gradients.setdefault(record.id.name, []).append(_Gradient(other, limit, indices))
         return replace(_finish(record, total), indices=indices)
 
-    def _lost_by(self, record: Record) -> Sequence[_Gradient]:
-        """Return the gradients by which elements of a record are lost; a sketch leaves none out."""
+    def _list_gradients(self, record: Record) -> Sequence[_Gradient]:
+        """List the gradients that mark noise-dominated elements of a record; a sketch leaves no elements out."""
         is_asked = record.id.is_of_update and record.sketch is None
         return self._gradients.get(record.id.name, ()) if is_asked else ()
 
     def _find_gradients(self, record: Record) -> Sequence[_Gradient]:
-        """Find those of the same region: a rank may hold several parts of a tensor."""
-        return [gradient for gradient in self._lost_by(record) if gradient.record.region == record.region]
+        """Find the gradients of the same region: a rank may hold several parts of a tensor."""
+        return [gradient for gradient in self._list_gradients(record) if gradient.record.region == record.region]
 
     def _compare_run(
         self, xs: list[Term], ys: list[Term], gradients: Iterable[_Gradient], run: tuple[int, int]
     ) -> Stats:
-        """Compare a run of the flat tensors, without the elements that are lost by their gradients."""
+        """Compare a run of the flat tensors, without the elements that are noise-dominated by their gradients."""
         known = [(gradient, self._read(gradient.record)) for gradient in gradients]
 
-        def find_lost(bounds: Bounds) -> torch.Tensor:
+        def mark_noise(bounds: Bounds) -> torch.Tensor:
             ((start, stop),) = bounds
             begin, end = run[0] + start, run[0] + stop
             mask = torch.zeros(end - begin, dtype=torch.bool, device="cpu")
             for gradient, values in known:
                 here = values[begin:end]
-                mask |= (here.abs() <= gradient.size) & (here != 0)
-                woken = gradient.indices[(gradient.indices >= begin) & (gradient.indices < end)]
-                mask[woken - begin] = True
+                mask |= (here.abs() <= gradient.limit) & (here != 0)
+                is_here = (gradient.indices >= begin) & (gradient.indices < end)
+                mask[gradient.indices[is_here] - begin] = True
             return mask
 
-        return compare_sums(xs, ys, find_lost if known else None)
+        return compare_sums(xs, ys, mark_noise if known else None)
 
     def _read(self, record: Record) -> torch.Tensor:
         """Read the other run's tensor, flat. It is not verified: a check reads it too, and refuses it if damaged."""
@@ -207,10 +210,10 @@ class Counterpart:
 
     @cached_property
     def _regions(self) -> dict[TensorId, list[Region | None]]:
-        found: dict[TensorId, list[Region | None]] = {}
+        regions: dict[TensorId, list[Region | None]] = {}
         for record in self._rank.records:
-            found.setdefault(record.id, []).append(record.region)
-        return found
+            regions.setdefault(record.id, []).append(record.region)
+        return regions
 
     @cached_property
     def _records(self) -> dict[tuple[TensorId, int, Region | None], Record]:
@@ -225,12 +228,12 @@ def _is_whole_sketch(record: Record, other: Record) -> bool:
     return is_whole and record.sketch.num_buckets == other.sketch.num_buckets
 
 
-def _find_woken(ours: torch.Tensor, theirs: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
-    """Find what is zero in our run only, chunk by chunk: most rows of a vocabulary are zero in both."""
-    for start in range(0, ours.numel(), CHUNK):
-        woken = (ours[start : start + CHUNK] == 0).logical_and_(theirs[start : start + CHUNK])
-        if woken.any():
-            yield woken.nonzero().flatten() + begin + start
+def _find_newly_nonzero(reference: torch.Tensor, values: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
+    """Find what is zero in the other run only, chunk by chunk: most rows of a vocabulary are zero in both."""
+    for start in range(0, reference.numel(), CHUNK):
+        mask = (reference[start : start + CHUNK] == 0).logical_and_(values[start : start + CHUNK])
+        if mask.any():
+            yield mask.nonzero().flatten() + begin + start
 
 
 def _finish(record: Record, stats: Stats) -> Measured:
@@ -250,6 +253,6 @@ def _cut(parts: Iterable[memoryview], record: Record) -> Iterator[tuple[int, tor
 
 
 def _widen(tensor: torch.Tensor) -> torch.Tensor:
-    """Torch compares no float8."""
+    """Convert float8 to float32: torch does not compare float8."""
     is_narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
     return tensor.to(torch.float32) if is_narrow else tensor

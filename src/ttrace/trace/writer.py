@@ -13,17 +13,15 @@ import json
 import os
 import zlib
 from collections import deque
+from collections.abc import Iterable
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 
 import torch
 
 from ttrace.errors import TraceError
-from ttrace.files import check_inside, replace_file
 from ttrace.trace.buffered_file import Arena, BufferedFile, open_lines, write_at
 from ttrace.trace.collectives import COLLECTIVES, LedgerFile
-from ttrace.trace.delta import INDEX
-from ttrace.trace.documents import seal_model
 from ttrace.trace.format import (
     DTYPE_NAMES,
     END,
@@ -35,14 +33,14 @@ from ttrace.trace.format import (
     check_region,
     chunk_file,
     rank_folder,
+    seal_model,
 )
-from ttrace.trace.lines.record_line import encode_at, encode_form
+from ttrace.trace.lines import encode_at, encode_form
 from ttrace.trace.seal import seal_line
-from ttrace.trace.storage.pinned_chunks import ArrivedBytes, Change
-from ttrace.trace.storage.tensor_bytes import BytesSample, TensorBytes
-from ttrace.trace.store import Place, Remote
+from ttrace.trace.store import Place, Remote, Upload
+from ttrace.trace.tensor_bytes import ArrivedBytes, BytesSample, Change, TensorBytes
 from ttrace.trace.twin_stats import Counterpart
-from ttrace.trace.upload import Upload
+from ttrace.untrusted import check_inside, replace_file
 
 CHUNK_BYTES = 256 << 20
 HEADER_BYTES = 256 << 10
@@ -50,13 +48,13 @@ HEADER_BYTES = 256 << 10
 MAX_BYTES_HELD = 64 << 20
 """What recording may hold in memory: the arena, and copies of tensors that are not contiguous in the host's memory."""
 BUFFER_BYTES = 8 << 20
-"""The size of each of the arena's two buffers; less if little may be held. Twice as much was not faster."""
+"""The size of each of the arena's two buffers; less if only little memory may be held. Twice as much was not faster."""
 _LEAST_SHARED = 4096
-"""Writing a smaller tensor again is quicker than looking it up."""
+"""Writing a tensor of fewer bytes again is faster than looking it up."""
 _FORMAT = '"__metadata__":{"format":"pt"}'
 _ADVICE = "Free the disk or change its permissions, or choose another --out."
 _LARGEST_PADDING = 128
-"""Letters of a padding's entry in the header: what a tensor's becomes if its bytes are lost."""
+"""Characters of a padding's entry in the header, which replaces a tensor's entry if its bytes are lost."""
 
 
 class Writer:
@@ -74,8 +72,8 @@ class Writer:
     ) -> None:
         """Set up a writer.
 
-        With `claim`, the file must hold the manifest's launch whenever this writer is about to touch the folder. With
-        a counterpart, tensors are measured against it instead of stored, wherever that is possible.
+        With `claim`, that file must contain the manifest's launch whenever this writer is about to change the folder.
+        With a counterpart, tensors are compared with it instead of stored, wherever that is possible.
         """
         self._counterpart = counterpart
         self._launch, self._claim = manifest.launch, claim
@@ -108,7 +106,7 @@ class Writer:
         """Begin a trace. An earlier one is removed, its end first: a killed rerun must not look complete."""
         self.folder.mkdir(parents=True, exist_ok=True)
         check_inside(self.folder, self.folder.parent)
-        old_files = (self.folder / name for name in (END, RECORDS, COLLECTIVES, INDEX))
+        old_files = (self.folder / name for name in (END, RECORDS, COLLECTIVES))
         for old in (*old_files, *self.folder.glob("chunk-*"), *self.folder.glob(".*.tmp")):
             old.unlink(missing_ok=True)
         replace_file(self.folder / MANIFEST, seal_model(manifest), is_synced=True)
@@ -119,18 +117,32 @@ class Writer:
     def write(
         self,
         record: Record,
-        tensor: torch.Tensor,
+        tensor: torch.Tensor | ArrivedBytes,
         mean: torch.Tensor | None = None,
         change: Change = Change.SOON,  # noqa: ARG002  # it is copied before this returns
     ) -> None:
-        """Append one tensor; `record` says everything but its order, where its bytes are, and a sketch's mean.
+        """Append one tensor, or its bytes that have arrived from an accelerator and whose record is checked.
 
-        If its bytes cannot be written later, when the arena is, that becomes a problem in the trace's end.
+        `record` has everything but the order of the line, the place of the bytes, and a sketch's mean. If the bytes
+        cannot be written later, when the arena is, that becomes a problem in the trace's end.
         """
-        self.check(record, tensor)
+        source: TensorBytes | ArrivedBytes
+        if isinstance(tensor, torch.Tensor):
+            self.check(record, tensor)
+            source = TensorBytes(tensor, self.max_bytes_copied)
+        else:
+            source = tensor
         if mean is not None:
             record = record.with_mean(float(mean))
-        self.write_bytes(record, TensorBytes(tensor, self.max_bytes_copied))
+        for stored, data in self._measure(record, source):
+            if data is None:
+                self._write_alone(stored)
+                continue
+            name = quoted(str(stored.id))
+            chunk = self._open_chunk(name, data)
+            begin, crc = chunk.find_place(data) or chunk.append(name, data)
+            chunk.waiting.append((stored, begin, begin + data.num_bytes, crc))
+            self._settle(chunk)
 
     def check(self, record: Record, tensor: torch.Tensor) -> None:
         """Raise an error if a trace cannot hold this tensor."""
@@ -141,24 +153,17 @@ class Writer:
             )
         assert record.stored_form == (tensor.shape, tensor.dtype), "a record describes what is stored"
 
-    def write_bytes(self, record: Record, source: TensorBytes | ArrivedBytes) -> None:
-        """Append a checked record with these bytes, or its stats."""
+    def _measure(
+        self, record: Record, source: TensorBytes | ArrivedBytes
+    ) -> Iterable[tuple[Record, TensorBytes | ArrivedBytes | None]]:
+        """Measure a tensor against the counterpart; return the records to write, each with its bytes, if it has any."""
         counterpart = self._counterpart
-        if counterpart is None or not counterpart.finds(record):
-            self._store(record, source)
-            return
-        for found in counterpart.measure(record, source.parts()):
-            if found.indices.numel():
-                self._store(found.record, TensorBytes(found.indices, self.max_bytes_copied))
-            else:
-                self._write_alone(found.record)
-
-    def _store(self, record: Record, source: TensorBytes | ArrivedBytes) -> None:
-        name = quoted(str(record.id))
-        chunk = self._open_chunk(name, source)
-        begin, crc = chunk.find_place(source) or chunk.append(name, source)
-        chunk.waiting.append((record, begin, begin + source.num_bytes, crc))
-        self._settle(chunk)
+        if counterpart is None or not counterpart.can_measure(record):
+            return ((record, source),)
+        return (
+            (each.record, TensorBytes(each.indices, self.max_bytes_copied) if each.indices.numel() else None)
+            for each in counterpart.measure(record, source.parts())
+        )
 
     def write_generated(self, record: Record) -> None:
         """Append a tensor without bytes: a reader generates it from `record.values`."""
@@ -182,19 +187,21 @@ class Writer:
         self._ledger.append(line)
 
     def flush(self) -> None:
-        """Hand everything so far to the kernel, the lines as well."""
+        """Pass everything so far to the operating system, including the lines."""
         if self._chunk is not None:
             self._chunk.stream.flush()
             self._settle(self._chunk)
 
     def close(self, end: End) -> None:
-        """Complete the trace; the number of records and what was lost are filled in here."""
+        """Complete the trace; the number of records and the problems of writing are filled in here."""
         try:
             self._complete(end)
         except OSError as error:
-            raise TraceError(f"{self.folder} could not be completed, so it is no trace: {error}. {_ADVICE}") from None
+            raise TraceError(
+                f"{self.folder} could not be completed, so it is not a valid trace: {error}. {_ADVICE}"
+            ) from None
         except TraceError as error:
-            raise error from None  # of a store: its own traceback would hide the sentence
+            raise error from None  # from a store, whose own traceback would hide the sentence
         finally:
             atexit.unregister(self._flush_at_exit)
             self._records.close()
@@ -227,7 +234,7 @@ class Writer:
             self._upload.discard()
 
     def _check_claim(self) -> None:
-        """Refuse to touch a folder that a later launch writes: this process outlived its own."""
+        """Refuse to change a folder that a later launch writes: the launch of this process has ended."""
         if self._claim is None:
             return
         try:
@@ -236,8 +243,8 @@ class Writer:
             owner = ""
         if owner != self._launch:
             raise TraceError(
-                f"{self._claim.with_suffix('')} belongs to a later launch, or was removed: this process outlived its "
-                "own launch, and writes nothing more."
+                f"{self._claim.with_suffix('')} belongs to a later launch, or was removed: this process belongs to an "
+                "earlier launch that has ended, and writes nothing more."
             )
 
     def _flush_at_exit(self) -> None:
@@ -246,7 +253,7 @@ class Writer:
             self.flush()
 
     def _settle(self, chunk: _Chunk) -> None:
-        """Write the lines of all records whose bytes have been handed over, in the order of their appearance."""
+        """Write the lines of all records whose bytes have been written, in the order of the records."""
         while chunk.waiting and chunk.waiting[0][2] <= chunk.stream.settled:
             record, begin, end, crc = chunk.waiting.popleft()
             if error := chunk.stream.loss(begin, end):
@@ -277,7 +284,7 @@ class Writer:
             self._num_chunks += 1
             if not self._chunk.has_room(name, source, self._chunk_bytes):
                 raise TraceError(
-                    f"{name[1:80]}...: a name of {len(json.loads(name))} letters is too long for a chunk's header."
+                    f"{name[1:80]}...: a name of {len(json.loads(name))} characters does not fit a chunk's header."
                 )
         return self._chunk
 
@@ -305,7 +312,7 @@ class _Chunk:
         self._places: dict[BytesSample, tuple[int, int]] = {}
 
     def has_room(self, name: str, source: TensorBytes | ArrivedBytes, chunk_bytes: int) -> bool:
-        """Whether this tensor still fits; names are given as JSON spells them."""
+        """Whether this tensor still fits; the name is given as JSON text."""
         fits = self._size + source.num_bytes <= chunk_bytes or self._size == 0
         # Twice an entry: one for the tensor, one for the padding in front of it.
         entries = len(name) + 24 * len(source.shape) + 2 * 128
@@ -314,8 +321,8 @@ class _Chunk:
     def find_place(self, source: TensorBytes | ArrivedBytes) -> tuple[int, int] | None:
         """Find where exactly these bytes were written before, and their CRC: an output is often the next input.
 
-        The bytes are compared, as long as they are in the arena. Neither a tensor's address nor its version would prove
-        anything: memory is reused, and collectives change a tensor without counting
+        The bytes are compared while they are in the arena. Why not address and version of a tensor? Memory is reused,
+        and collectives change a tensor without a new version
         (tests/trace/test_writer.py::test_bytes_that_changed_without_a_new_version_are_written_anew).
         """
         if source.num_bytes < _LEAST_SHARED or source.is_read_once:
@@ -335,8 +342,7 @@ class _Chunk:
         stream = self.stream
         if unaligned := stream.end % 8:
             stream.append(memoryview(bytearray(8 - unaligned)))
-        # safetensors allows no holes, so padding is a tensor too, and so is the part of a tensor that could not be
-        # copied in full.
+        # safetensors allows no gaps, so padding is a tensor too, and so is a part of a tensor whose copy failed.
         if padding := stream.end - HEADER_BYTES - self._size:
             self._enter(_padding(self._size, self._size + padding), padding)
         begin, crc = stream.end, 0

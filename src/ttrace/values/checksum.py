@@ -1,6 +1,6 @@
 """CRC-32C checksums of memory and of copies, from the C kernel or, with the same result, from torch.
 
-Processors have an instruction for it that is about as fast as reading memory.
+CRC-32C, because processors have an instruction for it that is about as fast as reading memory.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from functools import cache
 
 import torch
 
-from ttrace.values.kernels.library import choose_kernels
+from ttrace.values.kernels.choice import choose_kernels
 
 _POLYNOMIAL = 0x82F63B78
 _ALL = 0xFFFFFFFF
 _LANE_BYTES, _MOST_LANES = 256, 4096
-"""torch reads this many lanes of this many bytes at once; the remaining bytes are read one by one."""
+"""torch computes up to this many lanes of this many bytes at once. The remaining bytes are computed one by one."""
 
 
 def compute_checksum(tensor: torch.Tensor, before: int = 0) -> int:
-    """Compute the checksum of a contiguous tensor's bytes; `before` is the checksum of the bytes before them."""
-    assert tensor.is_cpu, "kernels read the memory of the host"
+    """Compute the checksum of a contiguous tensor's bytes; `before` is the checksum of all bytes before them."""
+    assert tensor.is_cpu, "kernels read host memory"
     assert tensor.is_contiguous(), "the bytes of a tensor with gaps have no order"
     return compute_checksum_at(tensor.data_ptr(), tensor.nbytes, before)
 
 
 def compute_checksum_at(address: int, num_bytes: int, before: int = 0) -> int:
-    """Compute the same for memory at an address."""
+    """Compute the checksum of memory at an address, as `compute_checksum` does."""
     if num_bytes == 0:
         return before
     library = choose_kernels()
@@ -37,9 +37,9 @@ def compute_checksum_at(address: int, num_bytes: int, before: int = 0) -> int:
 
 
 def copy_with_checksum(source: int, num_bytes: int, to: int, before: int = 0) -> int:
-    """Copy memory from one address to another, best a multiple of 8, and compute the checksum of the copy.
+    """Copy memory from one address to another, preferably a multiple of 8, and compute the checksum of the copy.
 
-    The memory is read once, so that the checksum is right even if a collective is still changing it.
+    The memory is read once, so the checksum is that of the copy even if a collective is still writing to the source.
     """
     library = choose_kernels()
     if library is not None:
@@ -60,7 +60,7 @@ def _compute_with_torch(data: torch.Tensor, before: int) -> int:
 
 
 def _combine_lanes(lanes: torch.Tensor, before: int) -> int:
-    """Compute the checksum of all lanes in a row: of each one alone, then of neighbours combined."""
+    """Compute the checksum of consecutive lanes: first of each lane alone, then of neighbours combined in pairs."""
     table = torch.tensor(_make_table(), dtype=torch.int64, device="cpu")
     sums = torch.zeros(len(lanes), dtype=torch.int64, device="cpu")
     sums[0] = before

@@ -1,4 +1,4 @@
-"""Chunks of bounded size, so that work on a tensor does not need the memory of a second one."""
+"""Chunks of bounded size: work on a tensor then does not need the memory of a second tensor."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterator
 
 import torch
 
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.region import Region
-from ttrace.tensors import ranges as rg
 
 CHUNK = 1 << 18
-"""Elements in a chunk: its temporaries fit into the cache, and are far smaller than a shard."""
+"""The number of elements in a chunk. Its temporaries fit into the cache, and are far smaller than a shard."""
 DEVICE_CHUNK = 1 << 22
-"""The same on accelerators, where each chunk takes some twenty launches."""
+"""The number of elements in a chunk on an accelerator, where each chunk takes about twenty kernel launches."""
 
 Bounds = tuple[tuple[int, int], ...]
-"""The first index and the end of a chunk, per dim."""
+"""The first index of a chunk and the index after its last, for each dim."""
 
 
 def cut_chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Bounds]:
-    """Yield chunks, each as one range per dim. Each is a run in row-major order, and they come in that order."""
+    """Yield chunks in row-major order, each as one range per dim; the elements of a chunk are consecutive."""
     if not shape:
         yield ()
     if not shape or not math.prod(shape):
         return
-    # The first dim whose rows fit is cut into runs of rows; of the dims before it, each index is visited.
+    # The first dim whose rows fit is cut into groups of rows; each index of the dims before it has chunks of its own.
     dim = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= size)
     inner = tuple((0, n) for n in shape[dim + 1 :])
     rows = size // math.prod(shape[dim + 1 :])
@@ -39,13 +39,13 @@ def cut_chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Bounds]:
 def cut_region(region: Region, local: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
     """Yield the region as small boxes, each with its part of the local tensor, in the order of that tensor.
 
-    The indices of a whole shard alone would take more memory than the shard
+    Not all at once: the indices of a whole shard take more memory than the shard
     (tests/values/test_generate.py::test_making_a_shard_takes_hardly_more_memory_than_the_shard).
     """
     for box in region.boxes():
-        held = local
+        part = local
         if box.offset is not None:
-            held = local[box.offset : box.offset + math.prod(box.shape)].view(box.shape)
+            part = local[box.offset : box.offset + math.prod(box.shape)].view(box.shape)
         for cut in cut_chunks(box.shape, CHUNK if local.is_cpu else DEVICE_CHUNK):
             dims = tuple(rg.select(ranges, (run,)) for ranges, run in zip(box.dims, cut, strict=True))
-            yield Region(region.shape, dims), held[tuple(slice(*run) for run in cut)]
+            yield Region(region.shape, dims), part[tuple(slice(*run) for run in cut)]

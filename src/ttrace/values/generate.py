@@ -1,9 +1,9 @@
 """Generated values: any region of a logical tensor, from its name alone.
 
 Every element is a function of (seed, name, its row-major index in the logical tensor), so a rank generates its own
-shard with no communication and no full copy, and every sharding gives the same bits on every device. Arithmetic is
-exact integer arithmetic up to one float32 multiply and one add. The kernels generate normal and signed values; torch
-generates all others, and everything on accelerators. Both give the same bits.
+shard without communication or a full copy, and every sharding has the same bits on every device. The arithmetic is on
+integers and exact, except for a final float32 multiply and add. Kernels generate normal and signed values in C and in
+Triton; torch generates all others. All of them produce the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.region import Region
 from ttrace.values.chunks import cut_region
-from ttrace.values.kernels.library import choose_device_kernels, choose_kernels
+from ttrace.values.kernels.choice import choose_device_kernels, choose_kernels
 from ttrace.values.kernels.runs import FILL_DTYPES, NORMAL, SIGNED, Recipe, fill
 from ttrace.values.words import WordStream
 
@@ -46,7 +46,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Signed:
-    """Numbers of either sign, with an absolute value between 0.5 and 1.5 times `size`: none is near zero."""
+    """Positive and negative numbers with an absolute value between 0.5 and 1.5 times `size`, so none is near zero."""
 
     size: float = 1.0
 
@@ -58,7 +58,7 @@ class Signed:
 
 @dataclass(frozen=True)
 class Integers:
-    """Integers in [low, high); a share `1 - keep` of them is `hole` instead, as ignored labels are."""
+    """Integers in [low, high); a fraction `1 - keep` of them is replaced by `hole`, as in ignored labels."""
 
     low: int
     high: int
@@ -66,7 +66,7 @@ class Integers:
     hole: int = -100
 
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:  # noqa: ARG002
-        # Bits 16 to 47 choose the value, bits 0 to 15 and 48 to 63 (Mask) whether it stays.
+        # Bits 16 to 47 determine the value; bits 0 to 15 and 48 to 63 determine whether it is kept (see Mask).
         value = (((words >> 16) & 0xFFFFFFFF) * (self.high - self.low) >> 32) + self.low
         if self.keep < 1.0:
             value = torch.where(_is_kept(words, self.keep), value, self.hole)
@@ -75,10 +75,10 @@ class Integers:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a table of `num_rows`, as token ids are; a share `1 - keep` is `hole` instead.
+    """Indices of rows in a table of `num_rows`, such as token ids; a fraction `1 - keep` is replaced by `hole`.
 
-    Every fourth value is the first or last row of a part of the table, as 1, 2, 4, 8 and 16 ranks would cut it. These
-    rows are where lookups in shards go wrong, and few batches would have them by chance if the vocabulary is large.
+    Every fourth value is the first or last row of a shard, for a table cut over 1, 2, 4, 8 and 16 ranks. Lookups in
+    sharded tables go wrong at these rows, and with a large vocabulary few random batches would contain them.
     """
 
     num_rows: int
@@ -128,7 +128,7 @@ def generate_values(
 ) -> torch.Tensor:
     """Generate this region of the logical tensor called `name`: an element has the same bits in every region.
 
-    A contiguous `out` saves new memory: touching a page for the first time costs as much as generating its values.
+    Pass a contiguous `out` to reuse memory: touching a new page costs as much as generating its values.
     """
     if out is None:
         out = torch.empty(region.local_shape, dtype=dtype, device=device)
@@ -151,7 +151,7 @@ def generate_values(
 
 
 def _make_recipe(distribution: Distribution) -> Recipe | None:
-    """Describe how kernels make these values; None if they cannot."""
+    """Describe these values for the kernels; None if kernels cannot generate them."""
     if isinstance(distribution, Normal):
         return Recipe(NORMAL, distribution.std / _LANE_STD, distribution.mean)
     return Recipe(SIGNED, distribution.size / (1 << 24)) if isinstance(distribution, Signed) else None
@@ -168,20 +168,20 @@ def _fill_with_torch(out: torch.Tensor, region: Region, stream: WordStream, dist
 
 
 def _round(number: float) -> torch.Tensor:
-    """Round to float32 first, as Python's floats are doubles: so every device computes the same product.
+    """Round to float32 before multiplying: Python's floats are doubles, and devices would compute different products.
 
-    A tensor of the host with one element is an argument of the kernel, and is not copied to the device.
+    torch passes a host tensor with one element to a device's kernel by value, so nothing is copied to the device.
     """
     return torch.tensor(number, dtype=torch.float32, device="cpu")
 
 
 def _is_kept(words: torch.Tensor, keep: float) -> torch.Tensor:
-    chance = (words & 0xFFFF) << 16 | ((words >> 48) & 0xFFFF)
-    return chance < round(keep * (1 << 32))
+    number = (words & 0xFFFF) << 16 | ((words >> 48) & 0xFFFF)
+    return number < round(keep * (1 << 32))
 
 
 def _list_edges(num_rows: int) -> list[int]:
-    """List the first and last rows of a table's parts, few parts first; all parts but the last are equal."""
+    """List the first and last rows of the parts of a table that is cut into 1, 2, 4, 8 and 16 parts, in this order."""
     rows = []
     for num_parts in (1, 2, 4, 8, 16):
         size = -(-num_rows // num_parts)

@@ -6,8 +6,8 @@ of the whole, and the sketches of two runs, or of two tensors of one shape, can 
 error in one column of a matrix would be in one bucket only, and its estimate would be wrong by half.
 
 Sums are float64: the rounding of float32 sums would be larger than the difference of two float32 tensors. Sums of
-16-bit and 8-bit numbers are exact unless their sizes are very far apart, so equal tensors have equal sketches however
-they are cut. Sums of float32 numbers agree to about 1e-15 of the tensor's norm.
+16-bit and 8-bit numbers are exact unless their magnitudes are very far apart, so equal tensors have equal sketches for
+every sharding. Sums of float32 numbers agree to about 1e-15 of the tensor's norm.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ import torch
 
 from ttrace.layouts.region import Region
 from ttrace.values.chunks import cut_region
-from ttrace.values.kernels.library import choose_device_kernels, choose_kernels, is_readable
+from ttrace.values.kernels.choice import choose_device_kernels, choose_kernels
+from ttrace.values.kernels.library import is_readable
 from ttrace.values.kernels.runs import compute_sums
 from ttrace.values.words import WordStream
 
 NUM_BUCKETS = 1024
 """The default k, which estimates differences to 2.2%."""
 _NAME = "sketch"
-"""Of the stream of signs and turns."""
+"""The name of the stream of random signs and turns."""
 _WORD_BITS = 6
 WORD_BUCKETS = 1 << _WORD_BITS
 """The number of signs in one random word; the number of buckets is a multiple of it."""
 _TURNS = 1 << 62
-"""Words from this index on are turns; those before it are signs."""
+"""The index of the first word that is a turn; the words before it are signs."""
 
 
 def compute_sketch(local: torch.Tensor, region: Region, k: int = NUM_BUCKETS, *, seed: int = 0) -> torch.Tensor:
     """Compute the k sums of a region of a logical tensor, in float64 and on the tensor's device.
 
-    An element that is not finite makes its bucket not finite. Another seed gives other signs and turns: traces have 0.
+    An element that is not finite makes its bucket not finite. The seed determines signs and turns; sketches in traces
+    have seed 0.
     """
     if k < 1 or k % WORD_BUCKETS:
         raise ValueError(f"a sketch has a multiple of {WORD_BUCKETS} buckets, not {k}")
@@ -54,7 +56,7 @@ def compute_sketch(local: torch.Tensor, region: Region, k: int = NUM_BUCKETS, *,
 
 
 def _close_gaps(local: torch.Tensor, region: Region) -> torch.Tensor:
-    """Kernels read rows of neighbours."""
+    """Make the last dim contiguous, as kernels need it."""
     has_gaps = region.flat is not None or (local.dim() and local.stride(-1) != 1)
     return local.contiguous() if has_gaps else local
 
@@ -73,6 +75,6 @@ def _compute_with_torch(local: torch.Tensor, region: Region, stream: WordStream,
         block = torch.div(index, k, rounding_mode="floor")
         turn = ((stream.words(block + _TURNS) >> 32) & 0xFFFFFFFF) * k >> 32
         numbers = part.to(torch.float64).reshape(-1)
-        # Not index_add_: on CUDA it adds in any order. This sorts first.
+        # Not index_add_, which on CUDA adds in an order that varies; index_put_ sorts first.
         total.index_put_(((index + turn) % k,), torch.where(minus.bool(), -numbers, numbers), accumulate=True)
     return total

@@ -1,21 +1,24 @@
 """Difference of two tensors, measured in one pass as sums that add up over shards.
 
 Totals are kept in float64 whatever the dtype: float32 sums are off by a percent at 10^8 elements and overflow at 1e30.
-The C kernels measure tensors in memory, strided ones where they lie; torch measures the rest, chunk by chunk.
+The C kernels measure tensors in memory, without copying strided ones; torch measures the rest, chunk by chunk.
+`measure_*` only add up. `compare_*` also treat infinities in the same place as equal, and can ignore some elements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from ttrace.values.chunks import Bounds, cut_chunks
-from ttrace.values.kernels.library import Kernels, choose_kernels, is_readable
+from ttrace.values.kernels.choice import choose_kernels
+from ttrace.values.kernels.library import Kernels, is_readable
 from ttrace.values.kernels.pair import Term, measure_pair
 
 
@@ -71,7 +74,21 @@ class Stats:
         return not (self.nan_b or self.inf_b)
 
 
+LEAST_DIVISOR = 1e-300
+"""What a norm or a sum of squares is divided by is at least this, so that nothing is divided by zero."""
+
+ChunkMask = Callable[[Bounds], torch.Tensor]
+"""Marks the elements of a chunk that a comparison leaves out."""
+
+
+def measure_rms(squares: float, count: int) -> float:
+    """Return the root mean square of numbers, from the sum of their squares; 0 of none."""
+    return math.sqrt(squares / max(count, 1))
+
+
 _SUMS = ("count", "aa", "bb", "dd", "ab", "nan_a", "inf_a", "nan_b", "inf_b")
+_WORTH_A_THREAD = 1 << 20
+"""Smaller tensors are measured in one thread."""
 
 
 def measure_difference(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, num_threads: int = 1) -> Stats:
@@ -91,7 +108,48 @@ def measure_sums(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
     return _measure_with_torch(xs, ys) if library is None else _measure_with_kernels(library, xs, ys)
 
 
-_WORTH_A_THREAD = 1 << 20
+def compare_sums(xs: Sequence[Term], ys: Sequence[Term], find_ignored: ChunkMask | None = None) -> Stats:
+    """Compare two sums of tensors of one shape: in place, or chunk by chunk if some elements are ignored.
+
+    As in `compare_pair`, infinities in the same place are equal.
+    """
+    if find_ignored is None:
+        total = measure_sums(xs, ys)
+        if not (total.inf_a and total.inf_b):
+            return total
+    total = Stats()
+    for cut in cut_chunks(tuple(xs[0][1].shape)):
+        where = tuple(slice(*run) for run in cut)
+        x, y = add_terms(xs, where), add_terms(ys, where)
+        if find_ignored is not None:
+            ignored = find_ignored(cut)
+            x, y = x.masked_fill(ignored, 0), y.masked_fill(ignored, 0)
+        part = compare_pair(x, y)
+        if part.max_at is not None:
+            at = tuple(start + i for (start, _), i in zip(cut, part.max_at, strict=True))
+            part = replace(part, max_at=at)
+        total = total + part
+    return total
+
+
+def compare_pair(x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0) -> Stats:
+    """Compare y x factor with x. Infinities in the same place are equal: attention masks contain many of them."""
+    stats = measure_difference(x, y, factor=factor)
+    if not (stats.inf_a and stats.inf_b):
+        return stats
+    same = x.isinf() & (x == y)
+    return measure_difference(x.masked_fill(same, 0), y.masked_fill(same, 0), factor=factor)
+
+
+def add_terms(terms: Sequence[Term], where: tuple[Any, ...]) -> torch.Tensor:
+    """Add up a part of all terms: in float64, if it is more than one tensor."""
+    (factor, first), *others = terms
+    if factor == 1.0 and not others:
+        return first[where]
+    total = first[where].to(torch.float64) * factor
+    for factor, term in others:
+        total = torch.add(total, term[where].to(torch.float64), alpha=factor)
+    return total
 
 
 def _measure_in_threads(a: torch.Tensor, b: torch.Tensor, factor: float, num_threads: int) -> Stats:
@@ -99,7 +157,7 @@ def _measure_in_threads(a: torch.Tensor, b: torch.Tensor, factor: float, num_thr
     dim = max(range(a.dim()), key=lambda d: a.shape[d])
     first, *others = zip(a.tensor_split(num_threads, dim), b.tensor_split(num_threads, dim), strict=True)
     with ThreadPoolExecutor(num_threads - 1) as pool:
-        # The copied context says which kernels the caller chose.
+        # The copied context holds the choice of kernels.
         waiting = [pool.submit(copy_context().run, measure_difference, x, y, factor=factor) for x, y in others]
         total, start = measure_difference(*first, factor=factor), first[0].shape[dim]
         for (x, _), part in zip(others, waiting, strict=True):
@@ -125,7 +183,7 @@ def _measure_with_kernels(library: Kernels, xs: Sequence[Term], ys: Sequence[Ter
 def _measure_with_torch(xs: Sequence[Term], ys: Sequence[Term]) -> Stats:
     total = Stats()
     for cut in cut_chunks(tuple(xs[0][1].shape)):
-        # Strided shards are read in place.
+        # A slice of a strided shard is a view, so only the chunk is copied.
         where = tuple(slice(*run) for run in cut)
         total = total + _locate(_measure_chunk(_add_terms(xs, where), _add_terms(ys, where)), cut)
     return total

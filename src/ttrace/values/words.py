@@ -1,9 +1,9 @@
-"""Random 64-bit words from names and indices, from which values and sketches are made.
+"""Random 64-bit words for values and sketches, as a function of a name and an index.
 
 The function is splitmix64: a counter, stepped by an odd number, goes through a 64-bit mix. Start and step both depend
-on the name. With one step for all names, all streams would be the same sequence from different places, and two of a
-million long ones would overlap. With a 32-bit mix, streams of different names would even be permutations of each other.
-All arithmetic is on integers, so torch on any device, the kernels and Python make the same bits.
+on the name. If all names had one step, all streams would be the same sequence with different starts, and two of a
+million long streams would overlap. With a 32-bit mix, streams of different names would even be permutations of each
+other. All arithmetic is on integers, so torch on any device, the kernels and Python compute the same bits.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def shift_right(word: torch.Tensor, bits: int) -> torch.Tensor:
 
 @lru_cache(maxsize=4096)
 def _make_step(key: int) -> int:
-    """Make an odd step with enough changes between its bits, as the authors of splitmix64 do for each generator."""
+    """Make an odd step with at least 24 changes between adjacent bits, as SplittableRandom does for each generator."""
     step = _mix((key + _STEP) & _MASK) | 1
     if (step ^ step >> 1).bit_count() < 24:
         step ^= _ALTERNATING

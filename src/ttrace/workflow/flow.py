@@ -16,20 +16,17 @@ from pathlib import Path
 
 from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TraceError, TTraceError
-from ttrace.files import replace_file
 from ttrace.judge.engine import use_all_cores
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
-from ttrace.report.numbers import format_bytes
+from ttrace.report.facts import format_bytes
 from ttrace.trace.reader import Trace
 from ttrace.trace.seal import read_document, seal_document
-from ttrace.workflow.disk_space import DiskSpace
-from ttrace.workflow.folder import is_empty
-from ttrace.workflow.git import describe_commit
-from ttrace.workflow.launch import Launches
+from ttrace.untrusted import replace_file
+from ttrace.workflow.folder import DiskSpace, is_empty
+from ttrace.workflow.launch import Launches, describe_commit
 from ttrace.workflow.run import MARK, Run, number_of_twin
-from ttrace.workflow.stage_watch import watch_stages
-from ttrace.workflow.stages import Stage
+from ttrace.workflow.stages import Stage, change, watch_stages
 
 OnText = Callable[[str], None]
 
@@ -96,7 +93,7 @@ class Flow:
             raise TTraceError(f"{run.folder} cannot be written: {error}. Choose another --out.") from None
 
     def _note_other_commands(self, about: Mapping[str, str]) -> None:
-        """Say that an earlier run of other commands is replaced: somebody may have wanted to keep it."""
+        """Report that an earlier run of different commands is replaced: the user may have wanted to keep it."""
         try:
             earlier = read_document(self.run.folder / MARK)
         except TraceError:  # it is damaged, and will be replaced
@@ -138,9 +135,9 @@ class Flow:
     def trace_in_full(self, sites: Sequence[str]) -> None:
         """Trace reference and candidate again, into the run's folder `full`, with these sites recorded in full."""
         run = self.run
-        settings = self.settings.model_copy(update={"full": (*self.settings.full, *sites)})
+        settings = change(self.settings, full=(*self.settings.full, *sites))
         # Of all other sites it records what the first one did.
-        plan = settings.model_copy(update={"out": run.full.reference, "reference": run.reference.resolve()})
+        plan = change(settings, out=run.full.reference, reference=run.reference.resolve())
         self._trace_or_keep("reference in full", Stage(self.commands.reference, plan))
         self._trace_or_keep("candidate in full", self._candidate(run, settings, run.full.candidate))
 
@@ -153,24 +150,22 @@ class Flow:
         """
         run = self.run
         inside = inside if self.settings.port is None else ()
-        settings = self.settings.model_copy(
-            update={"isolated": True, "reference": run.reference.resolve(), "inside": inside}
-        )
+        settings = change(self.settings, isolated=True, reference=run.reference.resolve(), inside=inside)
         factor = Trace(run.candidate).grad_factor / Trace(run.reference).grad_factor
         self._trace_references(run.isolated, settings, 1, "isolated ")
-        plan = settings.model_copy(update={"grad_factor": factor})
+        plan = change(settings, grad_factor=factor)
         self._trace_or_keep("isolated candidate", self._candidate(run.isolated, plan, run.isolated.candidate))
 
     def _trace_references(self, run: Run, settings: Plan, num_twins: int, prefix: str = "") -> None:
         """Trace the reference and its twins, in one launch if the script allows it."""
-        reference = Stage(self.commands.reference, settings.model_copy(update={"out": run.reference}))
-        known = settings.model_copy(update={"reference": run.reference.resolve()})
+        reference = Stage(self.commands.reference, change(settings, out=run.reference))
+        known = change(settings, reference=run.reference.resolve())
         twins = {
             f"{prefix}twin {number}/{num_twins}": self._twin(run, known, number) for number in range(1, num_twins + 1)
         }
-        echo = Stage(self.commands.reference, known.model_copy(update={"out": run.echo, "role": "echo"}))
+        echo = Stage(self.commands.reference, change(known, out=run.echo, role="echo"))
         if _is_kept(reference):
-            self._tell_kept(f"{prefix}reference")
+            self._note_kept(f"{prefix}reference")
             if not _is_kept(echo):
                 echo.clear()  # an interrupted run has not compared it with the reference
         else:
@@ -180,7 +175,7 @@ class Flow:
         if not _is_kept(self._candidate(run, settings, run.candidate)):
             space = DiskSpace.after(run.reference, run.folder)
             if not prefix:  # an isolated run takes about as much as the ordinary one
-                self._tell_space(reference.trace, space)
+                self._note_space(reference.trace, space)
             space.check()
         for name, twin in missing.items():
             self._run(name, twin)
@@ -210,52 +205,52 @@ class Flow:
             traces = [twin.trace for twin in twins]
             rounding = ToleranceModel.measure(reference.trace, traces, engine=use_all_cores())
             noise = Noise.between(reference.trace, echo.trace, rounding, "reference")
-        except TTraceError:  # they do not even have the same tensors
+        except TTraceError:  # they do not have the same tensors
             return False
         return noise.stats.keys() == rounding.tolerances.keys() and noise.is_rounding(rounding)
 
     def _twin(self, run: Run, known: Plan, number: int) -> Stage:
-        plan = known.model_copy(update={"out": run.twin(number), "role": "twin", "twin": number})
+        plan = change(known, out=run.twin(number), role="twin", twin=number)
         return Stage(self.commands.reference, plan)
 
     @property
     def _repeat(self) -> Stage:
-        first = self.settings.model_copy(update={"repeats": self.run.candidate.resolve()})
+        first = change(self.settings, repeats=self.run.candidate.resolve())
         return self._candidate(self.run, first, self.run.repeat)
 
     def _candidate(self, run: Run, settings: Plan, out: Path) -> Stage:
         """Make the candidate's stage; if it has two launches, that of the second, which trains the last step."""
-        update: dict[str, object] = {"reference": run.reference.resolve(), "out": out, "role": "candidate"}
+        plan = change(settings, reference=run.reference.resolve(), out=out, role="candidate")
         if not self.commands.resume:
-            return Stage(self.commands.candidate, settings.model_copy(update=update))
-        last = settings.num_steps - 1
-        update |= {"first_step": last, "num_steps": 1, "parameters": "own"}
-        return Stage(self.commands.resume, settings.model_copy(update=update))
+            return Stage(self.commands.candidate, plan)
+        last = change(plan, first_step=plan.num_steps - 1, num_steps=1, parameters="own")
+        return Stage(self.commands.resume, last)
 
     def _save_checkpoint(self, out: Path) -> None:
         """Run the first launch of a candidate that has two: all steps but the last, and whatever it does then."""
-        update = {
-            "reference": self.run.reference.resolve(),
-            "out": out.with_name(f"{out.name}-before"),
-            "role": "candidate",
-            "num_steps": self.settings.num_steps - 1,
-            "only": ("nothing",),  # parameters and batches are always recorded
-            "stop": False,
-        }
-        stage = Stage(self.commands.candidate, self.settings.model_copy(update=update))
+        plan = change(
+            self.settings,
+            reference=self.run.reference.resolve(),
+            out=out.with_name(f"{out.name}-before"),
+            role="candidate",
+            num_steps=self.settings.num_steps - 1,
+            only=("nothing",),  # parameters and batches are always recorded
+            stop=False,
+        )
+        stage = Stage(self.commands.candidate, plan)
         self._run("candidate until its checkpoint", stage)
-        stage.clear()  # nobody reads it
+        stage.clear()  # its trace is not used
 
     def _trace_or_keep(self, name: str, stage: Stage) -> bool:
         """Make the trace, unless an earlier one can be kept; return whether it was kept."""
         if _is_kept(stage):
-            self._tell_kept(name)
+            self._note_kept(name)
             return True
         self._run(name, stage)
         return False
 
-    def _tell_space(self, reference: Trace, space: DiskSpace) -> None:
-        """Say in one line what is not recorded in full or, if all is, what the disk must hold."""
+    def _note_space(self, reference: Trace, space: DiskSpace) -> None:
+        """Report in one line what is not recorded in full or, if everything is, the disk space that is needed."""
         sketched, num = reference.count_sketches()
         if sketched and self.settings.record == "auto":
             self.on_note(
@@ -265,7 +260,7 @@ class Flow:
         elif space.is_noteworthy:
             self.on_note(str(space))
 
-    def _tell_kept(self, name: str) -> None:
+    def _note_kept(self, name: str) -> None:
         self.on_note(f"{name}: kept, nothing that it was made from has changed")
 
     def _run(self, name: str, stage: Stage, *, then: dict[str, Stage] | None = None) -> None:

@@ -1,6 +1,7 @@
-"""Lock of a run's folder: one process at a time writes into it, and others name that process when they refuse.
+"""Folder of a run: its lock, and whether its disk has space for the traces.
 
-The kernel releases the lock when its holder ends, however it ends, so no lock is ever stale.
+One process at a time writes into the folder, and others name that process when they refuse. The kernel releases the
+lock when its holder ends, however it ends, so a lock is never stale.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from io import FileIO
 from pathlib import Path
 
 from ttrace.errors import TTraceError
-from ttrace.files import read_text
-from ttrace.untrusted import parse_json
+from ttrace.report.facts import format_bytes
+from ttrace.untrusted import parse_json, read_text
 
 LOCK = ".lock"
 """The file that is locked. It is never removed: otherwise two processes could hold two files of this name."""
@@ -60,7 +63,7 @@ def _lock(folder: Path, kind: int) -> Iterator[None]:
                 f"{folder} is in use by {_describe_holder(path)}. Wait until it ends, or use another folder."
             ) from None
         except OSError:
-            pass  # a file system without locks: traces still say which launch wrote them
+            pass  # a file system without locks: traces still record which launch wrote them
         if kind == fcntl.LOCK_EX:
             _write_holder(path, file)
         yield
@@ -87,3 +90,42 @@ def _describe_holder(path: Path) -> str:
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}: {holder['command']}"
     except (OSError, ValueError, KeyError, TypeError, TTraceError):
         return "another process"
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """The bytes that the reference's trace takes, and those that are free, before the candidate is traced."""
+
+    out: Path
+    reference: int
+    free: int
+
+    @classmethod
+    def after(cls, reference: Path, out: Path) -> DiskSpace:
+        """Measure the reference's trace once it is there; the candidate's will be written below `out`."""
+        size = sum(path.stat().st_size for path in reference.rglob("*") if path.is_file())
+        return cls(out, size, shutil.disk_usage(find_existing(out)).free)
+
+    @property
+    def is_noteworthy(self) -> bool:
+        """Whether people should know: the trace takes gigabytes, or a tenth of what is free."""
+        return self.reference > min(1 << 30, self.free // 10)
+
+    def __str__(self) -> str:
+        return (
+            f"the reference's trace takes {format_bytes(self.reference)}; the candidate's takes at least as much, and "
+            f"more where its ranks hold replicas. Free: {format_bytes(self.free)}"
+        )
+
+    def check(self) -> None:
+        """Refuse to trace a candidate that will not fit; twins are not stored."""
+        if self.reference > self.free:
+            raise TTraceError(
+                f"not enough disk space for {self.out}: {self}. Record less with --budget, --only or --skip, or choose "
+                "another --out."
+            )
+
+
+def find_existing(folder: Path) -> Path:
+    """Find the folder itself, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -42,7 +42,7 @@ class Investigation:
     def judge(self) -> Judgement:
         """Judge the traces of the run's folder, and follow up findings."""
         self.flow.on_stage("check")
-        judgement = self._judge_ordinary()
+        judgement = self.flow.run.judge_ordinary(self.strictness)
         if judgement.findings and (self.repeats or self.isolates):
             self.flow.on_stage("")
             self.flow.on_note(
@@ -63,7 +63,7 @@ class Investigation:
             self.flow.trace_repeat()
             if is_complete(run.repeat) and not is_repeated(Trace(run.candidate), Trace(run.repeat)):
                 self.flow.on_stage("check with the candidate's noise")
-                return self._judge_ordinary()
+                return self.flow.run.judge_ordinary(self.strictness)
         except TTraceError as error:
             judgement = _add_note(judgement, f"the candidate could not be run a second time: {error}")
         shutil.rmtree(run.repeat, ignore_errors=True)  # its mark stays: a repeat without a trace was the same
@@ -76,7 +76,7 @@ class Investigation:
         try:
             self.flow.trace_in_full([site for name in names for site in list_sites(name)])
             self.flow.on_stage("check in full")
-            return self._judge_ordinary()
+            return self.flow.run.judge_ordinary(self.strictness)
         except TTraceError as error:
             shutil.rmtree(self.flow.run.full.folder, ignore_errors=True)
             return _add_note(judgement, f"what was wrong could not be recorded in full: {error}")
@@ -87,14 +87,10 @@ class Investigation:
         try:
             self.flow.trace_isolated(tuple(dict.fromkeys(finding.module for finding in judgement.findings)))
             self.flow.on_stage("isolated check")
-            return combine(judgement, isolated.judge(self.strictness))
+            return combine(judgement, isolated.judge_ordinary(self.strictness))
         except TTraceError as error:
             shutil.rmtree(isolated.folder, ignore_errors=True)
             return _add_note(judgement, f"the isolated run failed: {error}")
-
-    def _judge_ordinary(self) -> Judgement:
-        """Judge without an isolated run, which may be an earlier candidate's."""
-        return self.flow.run.judge(self.strictness, isolated=False)
 
 
 def list_sites(module: str) -> list[str]:

@@ -13,19 +13,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from ttrace.attach import PLAN_VARIABLE
 from ttrace.automatic.variables import make_variables
-from ttrace.capture.numeric_flags import WORKSPACE, WORKSPACE_VARIABLE
+from ttrace.capture.environment import WORKSPACE, WORKSPACE_VARIABLE, is_of_script
 from ttrace.capture.plan import Plan
-from ttrace.errors import TTraceError
-from ttrace.files import create_file
+from ttrace.capture.process import SIGNAL, STACK
+from ttrace.errors import TraceError, TTraceError
+from ttrace.report.facts import quote_collective, shorten_place
+from ttrace.trace.collectives import COLLECTIVES, decode_collectives
+from ttrace.untrusted import Limits, create_file, read_file
 from ttrace.workflow import supervisor
-from ttrace.workflow.hang import describe_hang
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class LaunchResult:
     def find_error(self, num_lines: int = 15) -> str:
         """Find what went wrong in the log: the first error with its traceback, else the last lines.
 
-        Under torchrun every rank's error comes before a summary, which tells more only of a rank that a signal ended.
+        Under torchrun every rank's error comes before a summary, which is more useful only if a signal ended a rank.
         """
         lines = self.log.read_text(errors="replace").splitlines()
         at = next((i for i, line in enumerate(lines) if _ERROR.match(line)), None)
@@ -79,7 +81,7 @@ def split_command(command: str) -> tuple[str, ...]:
 
 
 class Launch:
-    """A command that runs below a supervisor, which ends all its processes when this process says so, or dies."""
+    """A command that runs below a supervisor, which ends all its processes when this process asks for it, or dies."""
 
     def __init__(self, command: tuple[str, ...], output: IO[bytes], environment: dict[str, str]) -> None:
         self._words = shlex.join(command)
@@ -107,11 +109,11 @@ class Launch:
             )
         _refuse_survivors(self._words, report["survivors"])
         if report["status"] is None:
-            raise TTraceError(f"{self._words} was ended: the run was ended, or its supervisor was told to end.")
+            raise TTraceError(f"{self._words} was ended: the run was ended, or its supervisor got a signal to end.")
         return int(report["status"])
 
     def stop(self) -> None:
-        """Tell the supervisor to end everything; does not wait for it."""
+        """Ask the supervisor to end everything; does not wait for it."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 
@@ -215,3 +217,78 @@ def launch(command: tuple[str, ...], plan: Plan, *, timeout: float, launches: La
             unattached = mark.read_text(encoding="utf-8") if mark.exists() else None
             mark.unlink(missing_ok=True)
     return LaunchResult(command, status, time.monotonic() - start, log, unattached)
+
+
+def describe_commit(folder: Path) -> str:
+    """Return the commit, with a plus if files differ from it; an empty text where there is none."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return f"{commit}+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+_PATIENCE = 2.0
+"""Seconds in which a process writes its stack."""
+_LOOK = 0.02
+"""Seconds between two looks at these files."""
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
+
+
+def describe_hang(plan: Plan, processes: Set[int]) -> list[str]:
+    """Ask the ranks of a launch that does not end for their stacks, and describe where each is.
+
+    That is the line of the script, and the last collective. `processes` are those of the launch.
+    """
+    folders = [folder for each in (plan, *plan.then) for folder in sorted(each.out.glob("rank-*"))]
+    asked = [folder for folder in folders if _ask(folder / STACK, processes)]
+    deadline = time.monotonic() + _PATIENCE
+    while any(not _list_frames(folder / STACK) for folder in asked) and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+    return [_describe_rank(folder) for folder in asked]
+
+
+def _ask(path: Path, processes: Set[int]) -> bool:
+    """Ask the process that offers its stack in this file, if it still runs and is one of this launch."""
+    try:
+        process = int(path.read_text(encoding="utf-8").partition("\n")[0])
+    except (OSError, ValueError):
+        return False
+    if SIGNAL is None or process not in processes:
+        return False
+    with contextlib.suppress(OSError):
+        os.kill(process, SIGNAL)
+    return True
+
+
+def _describe_rank(folder: Path) -> str:
+    rank = int(folder.name.removeprefix("rank-"))
+    frames = _list_frames(folder / STACK)
+    file, line, function = next((frame for frame in frames if is_of_script(frame[0])), ("", "", ""))
+    where = f"at {shorten_place(f'{file}:{line}')} in {function}" if file else "in code that is not the script's"
+    return f"Rank {rank} is {where}; {_describe_last(folder / COLLECTIVES)}"
+
+
+def _list_frames(path: Path) -> list[tuple[str, str, str]]:
+    """List the frames of a stack, the innermost first: file, line and function."""
+    try:
+        return [match.groups() for match in _FRAME.finditer(path.read_text(errors="replace"))]  # type: ignore[misc]  # three
+    except OSError:
+        return []
+
+
+def _describe_last(path: Path) -> str:
+    try:
+        collectives = decode_collectives(read_file(path, Limits.get().lines_bytes), str(path), None)
+    except (OSError, TraceError):
+        collectives = ()
+    if not collectives:
+        return "it has issued no collective in this step"
+    last = collectives[-1]
+    where = f", in the {last.phase.value} of {last.module}" if last.module else ""
+    return f"its last collective, number {last.order + 1}, is {quote_collective(last)}{where}"

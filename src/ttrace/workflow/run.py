@@ -1,17 +1,17 @@
-"""Folder of a run: where its traces and reports are, and how it is judged."""
+"""Traces of a run, in a folder or in a store: where each of them is, and how they are judged."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
+from typing import Generic, Self, TypeVar
 
 from ttrace.errors import NoTraceError, TTraceError
-from ttrace.files import check_inside, read_text
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.compatibility import check_candidate, check_measured, check_role
 from ttrace.judge.engine import Engine, OnProgress, collect_rarely, use_all_cores
@@ -23,15 +23,14 @@ from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.layouts.rules import Rules
-from ttrace.trace.archive import archive, restore
 from ttrace.trace.format import MANIFEST
 from ttrace.trace.reader import Trace
 from ttrace.trace.relayout import RelayoutTrace
 from ttrace.trace.seal import read_document
-from ttrace.trace.store import Place
-from ttrace.untrusted import parse_json
+from ttrace.trace.store import Place, Remote, parse_place
+from ttrace.untrusted import check_inside, parse_json, read_text
 from ttrace.workflow.folder import CELLS
-from ttrace.workflow.stages import check_launch
+from ttrace.workflow.stages import check_launch, has_trace
 
 
 @dataclass(frozen=True)
@@ -58,50 +57,136 @@ EXIT_CODE = "exit-code"
 """The file that has the exit code of a check by torchrun."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """A folder with the traces of reference, twins and candidate."""
+AnyPlace = TypeVar("AnyPlace", Path, Remote)
 
-    folder: Path
+
+@dataclass(frozen=True)
+class RunTraces(Generic[AnyPlace]):
+    """The traces of a run, side by side in a folder or below a URL in a store, and their judgement."""
+
+    folder: AnyPlace
 
     @property
-    def reference(self) -> Path:
+    def reference(self) -> AnyPlace:
         return self.folder / "reference"
 
     @property
-    def candidate(self) -> Path:
+    def candidate(self) -> AnyPlace:
         return self.folder / "candidate"
 
     @property
-    def repeat(self) -> Path:
+    def repeat(self) -> AnyPlace:
         """The second run of the candidate, kept if it differs from the first."""
         return self.folder / "repeat"
 
     @property
-    def echo(self) -> Path:
+    def echo(self) -> AnyPlace:
         """The second iteration of the reference, kept if it differs from the first by no more than rounding does."""
         return self.folder / "echo"
 
-    def twin(self, number: int) -> Path:
+    def twin(self, number: int) -> AnyPlace:
         return self.folder / f"twin-{number}"
 
+    def twins(self) -> list[AnyPlace]:
+        """Return the places of the twins. They are requested by name: a store may not list new objects."""
+        return list(takewhile(has_trace, (self.twin(number) for number in count(1))))
+
     @property
-    def isolated(self) -> Run:
+    def isolated(self) -> Self:
         """The isolated run, with every module's inputs generated; there is one if something was found."""
-        return Run(self.folder / "isolated")
+        return replace(self, folder=self.folder / "isolated")
 
     @property
-    def full(self) -> Run:
+    def full(self) -> Self:
         """Reference and candidate again, with the tensors that were wrong in sketches recorded in full."""
-        return Run(self.folder / "full")
+        return replace(self, folder=self.folder / "full")
 
     @property
-    def most_detailed(self) -> Run:
+    def most_detailed(self) -> Self:
         """Where the most is recorded of reference and candidate."""
         return self.full if is_complete(self.full.reference) and is_complete(self.full.candidate) else self
 
+    def check_complete(self) -> None:
+        """Refuse a run without both traces; in a store, they are refused when they are opened."""
+
+    @collect_rarely()
+    def judge(
+        self,
+        strictness: Strictness = AS_USUAL,
+        *,
+        rules: Rules | None = None,
+        progress: OnProgress | None = None,
+        engine: Engine | None = None,
+    ) -> Judgement:
+        """Judge the candidate, with its repeat and its isolated run if there are any; no command runs.
+
+        With `rules`, tensors that they match get other layouts than recorded. The isolated run is not used then: the
+        inputs of its modules were generated for the recorded layouts.
+        """
+        judgement = self.judge_ordinary(strictness, rules=rules, progress=progress, engine=engine)
+        if not judgement.findings or rules is not None or not is_complete(self.isolated.candidate):
+            return judgement
+        return combine(judgement, self.isolated.judge_ordinary(strictness, progress=progress, engine=engine))
+
+    @collect_rarely()
+    def judge_ordinary(
+        self,
+        strictness: Strictness = AS_USUAL,
+        *,
+        rules: Rules | None = None,
+        progress: OnProgress | None = None,
+        engine: Engine | None = None,
+    ) -> Judgement:
+        """Judge as `judge` does, but without the isolated run, which may be an earlier candidate's."""
+        self.check_complete()
+        engine = engine or use_all_cores()
+        detailed = self.most_detailed  # this opens traces
+        rounding, notes = self._measure_rounding(strictness.margin, progress, engine)
+        if detailed is not self:
+            rounding = replace(rounding, reference=open_trace(detailed.reference))
+        candidate = _open_candidate(detailed.candidate, rules, rounding.reference)
+        if rules is not None:
+            _check_use(rules, candidate, self.folder)
+        check_side(rounding.reference, "reference")
+        check_side(candidate, "candidate")
+        rounding, more_notes = self._add_candidate_noise(rounding, candidate, rules)
+        judgement = judge_candidate(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
+        return replace(judgement, notes=tuple(notes + more_notes) + judgement.notes)
+
+    def _measure_rounding(
+        self, margin: float, progress: OnProgress | None, engine: Engine
+    ) -> tuple[ToleranceModel, list[str]]:
+        """Measure tolerances from the twins, and widen them by the reference's own run-to-run noise."""
+        reference = open_trace(self.reference)
+        twins, notes = choose_twins(self.twins(), self.folder)
+        rounding = ToleranceModel.measure(reference, twins, margin, engine=engine, progress=progress)
+        if not is_complete(self.echo):
+            return rounding, notes
+        echo = open_trace(self.echo)
+        check_measured(echo, reference)
+        noise = Noise.between(reference, echo, rounding, "reference")
+        return noise.widen(rounding), notes + noise.notes(rounding)
+
+    def _add_candidate_noise(
+        self, rounding: ToleranceModel, candidate: Trace, rules: Rules | None
+    ) -> tuple[ToleranceModel, list[str]]:
+        """Widen tolerances by the candidate's run-to-run noise, if it ran twice with different results."""
+        if not is_complete(self.repeat):
+            return rounding, []
+        repeat = _open_candidate(self.repeat, rules, rounding.reference)
+        check_side(repeat, "candidate")
+        check_candidate(repeat, rounding.reference)
+        check_measured(repeat, open_trace(self.candidate))
+        noise = Noise.between(candidate, repeat, rounding)
+        return noise.widen(rounding), noise.notes(rounding)
+
+
+@dataclass(frozen=True)
+class Run(RunTraces[Path]):
+    """A folder with the traces of reference, twins and candidate, and the reports on them."""
+
     def twins(self) -> list[Path]:
-        """The folders of the twins, by number."""
+        """Return the folders of the twins, by number; one that is missing does not hide those after it."""
         folders = [path for path in self.folder.glob("twin-*") if _TWIN.fullmatch(path.name) and path.is_dir()]
         return sorted(folders, key=number_of_twin)
 
@@ -115,52 +200,27 @@ class Run:
                 mark.unlink()
 
     def clear_reports(self) -> None:
-        """Remove what an earlier check reported: if this one fails, no old report may stand for it."""
+        """Remove the reports of an earlier check: if this one fails, an old report must not replace it."""
         for name in (REPORT, PAGE, EXIT_CODE):
             (self.folder / name).unlink(missing_ok=True)
 
     def copy_references(self, other: Run) -> None:
         """Copy the reference and its twins from another run; they come without marks, so a later run makes its own."""
         for trace in (other.reference, other.echo, *other.twins()):
-            if _is_trace(trace):
+            if has_trace(trace):
                 shutil.copytree(trace, self.folder / trace.name)
 
-    def archive(self, progress: OnProgress) -> None:
-        """Store all other traces as differences to their reference."""
-        self._change(lambda path, done: archive(path, self.reference.name, done), progress)
-
-    def restore(self, progress: OnProgress) -> None:
-        """Restore archived traces."""
-        self._change(restore, progress)
-
-    def num_bytes(self) -> int:
-        """Return how many bytes the traces take on the disk."""
-        return sum(path.stat().st_size for path in self.folder.rglob("rank-*/*"))
-
-    def _change(self, change: Callable[[Path, Callable[[], None]], None], progress: OnProgress) -> None:
-        runs = [run for run in (self, self.full, self.isolated) if _is_trace(run.reference)]
-        beside = [path for run in runs for path in (run.candidate, run.repeat, run.echo, *run.twins())]
-        # Cells of a sweep link to shared references and twins.
-        traces = [path for path in beside if _is_trace(path) and not path.is_symlink()]
-        total = sum(1 for path in traces for _ in path.glob("rank-*/chunk-*"))
-        counts = itertools.count(1)
-        for path in traces:
-            try:
-                change(path, lambda: progress(next(counts), total))
-            except OSError as error:
-                raise TTraceError(f"{path} cannot be changed: {error}. It can be read as it was before.") from None
-
     def check_complete(self) -> None:
-        """Refuse a folder without both traces, and say what it has."""
+        """Refuse a folder without both traces, and describe what it has instead."""
         self._check_links()
-        missing = [path.name for path in (self.reference, self.candidate) if not _is_trace(path)]
+        missing = [path.name for path in (self.reference, self.candidate) if not has_trace(path)]
         if not missing:
             read_document(self.folder / MARK)
             return
         if not self.folder.is_dir():
             what = "is a file" if self.folder.exists() else "does not exist"
             raise TTraceError(f"{self.folder} {what}. Give the folder that `ttrace run --out` wrote.")
-        if _is_trace(self.folder):
+        if has_trace(self.folder):
             raise TTraceError(
                 f"{self.folder} is one trace, not a run. Give the folder that `ttrace run --out` wrote, for instance "
                 f"{self.folder.resolve().parent}."
@@ -182,61 +242,6 @@ class Run:
             if path.is_symlink() and path.name not in (REPORT, PAGE, EXIT_CODE):  # those are replaced
                 check_inside(path, root)
 
-    @collect_rarely()
-    def judge(
-        self,
-        strictness: Strictness = AS_USUAL,
-        *,
-        isolated: bool = True,
-        rules: Rules | None = None,
-        progress: OnProgress | None = None,
-        engine: Engine | None = None,
-    ) -> Judgement:
-        """Judge the candidate, with its repeat and its isolated run if there are any; no command runs.
-
-        With `rules`, tensors that they match get other layouts than recorded. The isolated run is not used then: the
-        inputs of its modules were generated for the recorded layouts.
-        """
-        self.check_complete()
-        engine = engine or use_all_cores()
-        detailed = self.most_detailed  # this opens traces
-        reference = open_trace(self.reference)
-        twins, notes = choose_twins(self.twins(), self.folder)
-        rounding = ToleranceModel.measure(reference, twins, strictness.margin, engine=engine, progress=progress)
-
-        def trace(folder: Path) -> Trace:
-            return (
-                open_trace(folder)
-                if rules is None
-                else _check_and_return(RelayoutTrace(folder, rules, rounding.reference))
-            )
-
-        if is_complete(self.echo):
-            echo = open_trace(self.echo)
-            check_measured(echo, reference)
-            own = Noise.between(reference, echo, rounding, "reference")
-            notes, rounding = [*notes, *own.notes(rounding)], own.widen(rounding)
-        if detailed is not self:
-            reference = open_trace(detailed.reference)
-            rounding = replace(rounding, reference=reference)
-        candidate = trace(detailed.candidate)
-        if rules is not None:
-            _check_use(rules, candidate, self.folder)
-        check_side(reference, "reference")
-        check_side(candidate, "candidate")
-        if is_complete(self.repeat):
-            again = trace(self.repeat)
-            check_side(again, "candidate")
-            check_candidate(again, reference)
-            check_measured(again, open_trace(self.candidate))
-            noise = Noise.between(candidate, again, rounding)
-            notes, rounding = [*notes, *noise.notes(rounding)], noise.widen(rounding)
-        found = judge_candidate(rounding, candidate, policy=strictness.policy, progress=progress, engine=engine)
-        found = replace(found, notes=(*notes, *found.notes))
-        if not found.findings or not isolated or rules is not None or not is_complete(self.isolated.candidate):
-            return found
-        return combine(found, self.isolated.judge(strictness, progress=progress, engine=engine))
-
     def read_verdicts(self) -> dict[str, str]:
         """Read the verdicts that the last check wrote, by id; none if there is no report, or the traces are newer."""
         report = self.folder / REPORT
@@ -250,18 +255,18 @@ class Run:
             return {}
 
     def selftest(self, *, margin: float = MARGIN, progress: OnProgress | None = None) -> SelfTest:
-        """Find out which faults the check of this run, which must be clean, would have revealed."""
+        """Find out which faults the check of this run would reveal; the run must be clean."""
         self.check_complete()
         twins, _ = choose_twins(self.twins(), self.folder)
         rounding = ToleranceModel.measure(open_trace(self.reference), twins, margin)
         candidate = open_trace(self.candidate)
-        found = judge_candidate(rounding, candidate)
-        if found.findings:
+        judgement = judge_candidate(rounding, candidate)
+        if judgement.findings:
             raise TTraceError(
                 f"{self.folder} has findings, and a selftest needs a run without any. `ttrace check {self.folder}` "
                 "lists them."
             )
-        return run_selftest(rounding, candidate, found, progress=progress)
+        return run_selftest(rounding, candidate, judgement, progress=progress)
 
     def next_command(self, judgement: Judgement) -> str:
         """Return the command to type next."""
@@ -274,12 +279,34 @@ class Run:
         return f"ttrace selftest {folder}" if judgement.exit is Exit.PASSED else f"ttrace show {folder}"
 
 
-def _check_use(rules: Rules, candidate: Trace, folder: Path) -> None:
+def open_run(where: str | Path) -> Run | RunTraces[Remote]:
+    """Open the run in a folder, or the traces of one below a URL."""
+    place = parse_place(str(where))
+    return RunTraces(place) if isinstance(place, Remote) else Run(place)
+
+
+def check(
+    run: str | Path,
+    *,
+    margin: float = MARGIN,
+    allow: Path | None = None,
+    rules: Mapping[str, str] | str | Path | None = None,
+) -> Judgement:
+    """Judge the traces of a run again, as `ttrace check` does, and return the judgement.
+
+    `run` is the folder that `ttrace run --out` wrote, or the URL of its traces in a store. Tolerances are `margin`
+    times the rounding error that the twins show. `allow` is a file of known deviations. `rules`, a table or a file,
+    decides the candidate's layouts again. No command runs, and no report is written.
+    """
+    return open_run(run).judge(Strictness.load(margin, allow), rules=None if rules is None else Rules.of(rules))
+
+
+def _check_use(rules: Rules, candidate: Trace, folder: Place) -> None:
     """Refuse rules of which none matches a tensor: the check would be one of the recorded layouts."""
     _ = candidate.shards  # every rule has been tried by now
     unused = rules.list_unused()
     if len(unused) == len(rules.rules):
-        names = f"{', '.join(map(str, unused[:3]))} matched nothing" if unused else "there is no rule in them"
+        names = f"{', '.join(map(str, unused[:3]))} matched nothing" if unused else "they contain no rule"
         raise TTraceError(
             f"these rules change no layout: {names}. `ttrace show {shlex.quote(str(folder))}` lists the names that a "
             "rule can match."
@@ -288,10 +315,14 @@ def _check_use(rules: Rules, candidate: Trace, folder: Path) -> None:
 
 def open_trace(folder: Place) -> Trace:
     """Open a trace that one launch wrote, the one that was marked as done."""
-    return _check_and_return(Trace(folder))
+    trace = Trace(folder)
+    check_launch(trace)
+    return trace
 
 
-def _check_and_return(trace: Trace) -> Trace:
+def _open_candidate(folder: Place, rules: Rules | None, reference: Trace) -> Trace:
+    """Open a candidate's trace; with `rules`, the layouts of tensors that they match are decided again."""
+    trace = Trace(folder) if rules is None else RelayoutTrace(folder, rules, reference)
     check_launch(trace)
     return trace
 
@@ -329,10 +360,6 @@ def check_side(trace: Trace, role: str) -> None:
         raise TTraceError(f"{gap}, so nothing can be judged. Trace again: the same `ttrace run` makes what is missing.")
 
 
-def is_complete(folder: Path) -> bool:
+def is_complete(folder: Place) -> bool:
     """Whether every rank left a trace and finished it."""
-    return _is_trace(folder) and not any(Trace(folder).gaps())
-
-
-def _is_trace(folder: Path) -> bool:
-    return any(folder.glob(f"rank-*/{MANIFEST}"))
+    return has_trace(folder) and not any(Trace(folder).gaps())

@@ -10,27 +10,53 @@ import itertools
 import re
 import shlex
 import shutil
+import threading
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Literal, TypedDict, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
 from ttrace.capture.environment import read_environment
 from ttrace.capture.plan import Plan, claim_of
 from ttrace.errors import TraceError, TTraceError
-from ttrace.files import check_inside, read_text, replace_file
 from ttrace.trace.format import MANIFEST, rank_folder
 from ttrace.trace.reader import Trace
-from ttrace.trace.seal import open_document, seal_document
-from ttrace.trace.storage.fingerprint import find_changed_file, fingerprint_file
-from ttrace.trace.store import Remote
-from ttrace.workflow.git import describe_commit
-from ttrace.workflow.launch import Launches, LaunchResult, launch
+from ttrace.trace.seal import find_changed_file, fingerprint_file, open_document, seal_document
+from ttrace.trace.store import Place, Remote
+from ttrace.untrusted import check_inside, read_text, replace_file
+from ttrace.workflow.launch import Launches, LaunchResult, describe_commit, launch
+
+
+class PlanChanges(TypedDict, total=False):
+    """The fields of a plan in which stages differ."""
+
+    out: Path
+    role: Literal["reference", "echo", "twin", "candidate"]
+    reference: Path
+    repeats: Path
+    launch: str
+    twin: int
+    num_steps: int
+    first_step: int
+    parameters: Literal["own"]
+    isolated: bool
+    inside: tuple[str, ...]
+    grad_factor: float
+    only: tuple[str, ...]
+    full: tuple[str, ...]
+    stop: bool
+    then: tuple[Plan, ...]
+
+
+def change(plan: Plan, **changes: Unpack[PlanChanges]) -> Plan:
+    """Copy a plan with other values of these fields; `model_copy` itself would accept any name."""
+    return plan.model_copy(update=changes)
 
 
 class _Mark(BaseModel):
@@ -39,7 +65,7 @@ class _Mark(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stamp: str
-    """Another one for each trace."""
+    """A different one for each trace."""
     launch: str
     """The launch that wrote the trace."""
     of: str
@@ -92,8 +118,8 @@ class Stage:
         number = uuid.uuid4().hex
         for stage in (self, *then):
             stage.claim(number)
-        following = tuple(stage._plan.model_copy(update={"launch": number}) for stage in then)
-        plan = self.plan.model_copy(update={"then": following, "launch": number})
+        following = tuple(change(stage._plan, launch=number) for stage in then)
+        plan = change(self.plan, then=following, launch=number)
         launched = launch(self.command, plan, timeout=timeout, launches=launches)
         words = shlex.join(self.command)
         is_excused = then and self.is_complete()  # it failed only in a stage that follows
@@ -102,7 +128,7 @@ class Stage:
                 f"{words} ended with status {launched.status}:\n{launched.find_error()}\n(from {launched.log})"
                 f"{launched.suggest_launcher()}"
             )
-        if not self._is_begun():
+        if not has_trace(self.plan.written):
             raise TTraceError(
                 f"{words} succeeded but left no trace: {self._explain_no_trace(launched)} Its output is in "
                 f"{launched.log}."
@@ -133,7 +159,7 @@ class Stage:
 
     def is_complete(self) -> bool:
         """Whether every rank finished."""
-        if not self._is_begun():
+        if not has_trace(self.plan.written):
             return False
         try:
             check_launch(trace := self.trace)
@@ -181,16 +207,10 @@ class Stage:
             with suppress(OSError):  # another file system may be mounted there
                 plan.out.rmdir()
 
-    def _is_begun(self) -> bool:
-        where = self.plan.written
-        if isinstance(where, Remote):
-            return (where / rank_folder(0) / MANIFEST).exists()
-        return any(where.glob(f"rank-*/{MANIFEST}"))
-
     @property
     def _plan(self) -> Plan:
         """The plan with an absolute path, so that it means the same wherever it is read."""
-        return self.plan.model_copy(update={"out": self.plan.out.resolve()})
+        return change(self.plan, out=self.plan.out.resolve())
 
     @property
     def _reference_stamp(self) -> str:
@@ -222,6 +242,13 @@ def _collect_sources(trace: Trace) -> dict[str, str]:
     return sources
 
 
+def has_trace(place: Place) -> bool:
+    """Whether a rank began a trace there; in a store, rank 0 did: objects are requested by name."""
+    if isinstance(place, Path):
+        return any(place.glob(f"rank-*/{MANIFEST}"))
+    return (place / rank_folder(0) / MANIFEST).exists()
+
+
 def check_launch(trace: Trace) -> None:
     """Refuse a trace that is not the one that was marked as done."""
     if isinstance(trace.folder, Remote):
@@ -245,3 +272,34 @@ def _read_mark(out: Path) -> _Mark | None:
         return _Mark.model_validate_json(open_document(text, str(_mark_of(out))))
     except (OSError, ValueError, RecursionError, TTraceError):
         return None  # a damaged mark counts as none
+
+
+_PAUSE = 0.1
+"""Seconds between two looks at the disk."""
+
+
+@contextmanager
+def watch_stages(stages: Mapping[str, Path], on_stage: Callable[[str], None]) -> Iterator[None]:
+    """Call `on_stage` with the name of each stage of a launch as soon as its first rank begins its trace, in order.
+
+    The launched process continues from one stage to the next by itself, so its traces are watched.
+    """
+    if not stages:
+        yield
+        return
+    is_over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(stages, on_stage, is_over), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+def _watch(stages: Mapping[str, Path], on_stage: Callable[[str], None], is_over: threading.Event) -> None:
+    for name, out in stages.items():
+        while not (out / rank_folder(0) / MANIFEST).exists():
+            if is_over.wait(_PAUSE):
+                return
+        on_stage(name)

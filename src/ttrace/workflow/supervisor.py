@@ -51,7 +51,7 @@ def main(command: list[str]) -> int:
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            # Without this process nobody would end the command.
+            # Without this process the command would never be ended.
             preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
         child = process.pid

@@ -77,7 +77,8 @@ def make_engine(case: Engine) -> Any:
 
 def train(case: Engine, plan: Plan | None) -> tuple[list[torch.Tensor], list[str]]:
     """Return what this rank has of all parameters after some steps, and what is patched then."""
-    from ttrace.capture.start import Declarations, start_session
+    from ttrace.capture.parts import Declarations
+    from ttrace.capture.start import start_session
 
     engine = make_engine(case)
     before = [set(vars(engine)), set(vars(engine.optimizer))]

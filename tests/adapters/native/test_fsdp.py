@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.compat.torch import RELEASE
 from ttrace.judge.verdict import Exit, Judgement
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
 from zoo.harness.runs import NUM_TWINS, SimulatedRank, judge
@@ -35,7 +35,7 @@ def train(plan: Plan, model: nn.Module, num_microbatches: int, *, divisor: float
     """Train on microbatches of this rank's own; the script itself divides its losses by `divisor`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     adapter = Native([model]) if plan.role == "candidate" else SimulatedRank()
-    session = TracingSession(plan, model, optimizer, adapter, Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, adapter))
     with session.step():
         for _ in range(num_microbatches):
             x, y = session.batch((torch.randn(4, 8), torch.randn(4, 8)))

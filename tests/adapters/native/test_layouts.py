@@ -12,10 +12,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from tests.support.device_meshes import device_mesh, mesh_of
 from ttrace.adapters.native import layouts as adapter
 from ttrace.errors import LayoutError
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.placement import LayoutSource
 from ttrace.layouts.region import Region, Shape
-from ttrace.layouts.source import LayoutSource
-from ttrace.tensors import ranges as rg
 
 
 def find_indices(size: int, rank: int, *placements: Placement, shape: Shape = (2,)) -> list[int]:
@@ -99,7 +99,7 @@ def test_a_device_mesh_of_all_ranks_is_our_mesh() -> None:
 
 def test_a_device_mesh_of_some_ranks_is_refused_with_what_to_do() -> None:
     part = mesh_of(torch.tensor([4, 5]), 4, ("tp",))
-    with pytest.raises(LayoutError, match=re.escape("holds ranks [4, 5]")) as error:
+    with pytest.raises(LayoutError, match=re.escape("has ranks [4, 5]")) as error:
         adapter.convert_mesh(part)
     assert "Give attach(mesh=...) the mesh of all ranks." in str(error.value)
 

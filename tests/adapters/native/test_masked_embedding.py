@@ -11,9 +11,9 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
 
@@ -36,7 +36,7 @@ def embed(folder: Path) -> float:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     plan: dict[str, ParallelStyle] = {"tok": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())}
     model = parallelize_module(Words(), mesh, plan)
-    session = TracingSession(Plan(out=folder, stop=False), model, None, Native([model], mesh=mesh), Rules())
+    session = TracingSession(SessionParts(Plan(out=folder, stop=False), model, None, Native([model], mesh=mesh)))
     with session.step():
         out: torch.Tensor = model(session.batch(torch.arange(9).view(1, 9)))
         out.square().mean().backward()

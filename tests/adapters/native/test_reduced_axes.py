@@ -14,11 +14,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Exit, Verdict
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 from zoo.harness.ranks import on_ranks
 
@@ -58,7 +58,7 @@ def train(plan: Plan, *, is_reference: bool, drift: float = 0.0) -> None:
     own = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 8))
     model = own if is_reference else DistributedDataParallel(own)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    session = TracingSession(plan, model, optimizer, Native([model]), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, Native([model])))
     with session.step():
         for _ in range(2 if is_reference else 1):
             x, y = session.batch((torch.randn(32, 16), torch.randn(32, 8)))

@@ -11,8 +11,7 @@ import torch
 
 from ttrace.adapters.native.spmd_types import read_placement
 from ttrace.layouts.mesh import Mesh
-from ttrace.layouts.placement import Placement
-from ttrace.layouts.source import LayoutSource
+from ttrace.layouts.placement import LayoutSource, Placement
 from ttrace.layouts.splits import NO_SPLITS, Split
 
 MESH = Mesh.of(dp=2, cp=2, tp=2)

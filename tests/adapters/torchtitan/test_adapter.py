@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.adapter import FrameworkEvents
 from ttrace.adapters.registry import find_adapter
 from ttrace.adapters.torchtitan import compat
 from ttrace.adapters.torchtitan.adapter import Torchtitan
@@ -63,14 +63,13 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attach]:
     def on(mesh: str) -> tuple[Decoder, Torchtitan]:
         monkeypatch.setattr("ttrace.adapters.native.adapter.find_rank_and_world", lambda: (0, 2))
         model = Decoder()
-        adapter = Torchtitan([model], mesh=Mesh.parse(mesh))
-        adapter.attach(FrameworkEvents())
-        attached.append(adapter)
-        return model, adapter
+        attached.append(Torchtitan([model], mesh=Mesh.parse(mesh)))
+        attached[-1].attach(FrameworkEvents())
+        return model, attached[-1]
 
     yield on
-    for adapter in attached:
-        adapter.detach()
+    for each in attached:
+        each.detach()
 
 
 def test_a_model_is_recognised_by_its_class() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ttrace.judge.verdict import Exit, Verdict
-from ttrace.layouts.source import LayoutSource
+from ttrace.layouts.placement import LayoutSource
 from zoo.harness.hugging import Case, changed_by_recording, run_case, trace_references
 from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
@@ -51,6 +51,15 @@ CLEAN_ON_4 = [
     Case("llama", "fsdp+tp", FSDP | TP),
     *(Case(model, "fsdp4+ep2", {"fsdp_size": 4, "ep_size": 2}) for model in MOES),
 ]
+NIGHTLY = [
+    Case("gpt2", "fsdp", FSDP),
+    Case("deepseek_v3", "tp", TP),
+    Case("qwen3_moe", "fsdp", FSDP),
+    Case("deepseek_v3", "dispatched", DISPATCHED),
+    Case("qwen3_moe", "masked", MASKED),
+    *CLEAN_ON_4[1:],
+]
+"""Clean cases of a kind of which another runs in .ci/run."""
 DIVIDED_TWICE = [Case(model, "fsdp+ep", FSDP_EP) for model in MOES]
 REPLICATED = Case("gpt2", "tp", TP)
 ACCUMULATED = Case("qwen3_moe", "tp", TP, num_accumulated=2)
@@ -168,48 +177,54 @@ def result_of(case: Case, folder: Path, change: Change | None = None) -> Result 
 Results = dict[str, Any]
 
 
-def on_two_ranks(folder: Path) -> Results:
-    whole = [*CLEAN, *DIVIDED_TWICE, REPLICATED, ACCUMULATED, FORGOTTEN]
+def on_two_ranks(folder: Path, clean: list[Case]) -> Results:
+    whole = [*clean, *DIVIDED_TWICE, REPLICATED, ACCUMULATED, FORGOTTEN]
     results: Results = {str(case): result_of(case, folder) for case in whole}
     results |= {f"{case} at {at}": result_of(case, folder, change) for case, change, at, _ in FAULTS}
     results |= {f"{case} once": result_of(case, folder, divide_once) for case in DIVIDED_TWICE}
     return results | {f"{case} neutral": changed_by_recording(case, folder) for case in NEUTRAL}
 
 
-def on_four_ranks(folder: Path) -> Results:
-    return {str(case): result_of(case, folder) for case in CLEAN_ON_4}
+def on_four_ranks(folder: Path, clean: list[Case]) -> Results:
+    return {str(case): result_of(case, folder) for case in clean}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(selected: Callable[[str], list[Case]], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Three launches: all references, then all candidates of two ranks and of four."""
     folder = tmp_path_factory.mktemp("transformers")
-    cases = [*CLEAN, *CLEAN_ON_4, *DIVIDED_TWICE, REPLICATED, ACCUMULATED, FORGOTTEN, *(case for case, *_ in FAULTS)]
+    chosen = selected("clean")
+    on_two, on_four = ([case for case in cases if case in chosen] for cases in (CLEAN, CLEAN_ON_4))
+    cases = [*on_two, *on_four, *DIVIDED_TWICE, REPLICATED, ACCUMULATED, FORGOTTEN, *(case for case, *_ in FAULTS)]
     on_ranks(1, trace_references, folder, cases)
-    two: Results = on_ranks(2, on_two_ranks, folder)[0]
-    four: Results = on_ranks(4, on_four_ranks, folder)[0]
+    two: Results = on_ranks(2, on_two_ranks, folder, on_two)[0]
+    four: Results = on_ranks(4, on_four_ranks, folder, on_four)[0]
     return two | four
 
 
-@pytest.mark.parametrize("case", [*CLEAN, *CLEAN_ON_4], ids=str)
-def test_a_clean_case_passes_with_every_tensor_covered(results: Results, case: Case) -> None:
-    result = results[str(case)]
+def params(cases: list[Case]) -> list[Any]:
+    return [pytest.param(case, marks=pytest.mark.nightly if case in NIGHTLY else [], id=str(case)) for case in cases]
+
+
+@pytest.mark.parametrize("clean", params([*CLEAN, *CLEAN_ON_4]))
+def test_a_clean_case_passes_with_every_tensor_covered(results: Results, clean: Case) -> None:
+    result = results[str(clean)]
     assert result.exit is Exit.PASSED, result.trouble
     assert result.verdicts.total() - result.verdicts[Verdict.PASS] - result.verdicts[Verdict.UNJUDGED] == 0
     assert result.verdicts[Verdict.PASS] > 280
 
 
-@pytest.mark.parametrize("case", [case for case in CLEAN if "tp_size" in case.config], ids=str)
-def test_what_a_plan_says_is_stated_not_inferred(results: Results, case: Case) -> None:
-    by = results[str(case)].by
+@pytest.mark.parametrize("clean", params([case for case in CLEAN if "tp_size" in case.config]))
+def test_what_a_plan_says_is_stated_not_inferred(results: Results, clean: Case) -> None:
+    by = results[str(clean)].by
     assert by[LayoutSource.ADAPTER] >= 35
     assert by[LayoutSource.DTENSOR] >= 60
     assert by[LayoutSource.SHAPES] < 0.75 * by.total()
 
 
-def test_only_tensor_parallelism_leaves_something_to_infer(results: Results) -> None:
-    for case in (*CLEAN, *CLEAN_ON_4):
-        assert (results[str(case)].by[LayoutSource.SHAPES] > 0) == (case.config.get("tp_size", 1) > 1)
+@pytest.mark.parametrize("clean", params([*CLEAN, *CLEAN_ON_4]))
+def test_only_tensor_parallelism_leaves_something_to_infer(results: Results, clean: Case) -> None:
+    assert (results[str(clean)].by[LayoutSource.SHAPES] > 0) == (clean.config.get("tp_size", 1) > 1)
 
 
 @pytest.mark.parametrize(("case", "module", "words"), [(c, m, w) for c, _, m, w in FAULTS], ids=str)

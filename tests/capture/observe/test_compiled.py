@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ttrace.capture.observe.compiled import Compiled
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import Names
-from ttrace.judge.reason import Reason, Why
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import Reason, Why, describe
 from ttrace.judge.verdict import Exit, Judgement, Verdict
 from ttrace.layouts.ids import Kind
 from zoo.harness.candidate import Cell, simple

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.layouts.ids import ROOT
-from ttrace.layouts.rules import Rules
 from ttrace.trace.format import Operation
 from ttrace.trace.reader import Trace
 from zoo.harness.runs import SimulatedRank
@@ -68,7 +68,7 @@ def trace(folder: Path, inside: tuple[str, ...], prepare: Callable[[Net], Any] =
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     plan = Plan(out=folder / "trace", inside=inside, stop=False)
-    session = TracingSession(plan, model, optimizer, SimulatedRank(), Rules.of({}))
+    session = TracingSession(SessionParts(plan, model, optimizer, SimulatedRank()))
     with session.step():
         score(model(torch.ones(2, 4))).backward()
         average(model)
@@ -115,7 +115,7 @@ def test_without_accused_modules_nothing_is_kept(tmp_path: Path) -> None:
 def test_custom_functions_are_recorded_after_a_backward_pass_too(tmp_path: Path) -> None:
     model = Doubling(4, 4)
     plan = Plan(out=tmp_path / "trace", inside=(ROOT,), stop=False)
-    session = TracingSession(plan, model, None, SimulatedRank(), Rules.of({}))
+    session = TracingSession(SessionParts(plan, model, None, SimulatedRank()))
     with session.step():
         for _ in range(2):
             model(session.batch(torch.ones(2, 4))).sum().backward()

@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.ledgers import keep_ledger, keep_notes
+from ttrace.layouts.ids import Phase
 from ttrace.layouts.mesh import Mesh
-from ttrace.trace.collectives import Collective, Phase
+from ttrace.trace.collectives import Collective
 from zoo.harness.limits import HANG
 from zoo.harness.ranks import on_ranks
 

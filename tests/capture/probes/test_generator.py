@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttrace.capture.probes.distributions import measure_batch, measure_parameters
+from ttrace.capture.probes.generator import measure_batch, measure_parameters
 from ttrace.capture.resolve.names import Names
 from ttrace.values.generate import Distribution, Integers, Normal, Rows
 

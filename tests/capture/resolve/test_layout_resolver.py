@@ -18,8 +18,8 @@ from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.infer import find_pending_axes
 from ttrace.layouts.layout import Cut, Layout
 from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.placement import LayoutSource
 from ttrace.layouts.rules import Rules
-from ttrace.layouts.source import LayoutSource
 from ttrace.layouts.splits import Split
 from zoo.harness.runs import SimulatedRank
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import Declarations, SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.resolve.names import Names
 from ttrace.capture.session import TracingSession
@@ -84,7 +85,13 @@ def test_any_name_of_a_module_is_traced(tmp_path: Path) -> None:
     for name in ("a/b", "a b", "x@1", "50%"):
         model.add_module(name, nn.Linear(2, 2))
     session = TracingSession(
-        Plan(out=tmp_path, stop=False), model, None, Native([model]), Rules.of({"a%2Fb/output": "t h"})
+        SessionParts(
+            Plan(out=tmp_path, stop=False),
+            model,
+            None,
+            Native([model]),
+            Declarations(rules=Rules.of({"a%2Fb/output": "t h"})),
+        )
     )
     with session.step():
         batch = session.batch({"in put": torch.randn(3, 2), "in/put": torch.randn(3, 2)})

@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm  # by name, as scripts do
 
 from ttrace.adapters.native.adapter import Native
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
 from ttrace.judge.verdict import CauseName, Exit, Judgement, Verdict
 from ttrace.layouts.ids import Kind
-from ttrace.layouts.rules import Rules
 from ttrace.trace.reader import Trace
 
 Update = Callable[[nn.Module, Any], None]
@@ -34,7 +34,7 @@ def trace_step(plan: Plan, update: Update, make_optimizer: Callable[[nn.Module],
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
     optimizer = make_optimizer(model)
-    session = TracingSession(plan, model, optimizer, Native([model]), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, Native([model])))
     with session.step():
         x, y = session.batch((torch.randn(16, 4), torch.randn(16, 4)))
         nn.functional.mse_loss(model(x), y).backward()

@@ -1,4 +1,4 @@
-"""Integers that are wrong lead, and say how they differ."""
+"""Wrong integers lead and describe how they differ; values of a weaker dtype name it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.traces import Case, draw_tensor
-from ttrace.judge.verdict import CauseName, Finding, Judgement
+from tests.support.traces import Case, draw_tensor, nudge
+from ttrace.judge.verdict import Cause, CauseName, Finding, Judgement
 from ttrace.report.facts import list_facts
 
+FULL = draw_tensor(8, 12)
 POSITIONS = torch.arange(16)
 
 
@@ -94,3 +95,38 @@ def test_a_count_that_differs_is_named_with_both_numbers(tmp_path: Path) -> None
     assert finding.comparison.id.site.slot == "num_items_in_batch"
     assert finding.cause.name is CauseName.COUNT
     assert finding.cause.sentence.endswith("the candidate comes to 181, the reference to 174")
+
+
+def find_cause(folder: Path, full: torch.Tensor, wrong: torch.Tensor) -> Cause:
+    case = Case(folder)
+    case.add("0/1/layers.1.fc/output", full, "a b/tp", lambda _: wrong)
+    return case.judge().findings[0].cause
+
+
+@pytest.mark.parametrize("weak", [torch.bfloat16, torch.float16])
+def test_values_of_a_weaker_dtype_name_it(tmp_path: Path, weak: torch.dtype) -> None:
+    found = find_cause(tmp_path, FULL, FULL.to(weak).float())
+    name = str(weak).removeprefix("torch.")
+    assert found.name == CauseName.WEAKER_DTYPE
+    assert found.sentence == f"the candidate computes in {name} where the reference has float32"
+    assert found.evidence[0].startswith(f"every value fits {name}, and the error is ")
+
+
+def test_a_parameter_held_in_a_weaker_dtype_names_it(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.add("0/-/fc.weight/param", FULL, "a b/tp", lambda x: x.bfloat16())
+    assert case.judge().findings[0].cause.sentence == "the candidate holds bfloat16 where the reference has float32"
+
+
+@pytest.mark.parametrize(
+    ("full", "wrong"),
+    [
+        (FULL, nudge(FULL, 1e-3)),
+        (FULL, (FULL + draw_tensor(8, 12, seed=4)).bfloat16().float()),
+        (FULL.bfloat16().float(), (FULL.bfloat16() * 1.01).float()),
+    ],
+    ids=["off by as much", "off by more", "not rounded"],
+)
+def test_what_a_dtype_does_not_explain_is_not_claimed(tmp_path: Path, full: torch.Tensor, wrong: torch.Tensor) -> None:
+    found = find_cause(tmp_path, full, wrong)
+    assert found.name != CauseName.WEAKER_DTYPE

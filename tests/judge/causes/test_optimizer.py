@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.traces import Case, draw_tensor
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import describe
 from ttrace.judge.verdict import Cause, CauseName, Finding, Verdict
 
 NAME = "0/-/fc.weight"
@@ -108,7 +108,7 @@ def test_an_optimizer_that_counts_other_steps_is_named(tmp_path: Path) -> None:
     change = 0.7 * UPDATE + 1e-3 * draw_tensor(4, 8, seed=5)
     found = updated(Case(tmp_path), [change, change], step=2.0).cause
     assert found.name == CauseName.STEP_COUNT
-    assert found.sentence == "the optimizer believes that this is step 2, and the reference's 1"
+    assert found.sentence == "the optimizer counts this as step 2, the reference's as step 1"
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0])

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.traces import Case, draw_tensor, nudge
 from ttrace.judge.causes import evidence
-from ttrace.judge.tensors import row_matching, values
+from ttrace.judge.tensors import values
 from ttrace.judge.verdict import Cause, CauseName
 
 FULL = draw_tensor(8, 12)
@@ -103,7 +103,7 @@ def test_a_vocabulary_that_is_shifted_says_by_how_much(tmp_path: Path, monkeypat
 
 
 def test_any_permutation_of_many_rows_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_matching, "_MOST_PAIRS", 1000)
+    monkeypatch.setattr(values, "_MOST_PAIRS", 1000)
     full, order = draw_tensor(600, 96), torch.randperm(600)
     found = changed(Case(tmp_path), full[order], full=full)
     assert found.name == CauseName.MOVED

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.support.traces import Case, draw_tensor, find_comparison
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import describe
 from ttrace.judge.verdict import CauseName, Exit, Verdict
 
 LAYER = ("layers.3/input", "layers.3.fc/input", "layers.3.fc/output", "layers.3/output")

@@ -110,7 +110,7 @@ def test_a_twin_that_is_off_excuses_neither_a_gradient_nor_its_update(
     assert twins_case(tmp_path / "sound", own, *twins).exit is Exit.FOUND
     judgement = twins_case(tmp_path / "off", own, *twins[:-1], struck(twins[-1], value))
     assert judgement.exit is not Exit.PASSED
-    assert {c.reason for c in judgement.comparisons} & {Reason.ZERO, Reason.LOST_UPDATE} == set()
+    assert {c.reason for c in judgement.comparisons} & {Reason.ZERO, Reason.NOISE_DOMINATED_UPDATE} == set()
 
 
 def test_a_reference_that_is_off_proves_no_zero_either(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_reference_that_is_off_proves_no_zero_either(tmp_path: Path) -> None:
     for number, damaged in enumerate((struck(own, 1e38), torch.zeros_like(own))):
         judgement = twins_case(tmp_path / str(number), damaged, *twins)
         assert judgement.exit is not Exit.PASSED
-        assert {c.reason for c in judgement.comparisons} & {Reason.ZERO, Reason.LOST_UPDATE} == set()
+        assert {c.reason for c in judgement.comparisons} & {Reason.ZERO, Reason.NOISE_DOMINATED_UPDATE} == set()
 
 
 def test_a_small_gradient_is_not_zero_because_one_twin_says_so(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_twins_that_agree_on_noise_prove_a_zero_and_excuse_its_update(tmp_path: 
     noise = [1e-7 * draw_tensor(64, 64, seed=number) for number in range(4)]
     judgement = twins_case(tmp_path, *noise, wrong=-1.0)
     assert find_comparison(judgement, WEIGHT).verdict is Verdict.PASS
-    assert find_comparison(judgement, "0/-/attention.key.weight/update").reason is Reason.LOST_UPDATE
+    assert find_comparison(judgement, "0/-/attention.key.weight/update").reason is Reason.NOISE_DOMINATED_UPDATE
     assert judgement.exit is Exit.PASSED
 
 

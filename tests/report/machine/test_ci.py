@@ -13,8 +13,7 @@ import pytest
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import Exit, Judgement
 from ttrace.report import sweep as sweep_report
-from ttrace.report.machine import ci as github
-from ttrace.report.machine import junit
+from ttrace.report.machine import ci
 from ttrace.report.sweep import SweepRow, SweepTable
 from ttrace.report.terminal.summary import render_text
 
@@ -30,32 +29,32 @@ def judgement(tmp_path: Path) -> Judgement:
 
 
 def test_an_annotation_stands_at_the_modules_line(judgement: Judgement, tmp_path: Path) -> None:
-    (line,) = github.format_errors(judgement.findings, tmp_path)
+    (line,) = ci.format_errors(judgement.findings, tmp_path)
     assert line.startswith("::error file=sub%2C dir/model.py,line=12,title=ttrace%3A double reduction::fc/output is")
     assert "\n" not in line
     assert "%0Acause the candidate is 2 x the reference" in line
     nowhere = [replace(judgement.findings[0], source="")]
-    assert next(github.format_errors(nowhere, tmp_path)).startswith("::error title=")
+    assert next(ci.format_errors(nowhere, tmp_path)).startswith("::error title=")
 
 
 def test_the_summary_is_added_to_the_steps(judgement: Judgement, tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
     for _ in range(2):
-        github.add_summary(github.format_summary(judgement, "runs/a"), {"GITHUB_STEP_SUMMARY": str(path)})
+        ci.add_summary(ci.format_summary(judgement, "runs/a"), {"GITHUB_STEP_SUMMARY": str(path)})
     assert path.read_text().count("### ✗ TTrace: `runs/a`") == 2
     assert "**`fc/output`** is the first wrong tensor" in path.read_text()
-    github.add_summary("nobody asked", {})
-    assert github.is_on({"GITHUB_ACTIONS": "true"})
-    assert not github.is_on({})
+    ci.add_summary("nobody asked", {})
+    assert ci.is_on({"GITHUB_ACTIONS": "true"})
+    assert not ci.is_on({})
 
 
 def test_junit_holds_whatever_a_trace_says() -> None:
     cases = [
-        junit.Case("good", Exit.PASSED, seconds=1.25),
-        junit.Case("<bad>", Exit.FOUND, 'a "quoted" \x00 text', "two\nlines & \ud800"),
-        junit.Case("odd", Exit.UNJUDGED, "why"),
+        ci.Case("good", Exit.PASSED, seconds=1.25),
+        ci.Case("<bad>", Exit.FOUND, 'a "quoted" \x00 text', "two\nlines & \ud800"),
+        ci.Case("odd", Exit.UNJUDGED, "why"),
     ]
-    (suite,) = ElementTree.fromstring(junit.format_junit("ttrace", cases))
+    (suite,) = ElementTree.fromstring(ci.format_junit("ttrace", cases))
     assert {key: suite.get(key) for key in ("tests", "failures", "errors")} == {
         "tests": "3",
         "failures": "1",
@@ -111,11 +110,11 @@ def test_a_sweeps_page_loads_nothing_and_escapes_texts(table: SweepTable) -> Non
 
 
 def test_a_sweeps_summary_has_the_condition(table: SweepTable) -> None:
-    text = github.format_sweep(table.condition, table.counts, Exit.FOUND)
+    text = ci.format_sweep(table.condition, table.counts, Exit.FOUND)
     assert text.splitlines()[:3] == ["### ✗ TTrace sweep", "", "`fails iff tp > 1`"]
-    assert "3 cells: 1 passed" in github.format_sweep("", table.counts, Exit.PASSED)
+    assert "3 cells: 1 passed" in ci.format_sweep("", table.counts, Exit.PASSED)
 
 
 def test_a_sweeps_cells_are_cases(table: SweepTable) -> None:
-    (suite,) = ElementTree.fromstring(junit.format_junit("sweep", sweep_report.make_cases(table)))
+    (suite,) = ElementTree.fromstring(ci.format_junit("sweep", sweep_report.make_cases(table)))
     assert [[kind.tag for kind in case] for case in suite] == [[], ["failure"], ["error"]]

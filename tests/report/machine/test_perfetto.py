@@ -169,6 +169,7 @@ def serve_perfetto(path: Path) -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.slow
 def test_perfetto_opens_the_tutorials_bug(tmp_path: Path) -> None:
     """`TTRACE_SHOTS=1` takes the picture of the docs anew."""

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tests.support.traces import Case, draw_tensor
 from ttrace.report.machine import json_report
-from ttrace.report.machine.failure import make_failure_report
+from ttrace.report.refusal import make_failure_report
 
 FILE = Path(__file__).parents[3] / "docs" / "reference" / "report.schema.json"
 REPORT = TypeAdapter(json_report.Report)

@@ -13,9 +13,7 @@ import pytest
 from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Tolerance, Verdict
 from ttrace.layouts.ids import Kind, TensorId
-from ttrace.report.machine.tensorboard import write_tensorboard
-from ttrace.report.machine.trackers import list_points
-from ttrace.report.machine.wandb import log_wandb
+from ttrace.report.machine.trackers import list_points, log_wandb, write_tensorboard
 from ttrace.values.stats import Stats
 
 TEXT = "✗ layers.1 is wrong\n  cause  a factor"

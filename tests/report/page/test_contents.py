@@ -16,12 +16,10 @@ import pytest
 from tests.support.judgements import large
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.verdict import Judgement
-from ttrace.report.depth import Depth
-from ttrace.report.page import columns
-from ttrace.report.page.contents import About, build_page
+from ttrace.report.page import document
+from ttrace.report.page.contents import About, Side, build_page, measure_stages, read_sides
 from ttrace.report.page.document import render_document
-from ttrace.report.page.sides import Side, read_sides
-from ttrace.report.page.timing import measure_stages
+from ttrace.report.terminal.depth import Depth
 from ttrace.trace.seal import seal_document
 
 
@@ -34,18 +32,18 @@ def unpacked(packed: dict[str, str]) -> list[Any]:
     ("values", "kind"), [([0, -128, 127], "b"), ([128], "h"), ([-(1 << 15) - 1], "i"), ([1 << 40], "d"), ([], "b")]
 )
 def test_whole_numbers_take_as_few_bytes_as_they_need(values: list[int], kind: str) -> None:
-    packed = columns.pack_integers(values)
+    packed = document.pack_integers(values)
     assert (packed["as"], unpacked(packed)) == (kind, values)
 
 
 def test_numbers_that_do_not_fit_are_infinite_and_others_stay() -> None:
-    *numbers, none = unpacked(columns.pack_floats([0.5, 1e300, -math.inf, math.nan]))
+    *numbers, none = unpacked(document.pack_floats([0.5, 1e300, -math.inf, math.nan]))
     assert numbers == [0.5, math.inf, -math.inf]
     assert math.isnan(none)
 
 
 def test_texts_are_kept_once() -> None:
-    packed = columns.pack_words(["a", "b", "a"])
+    packed = document.pack_words(["a", "b", "a"])
     assert packed["words"] == ["a", "b"]
     assert unpacked(packed) == [0, 1, 0]
 

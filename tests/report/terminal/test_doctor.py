@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.health import HEALTHY, TORCH
+from ttrace.compat.torch import Limit
 from ttrace.report.health import (
     AcceleratorHealth,
     DiskHealth,
@@ -21,7 +22,6 @@ from ttrace.report.health import (
     TorchSupport,
 )
 from ttrace.report.terminal import doctor
-from ttrace.torch_limits import Limit
 
 
 def shown(health: Health) -> list[str]:

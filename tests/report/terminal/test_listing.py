@@ -14,8 +14,8 @@ from tests.support.traces import Case, draw_tensor
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.difference import find_difference
 from ttrace.layouts.ids import TensorId
-from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.report.layout_source import describe_provenance
+from ttrace.layouts.placement import LayoutSource, Provenance
+from ttrace.report.facts import describe_provenance
 from ttrace.report.terminal import difference as difference_report
 from ttrace.report.terminal import listing
 from ttrace.trace.reader import Trace

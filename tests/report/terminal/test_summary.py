@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Judgement
-from ttrace.layouts.source import LayoutSource, Provenance
+from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.report.terminal import summary
 
 NEXT = "ttrace diff runs/a 0/0/fc/output"

@@ -30,8 +30,8 @@ _LEFT = "left"
 _NAMESPACES = ("net", "uts")
 """What a forked process takes over from its client."""
 _NEEDED = (
-    *("ttrace.attach", "ttrace.capture.start", "ttrace.cli.application", "ttrace.cli.outcome", "ttrace.cli.plans"),
-    *("ttrace.cli.screen", "ttrace.monitor.monitor", "ttrace.workflow.disk_space", "ttrace.workflow.stored"),
+    *("ttrace.attach", "ttrace.capture.start", "ttrace.cli.entry", "ttrace.cli.outcome", "ttrace.cli.options"),
+    *("ttrace.cli.outcome", "ttrace.monitor.monitor", "ttrace.workflow.folder", "ttrace.workflow.run"),
     *("ttrace.workflow.engines.select", "tests.support.faulty_machine.faults", "torch.distributed.run", "rich.console"),
     *(
         "tests.support.faulty_machine.store",

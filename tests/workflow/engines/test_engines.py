@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from ttrace.errors import TTraceError
 from ttrace.judge.compare import Comparer
 from ttrace.judge.engine import Lot
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.tolerance.model import ToleranceModel, TwinComparer
 from ttrace.judge.tolerance.twins import TwinSample
 from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
 from ttrace.layouts.ids import TensorId
@@ -58,7 +57,7 @@ def test_results_are_kept_bit_by_bit(tmp_path: Path) -> None:
     sample = (TwinSample(IDS[1], 7, torch.bfloat16, (0.1, 1e300)), (Stats(1), Stats(2, inf_a=1)))
     for work, results in (
         (Comparer.comparisons, [comparison, Comparison(IDS[1], Verdict.MISSING)]),
-        (ToleranceModel._samples, [sample]),
+        (TwinComparer.samples, [sample]),
     ):
         assert ResultCache(tmp_path, "rank-0.jsonl", work, "these").find(LOT) is None
         ResultCache(tmp_path, "rank-0.jsonl", work, "these").add(LOT, list(results))
@@ -105,8 +104,8 @@ def test_what_is_kept_is_of_the_same_traces_and_rules(tmp_path: Path) -> None:
     ]
     assert len({context.identity for context in contexts}) == len(contexts)
     assert comparer("run").identity == comparer("run").identity
-    noisy = replace(contexts[0], twins=copy(contexts[0].twins))
-    noisy.twins.tolerances = {t: replace(one, value=7.0) for t, one in noisy.twins.tolerances.items()}
+    wide = {t: replace(one, value=7.0) for t, one in contexts[0].twins.tolerances.items()}
+    noisy = replace(contexts[0], twins=replace(contexts[0].twins, tolerances=wide))
     assert noisy.identity != contexts[0].identity
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttrace.workflow.sweeps.expression import Value
-from ttrace.workflow.sweeps.failure_condition import FailureCondition, Term, find_condition, list_predicates
+from ttrace.workflow.sweeps.failure_condition import FailureCondition, Term, Value, find_condition, list_predicates
 
 AXES: dict[str, list[Value]] = {
     "tp": [1, 2, 4],

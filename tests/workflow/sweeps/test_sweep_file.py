@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ttrace.errors import TTraceError
-from ttrace.workflow.sweeps.expression import evaluate
+from ttrace.workflow.sweeps.failure_condition import evaluate
 from ttrace.workflow.sweeps.sweep_file import Matrix
 
 FILE = """
@@ -55,14 +55,14 @@ def test_cells_are_all_combinations_that_are_not_excluded(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("[axes]", "[axis]", "is no sweep"),
+        ("[axes]", "[axis]", "cannot read the sweep file"),
         ('"tp * 2"', '"tpp * 2"', "nothing is called 'tpp'; there are tp, schedule, fp8"),
         ('"ranks > 4"', '"ranks > 0"', "excludes every cell"),
         ('"tp * 2"', '"tp - 4"', "takes -3 ranks"),
         ("[1, 2, 4]", "[1, 1]", "each value once"),
         ("[1, 2, 4]", "[1, '1']", "each value once"),
         ("{tp}", "{dp}", "names {dp}, but there are only tp, schedule, fp8, x, ranks"),
-        ("[1, 2, 4]", "[[1]]", "is no sweep"),
+        ("[1, 2, 4]", "[[1]]", "cannot read the sweep file"),
         ("[1, 2, 4]", f"[0x{'f' * 4000}]", "'tp' has a number that does not fit into 64 bits"),
         ("[1, 2, 4]", str([*range(5000)]), "the sweep has 20000 cells, but at most 4096 are run"),
         ('"tp * 2"', f"'0x{'f' * 4000}'", "a number does not fit into 64 bits"),
@@ -91,7 +91,7 @@ b = ["3", "2-b=3", "..", "a b"]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TTraceError, match=r"none\.toml is no sweep"):
+    with pytest.raises(TTraceError, match=r"cannot read the sweep file .*none\.toml"):
         Matrix.load(tmp_path / "none.toml")
 
 

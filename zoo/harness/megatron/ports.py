@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from ttrace.adapters.registry import make_adapter
+from ttrace.capture.parts import SessionParts
 from ttrace.capture.plan import Plan
 from ttrace.capture.session import TracingSession
 from ttrace.judge.verdict import Judgement
-from ttrace.layouts.rules import Rules
 from ttrace.ports.port_map import PortMap
 from ttrace.ports.suggest import suggest_map
 from ttrace.trace.reader import Trace
@@ -176,7 +176,7 @@ def trace_reference(family: Family, folder: Path, port: PortMap, *, vocab: int =
 def _trace(family: Family, plan: Plan, vocab: int) -> None:
     model = family.build(vocab or family.case.vocab)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01, foreach=False)
-    session = TracingSession(plan, model, optimizer, make_adapter(None, [model], optimizer, None), Rules())
+    session = TracingSession(SessionParts(plan, model, optimizer, make_adapter(None, [model], optimizer, None)))
     with session.step():
         train(family.case, model, optimizer, vocab)
     session.close()

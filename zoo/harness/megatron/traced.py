@@ -113,6 +113,7 @@ def trace_candidates(
 def trace(case: Case, plan: Plan, fault: Fault | None = None, batch: Change = dict) -> None:
     # These import megatron, which only the ranks have.
     from ttrace.adapters.megatron.adapter import Megatron
+    from ttrace.capture.parts import Declarations, SessionParts
     from ttrace.capture.session import TracingSession
     from ttrace.layouts.rules import Rules
     from zoo.harness.megatron.layers import MIXER_RULES
@@ -123,7 +124,15 @@ def trace(case: Case, plan: Plan, fault: Fault | None = None, batch: Change = di
         training = Training(case)
         adapter = Megatron(training.chunks, training.optimizer)
         stepped = None if isinstance(training.optimizer, NoOptimizer) else training.optimizer
-        session = TracingSession(plan, training.chunks, stepped, adapter, Rules.of(MIXER_RULES if case.custom else {}))
+        session = TracingSession(
+            SessionParts(
+                plan,
+                training.chunks,
+                stepped,
+                adapter,
+                Declarations(rules=Rules.of(MIXER_RULES if case.custom else {})),
+            )
+        )
         with (fault(training) if fault else None) or nullcontext():
             for step in range(plan.num_steps):
                 with session.step():

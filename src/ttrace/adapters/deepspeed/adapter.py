@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from ttrace.adapters.adapter import Handle, Optimizer, OwnedSlice, find_rank_and_world
+from ttrace.adapters.adapter import FrameworkEvents, Handle, Optimizer, OwnedSlice, find_rank_and_world
 from ttrace.adapters.deepspeed import compat
-from ttrace.adapters.deepspeed.optimizer import watch_clip, watch_engine
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.deepspeed.compat import CLIP, STEP, UNSCALE
 from ttrace.adapters.native.adapter import DATA_AXIS, MeshLike, Native
 from ttrace.errors import CaptureError
 from ttrace.layouts.mesh import Mesh
+from ttrace.patches import Patches
 
 TENSOR_AXIS = "tp"
 
 
 class DeepSpeed(Native):
-    """Adapter for an engine. Ranks along dp have microbatches of their own."""
+    """Adapter for an engine. Ranks along dp have different microbatches."""
 
     def __init__(
         self, chunks: Sequence[nn.Module], optimizer: Optimizer | None = None, *, mesh: MeshLike | None = None
     ) -> None:
         [self.engine] = [chunk for chunk in chunks if compat.is_engine(chunk)]
         if len(chunks) > 1:
-            raise CaptureError("attach got a DeepSpeed engine and other modules: give it the engine alone.")
+            raise CaptureError("attach got a DeepSpeed engine and other modules. Pass only the engine.")
         if compat.divides_behind_the_loss(self.engine):
             raise CaptureError(
                 "this DeepSpeed divides by gradient_accumulation_steps in hooks, where TTrace cannot follow it. "
@@ -136,13 +136,65 @@ class DeepSpeed(Native):
         }
 
 
+def watch_engine(engine: Any, before: Callable[[Optimizer | None], None], after: Callable[[], None]) -> Patches:
+    """Call `before` and `after` around each step that ends an accumulation, until the patches are removed."""
+
+    def wrap(own_step: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            before(None)
+            result = own_step(*args, **kwargs)
+            after()
+            return result
+
+        return step
+
+    patches = Patches()
+    patches.wrap(engine, STEP, wrap)
+    return patches
+
+
+def watch_clip(zero: Any, engine_module: Any, events: FrameworkEvents) -> Patches:
+    """Report the norm and the factor by which gradients are clipped, until the patches are removed."""
+
+    def report(norm: torch.Tensor, max_norm: float) -> None:
+        events.on_grad_norm(norm)
+        events.on_clip(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+
+    def wrap_clip(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> torch.Tensor:
+            norm = own(parameters, max_norm, *args, **kwargs)
+            report(norm.detach().float().reshape(()), max_norm)
+            return norm
+
+        return clip
+
+    def wrap_unscale(own: Callable[..., Any]) -> Callable[..., Any]:
+        def unscale(*args: Any, **kwargs: Any) -> Any:
+            if zero.clip_grad > 0:
+                # The other arguments are lists, or the number of a group.
+                norm = next(each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor | float))
+                if not isinstance(norm, torch.Tensor):
+                    norm = torch.tensor(norm, dtype=torch.float32, device="cpu")
+                report(norm.detach().float().reshape(()) / zero.loss_scale, zero.clip_grad)
+            return own(*args, **kwargs)
+
+        return unscale
+
+    patches = Patches()
+    if hasattr(zero, UNSCALE):
+        patches.wrap(zero, UNSCALE, wrap_unscale)
+    else:
+        patches.wrap(engine_module, CLIP, wrap_clip)
+    return patches
+
+
 def _cut(state: torch.Tensor, begin: int, size: int, run: tuple[int, int]) -> torch.Tensor:
-    """Cut a parameter's run out of a flat state, without padding."""
+    """Select a parameter's run from a flat state, without padding."""
     return state.detach().flatten()[begin : begin + min(size, run[1] - run[0])]
 
 
 def _find_run(parameter: nn.Parameter) -> tuple[int, int] | None:
-    """Find which run of a parameter this rank's optimizer has; None if another rank has it."""
+    """Find the run of a parameter that this rank's optimizer updates; None if another rank updates it."""
     if compat.is_partitioned(parameter):
         return compat.read_partition(parameter)[1]
     mapping = compat.read_fragment(parameter)

@@ -1,6 +1,6 @@
 """Private APIs of DeepSpeed, all in one place.
 
-Each entry says in which versions it was seen and what happens without it. Nothing here imports DeepSpeed: an engine is
+Each entry names the versions in which it was seen, and what happens without it. DeepSpeed is not imported: an engine is
 recognised by the name of its class.
 """
 
@@ -24,30 +24,30 @@ UNSCALE = "unscale_and_clip_grads"
 
 
 def is_engine(module: nn.Module) -> bool:
-    """Whether this is an engine of DeepSpeed: its class, in 0.19. Without it a model is taken for a plain one."""
+    """Return whether this is an engine of DeepSpeed: its class, in 0.19. Without it a model is treated as plain."""
     return any(f"{kind.__module__}.{kind.__qualname__}" == ENGINE for kind in type(module).__mro__)
 
 
 def divides_behind_the_loss(engine: Any) -> bool:
-    """Whether the engine divides by its accumulation steps in hooks on its outputs, and not the loss itself.
+    """Return whether the engine divides by its accumulation steps in hooks on its outputs, and not the loss itself.
 
-    `_scale_wrt_gas`, in 0.18.4 to 0.19.5. Without this the loss of a right engine would be accused.
+    `_scale_wrt_gas`, in 0.18.4 to 0.19.5. Without it the loss of a correct engine is reported as wrong.
     """
     return bool(getattr(engine, "_scale_wrt_gas", False)) and engine.gradient_accumulation_steps() > 1
 
 
 def is_partitioned(parameter: nn.Parameter) -> bool:
-    """Whether ZeRO-3 has partitioned a parameter, so that it is empty unless its module runs.
+    """Return whether ZeRO-3 has partitioned a parameter, so that it is empty unless its module runs.
 
-    `ds_tensor`, in 0.19. Without it nothing of ZeRO-3 can be recorded.
+    `ds_tensor`, in 0.19. Without it ZeRO-3 cannot be recorded.
     """
     return hasattr(parameter, "ds_tensor")
 
 
 def read_partition(parameter: nn.Parameter) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Read what this rank has of a parameter of ZeRO-3, without padding, and which run of it that is.
+    """Read this rank's part of a ZeRO-3 parameter, without padding, and its run in the flattened parameter.
 
-    `ds_tensor`, `ds_numel` and `ds_process_group`, in 0.19. Without them nothing of ZeRO-3 can be recorded.
+    `ds_tensor`, `ds_numel` and `ds_process_group`, in 0.19. Without them ZeRO-3 cannot be recorded.
     """
     partition: Any = parameter
     size = partition.ds_tensor.numel()
@@ -63,7 +63,7 @@ def read_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def release(parameter: nn.Parameter) -> None:
-    """Drop the whole values that ZeRO-3 keeps of a small parameter, so that they are gathered again.
+    """Release the gathered values that ZeRO-3 keeps of a small parameter, so that they are gathered again.
 
     `partition`, which ZeRO-3 adds to every parameter, in 0.19. Without it small parameters keep old values.
     """
@@ -73,15 +73,15 @@ def release(parameter: nn.Parameter) -> None:
 
 
 def has_fragment(parameter: nn.Parameter) -> bool:
-    """Whether ZeRO-1, ZeRO-2 or the optimizer for bf16 keeps a flat copy of which this parameter is a part.
+    """Return whether ZeRO-1, ZeRO-2 or the optimizer for bf16 keeps a flat copy that contains this parameter.
 
-    `_hp_mapping`, in 0.19. Without it gradients are read where ZeRO does not keep them, and are missing.
+    `_hp_mapping`, in 0.19. Without it gradients are missing, because ZeRO keeps them elsewhere.
     """
     return hasattr(parameter, "_hp_mapping")
 
 
 def read_fragment(parameter: nn.Parameter) -> Any:
-    """Read where this rank's flat copy has a run of this parameter; None if another rank has it.
+    """Read the place of this parameter's run in this rank's flat copy; None if another rank has it.
 
     `_hp_mapping`, in 0.19. Without it gradients and optimizer states of ZeRO-1 and ZeRO-2 cannot be recorded.
     """
@@ -89,7 +89,7 @@ def read_fragment(parameter: nn.Parameter) -> Any:
 
 
 def read_fragment_gradient(parameter: nn.Parameter) -> torch.Tensor | None:
-    """Read the reduced gradient of this rank's run of a parameter, flat; None before it is there.
+    """Read the reduced gradient of this rank's run of a parameter, flat; None before it exists.
 
     `tensor_fragment.get_lp_grad_fragment`, in 0.19. Without it gradients of ZeRO-1 and ZeRO-2 are missing.
     """
@@ -101,7 +101,7 @@ def read_fragment_gradient(parameter: nn.Parameter) -> torch.Tensor | None:
     if gradient is None:
         return None
     flat, address = gradient.detach().flatten(), mapping.lp_fragment_address
-    # The optimizer for bf16 has all of it on every rank.
+    # The optimizer for bf16 has the whole gradient on every rank.
     return flat if flat.numel() == address.numel else flat[address.start : address.start + address.numel]
 
 

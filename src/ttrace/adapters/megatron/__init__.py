@@ -1,4 +1,4 @@
 """Megatron-core: ranks, names, layouts, schedules and optimizers of unmodified wheels.
 
-No part of Megatron is imported unless a script has done so; everything is read from the live objects.
+Megatron is only imported if the script has imported it; everything is read from the live objects.
 """

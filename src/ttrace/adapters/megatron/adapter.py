@@ -1,36 +1,46 @@
-"""Adapter for models built from Megatron-core."""
+"""Adapter for models built from Megatron-core.
+
+`watch_losses` reports auxiliary losses, which a router adds to its own gradient beside the model's loss. The schedule
+scales all losses, so their weight is known only in backward. The loss times its own gradient is recorded: it is the
+summand of the objective that its gradients belong to.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ttrace.adapters.adapter import Adapter, Handle, Optimizer, OwnedSlice, Recall, Share
-from ttrace.adapters.events import FrameworkEvents
-from ttrace.adapters.megatron import auxiliary_losses, checkpoints, layouts, ranks, schedule
+from ttrace.adapters.adapter import Adapter, FrameworkEvents, Handle, Optimizer, OwnedSlice, Recall, Share
+from ttrace.adapters.megatron import layouts, schedule
 from ttrace.adapters.megatron import optimizer as megatron_optimizer
 from ttrace.adapters.megatron.experts import ExpertPlace, TokenDispatch
 from ttrace.adapters.megatron.layouts import Module
-from ttrace.adapters.megatron.names import TIED, ChunkNames
+from ttrace.adapters.megatron.names import TIED, ChunkNames, find_disagreements, read_checkpoint, read_mesh
 from ttrace.errors import CaptureError
 from ttrace.layouts.ids import ROOT, Kind, Site
 from ttrace.layouts.layout import Layout
-from ttrace.layouts.placement import Placement
+from ttrace.layouts.placement import LayoutSource, Placement
 from ttrace.layouts.rules import Rule
-from ttrace.layouts.source import LayoutSource
+from ttrace.patches import Patches, SharedPatches
 
 _ORIGIN = "megatron"
-"""The origin that rules of this adapter name."""
+"""The origin that messages show for rules of this adapter."""
 _SCALARS = frozenset({Kind.GRAD_NORM, Kind.CLIP})
 _DISTRIBUTING = ("pp", "dp", "edp", "ep")
 _REDUCED = ("dp", "cp", "edp")
-"""The axes over which Megatron's DDP reduces: those of dense parameters, and that of experts."""
+"""The axes over which Megatron's DDP reduces the gradients of dense parameters (dp, cp) and of experts (edp)."""
+
+_events: WeakSet[FrameworkEvents] = WeakSet()
+"""The receivers of auxiliary losses."""
 
 
 class Megatron(Adapter):
@@ -51,7 +61,7 @@ class Megatron(Adapter):
         self.chunks = chunks
         self._optimizer = optimizer
         self._config = _find_config(chunks)
-        self.mesh = ranks.read_mesh(has_experts=bool(getattr(self._config, "num_moe_experts", None)))
+        self.mesh = read_mesh(has_experts=bool(getattr(self._config, "num_moe_experts", None)))
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.coord = self.mesh.coord(self.rank)
         self._names = {chunk: ChunkNames(chunk, self.coord.get("ep", 0)) for chunk in chunks}
@@ -92,13 +102,17 @@ class Megatron(Adapter):
     def notes(self) -> tuple[str, ...]:
         notes = []
         if any(map(_groups_experts, self._modules.values())):
-            notes.append("the insides of grouped experts are not traced, only what enters and leaves their layer")
+            notes.append(
+                "the modules inside grouped experts are not traced, only the inputs and outputs of their layer"
+            )
         if self._reduces_early:
             notes.append("main gradients before reduction are not traced: reduction overlaps with backward")
         if self._gathers_late:
-            notes.append("of updated parameters each rank shows its own part: gathering overlaps with the next forward")
+            notes.append(
+                "updated parameters are recorded as each rank's own part: gathering overlaps with the next forward"
+            )
         if self._unreadable:
-            notes.append(f"parameters' layouts were not held against sharded_state_dict: {self._unreadable}")
+            notes.append(f"parameter layouts could not be cross-checked with sharded_state_dict: {self._unreadable}")
         return tuple(notes)
 
     def name(self, chunk: nn.Module, path: str) -> str:
@@ -114,14 +128,14 @@ class Megatron(Adapter):
 
     def is_watched(self, name: str, *, isolated: bool) -> bool:
         at = self._modules[name]
-        # It is known which tokens lie in which rows of a single expert, but not of the module that holds all experts.
+        # The tokens in the rows of a single expert are known, but not those of the module that contains all experts.
         is_known = ExpertPlace.of(name) is not None and not isolated
         return not layouts.is_transparent(at) and (is_known or not at.is_in_expert)
 
     def attach(self, events: FrameworkEvents) -> None:
         self._events = events
         if getattr(self._config, "num_moe_experts", None):
-            auxiliary_losses.watch_losses(events, self.patches)
+            watch_losses(events, self.patches)
         for chunk in self.chunks:
             model: Any = _unwrap(chunk)
             is_first, is_last = getattr(model, "pre_process", True), getattr(model, "post_process", True)
@@ -143,7 +157,7 @@ class Megatron(Adapter):
         return list(self._dispatch.split_rows(self._modules[site.name], place, site.kind, tensor, number, recall))
 
     def find_disagreements(self, parameters: Mapping[str, Placement]) -> Iterator[str]:
-        # Users who give a rule for their own layer may not have written its part of the checkpoint.
+        # Layers with a rule of the user are skipped: their part of the checkpoint may not be implemented.
         ours = {
             name: placement.region for name, placement in parameters.items() if placement.source is LayoutSource.ADAPTER
         }
@@ -152,7 +166,7 @@ class Megatron(Adapter):
             depth = next(path for path, module in chunk.named_modules() if module is model)
             names = {path: self.name(chunk, f"{depth}.{path}") for path, _ in model.named_parameters()}
             known = {path: ours[name] for path, name in names.items() if name in ours and not _is_grouped(name)}
-            yield from checkpoints.find_disagreements(model, self._checkpoints[chunk], known)
+            yield from find_disagreements(model, self._checkpoints[chunk], known)
 
     def on_parameters_replaced(self, optimizer: Optimizer | None) -> None:
         for part in megatron_optimizer.list_parts(optimizer):
@@ -216,7 +230,7 @@ class Megatron(Adapter):
         is_routing = at.attribute == "router" and site.kind.primal is Kind.OUTPUT
         is_cut = self._is_routing_cut if is_routing else self._is_sequence_parallel
         text = layouts.activation(at, site.kind.primal, site.slot, num_dims, sequence_parallel=is_cut)
-        # If all ranks of tp route all tokens, each rank has the gradient of its own columns of them.
+        # If all tp ranks route all tokens, each rank has the gradient of its own columns.
         is_summand = is_routing and self._is_sequence_parallel and not is_cut and site.kind is Kind.GRAD_OUTPUT
         return f"{text} +tp" if is_summand else text
 
@@ -247,7 +261,7 @@ class Megatron(Adapter):
 
     @cached_property
     def _gathers_late(self) -> bool:
-        """Whether other ranks' parts of a parameter arrive only with the next forward."""
+        """Whether other ranks' parts of a parameter are gathered only in the next forward."""
         return self._ddp_has("overlap_param_gather")
 
     def _ddp_has(self, option: str) -> bool:
@@ -255,7 +269,7 @@ class Megatron(Adapter):
 
     @cached_property
     def _owners(self) -> dict[str, tuple[Module, str]]:
-        """By name of a parameter, the module that holds it and the attribute in that module."""
+        """For each parameter, by name, the module that contains it and its attribute there."""
         owners = {}
         for chunk in self.chunks:
             for path, _ in chunk.named_parameters(remove_duplicate=False):
@@ -273,8 +287,8 @@ class Megatron(Adapter):
 
     def _read_checkpoint(self, chunk: nn.Module) -> Mapping[str, Any]:
         try:
-            return checkpoints.read_checkpoint(_unwrap(chunk))
-        except Exception as error:  # the candidate's own code: its failure must not end the run
+            return read_checkpoint(_unwrap(chunk))
+        except Exception as error:  # this runs the candidate's code, whose failure must not end the run
             self._unreadable = f"{type(error).__name__}: {error}"
             return {}
 
@@ -285,7 +299,7 @@ class Megatron(Adapter):
 
     @cached_property
     def _shapes(self) -> dict[nn.Parameter, tuple[int, ...]]:
-        """The shapes of weights that hold several experts one after the other."""
+        """The shapes of weights that contain several experts."""
         grouped = [at.module for at in self._modules.values() if _groups_experts(at)]
         owned = ((p, module) for module in grouped for p in module.parameters(recurse=False))
         return {p: layouts.find_grouped_shape(p, module) for p, module in owned}
@@ -303,18 +317,44 @@ class Megatron(Adapter):
         return finish_grad_sync
 
 
+def watch_losses(events: FrameworkEvents, patches: Patches) -> None:
+    """Report every auxiliary loss when it is added to the gradient, until the patches are removed."""
+    _shared.acquire()
+    patches.on_remove(_shared.release)
+    _events.add(events)
+    patches.on_remove(functools.partial(_events.discard, events))
+
+
+def _install(patches: Patches) -> None:
+    functions: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    patches.wrap(functions.MoEAuxLossAutoScaler, "apply", _wrap_apply)
+
+
+_shared = SharedPatches(_install)
+
+
+def _wrap_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(apply)
+    def scale(output: torch.Tensor, loss: torch.Tensor) -> Any:
+        for events in _events:
+            events.on_auxiliary_loss(loss)
+        return apply(output, loss)
+
+    return scale
+
+
 def _make_rule(site: Site, text: str) -> Rule:
     return Rule(str(site), Layout.parse(text), _ORIGIN, LayoutSource.ADAPTER)
 
 
 def _groups_experts(at: Module) -> bool:
-    """Whether one module holds several experts in weights of its own."""
+    """Return whether one module contains several experts in its own weights."""
     module = at.module
     return at.attribute == "experts" and hasattr(module, "num_local_experts") and not hasattr(module, "local_experts")
 
 
 def _is_grouped(name: str) -> bool:
-    """Whether a parameter may hold several experts."""
+    """Return whether a parameter may contain several experts."""
     return ".experts." in name and ExpertPlace.of(name) is None
 
 
@@ -327,5 +367,5 @@ def _unwrap(chunk: nn.Module) -> nn.Module:
 def _find_config(chunks: Sequence[nn.Module]) -> Any:
     config = next((c for chunk in chunks for m in chunk.modules() if (c := getattr(m, "config", None))), None)
     if config is None:
-        raise CaptureError("no module of this Megatron model has a config. Give attach the model itself.")
+        raise CaptureError("no module of this Megatron model has a config. Pass the model itself to attach.")
     return config

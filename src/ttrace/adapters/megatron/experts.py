@@ -1,7 +1,7 @@
-"""Tokens that an expert gets: those of several ranks, and so of several microbatches.
+"""The tokens that an expert gets: they come from several ranks, and so from several microbatches.
 
-This needs no communication. The reference's routing, which candidates repeat, shows which tokens of which microbatch go
-to an expert, and the dispatcher's order of ranks shows in which rows they arrive.
+No communication is needed. The reference's routing, which candidates repeat, determines which tokens of which
+microbatch go to an expert, and the dispatcher's order of ranks determines the rows in which they arrive.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ import torch
 from ttrace.adapters.adapter import Recall, Share
 from ttrace.adapters.megatron.layouts import Module, is_glu
 from ttrace.errors import LayoutError
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.ids import Kind, Site
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.mesh import Coord, Mesh
-from ttrace.layouts.placement import Placement
+from ttrace.layouts.placement import LayoutSource, Placement, Provenance
 from ttrace.layouts.region import Region
-from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors import ranges as rg
 
 _LOCAL = ".experts.local_experts."
 
 
 @dataclass(frozen=True)
 class ExpertPlace:
-    """The place of an expert: the layer of experts that it belongs to, and its number in that layer."""
+    """An expert: the layer that it belongs to, and its number in that layer."""
 
     layer: str
     expert: int
@@ -39,7 +38,7 @@ class ExpertPlace:
 
     @property
     def routing(self) -> Site:
-        """The site of the router's output, which says which experts each token goes to."""
+        """The site of the router's output, which contains the experts of each token."""
         return Site(f"{self.layer}.router", Kind.OUTPUT, "1")
 
 
@@ -50,13 +49,14 @@ class TokenDispatch:
         self._mesh, self._coord = mesh, coord
         self._tp = "etp" if "etp" in mesh.sizes else "tp"
         self._tokens = Layout.parse("tokens/cp:zigzag/tp" if sequence_parallel else "tokens/cp:zigzag")
-        # Gathered tokens are in the order of ranks; tokens sent to an expert first in that of its tensor parallelism.
+        # Gathered tokens are in the order of ranks. Tokens sent to an expert are ordered by its tensor parallelism
+        # first.
         self._sources = sorted(self._find_sources(), key=lambda at: (at["ep"], at[self._tp])[:: 1 if gathers else -1])
 
     def split_rows(
         self, at: Module, place: ExpertPlace, kind: Kind, tensor: torch.Tensor, number: int, recall: Recall
     ) -> Iterator[Share]:
-        """Split a tensor into the rows of each microbatch; `number` is how many this rank has run before."""
+        """Split a tensor into the rows of each microbatch; `number` is the number of microbatches before."""
         rows: dict[int, list[torch.Tensor]] = {}
         positions: dict[int, list[torch.Tensor]] = {}
         sizes: dict[int, int] = {}
@@ -72,15 +72,15 @@ class TokenDispatch:
             start += there.numel()
         if start != tensor.shape[0]:
             raise LayoutError(
-                f"expert {place.expert} of {place.layer} got {tensor.shape[0]} tokens, but by the reference's routing "
-                f"{start} are its own."
+                f"expert {place.expert} of {place.layer} got {tensor.shape[0]} tokens, but the reference's routing "
+                f"assigns {start} tokens to it."
             )
         for microbatch, parts in rows.items():
             where = self._place_rows(at, kind, tensor, torch.cat(positions[microbatch]), sizes[microbatch])
             yield Share(microbatch, torch.cat(parts), where)
 
     def _find_sources(self) -> Iterator[Coord]:
-        """Find the ranks that dispatch tokens to this one."""
+        """Find the ranks that send tokens to this one."""
         for other in self._mesh.coords():
             if all(other.get(axis) == self._coord.get(axis) for axis in ("pp", "edp")):
                 yield other
@@ -88,14 +88,16 @@ class TokenDispatch:
     def _find_chosen(self, place: ExpertPlace, microbatch: int, recall: Recall) -> torch.Tensor:
         routing = recall(place.routing, microbatch)
         if routing is None:
-            raise LayoutError(f"the reference has no {place.routing} of microbatch {microbatch}: trace routers too.")
+            raise LayoutError(
+                f"the reference has no {place.routing} of microbatch {microbatch}. Trace routers as well."
+            )
         return routing[:, place.expert].bool() if routing.dtype == torch.bool else (routing == place.expert).any(1)
 
     def _place_rows(
         self, at: Module, kind: Kind, tensor: torch.Tensor, positions: torch.Tensor, size: int
     ) -> Placement:
         cut, is_partial = _find_columns(at, kind.primal)
-        # The gradient of a pending sum is whole, and the gradient of a whole tensor is a pending sum.
+        # The gradient of a pending sum is replicated, and the gradient of a replicated tensor is a pending sum.
         is_pending = is_partial if kind.primal is kind else (not is_partial and "/" not in cut) or tensor.ndim == 1
         columns = Layout.parse(cut.format(tp=self._tp) if tensor.ndim > 1 else "")
         shape = columns.global_shape(tuple(tensor.shape[1:]), self._mesh.sizes)
@@ -107,7 +109,7 @@ class TokenDispatch:
 
 
 def _find_columns(at: Module, kind: Kind) -> tuple[str, bool]:
-    """Find how an expert's columns are cut, and whether they are summands, to be added when tokens are sent back."""
+    """Find how an expert's columns are cut, and whether they are summands that are added when tokens are sent back."""
     if at.attribute == "linear_fc1" and kind is Kind.OUTPUT:
         return ("ffn/{tp}:fused(2)" if is_glu(at) else "ffn/{tp}"), False
     if at.attribute == "linear_fc2" and kind is Kind.INPUT:

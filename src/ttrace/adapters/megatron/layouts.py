@@ -1,7 +1,7 @@
-"""Layouts of Megatron's own modules: of parameters, and of what enters and leaves.
+"""Layouts of Megatron's own modules: of their parameters, inputs and outputs.
 
-They follow from what each class is meant to do, and are never read from the marks that Megatron sets on parameters: a
-missing mark is a bug that TTrace must find. Sequences are cut over cp in its zigzag order, and under sequence
+They follow from the purpose of each class, and are never read from attributes that Megatron sets on parameters: a
+missing attribute is a bug that TTrace must find. Sequences are cut over cp in its zigzag order, and under sequence
 parallelism further over tp.
 """
 
@@ -34,12 +34,12 @@ _BY_ARGUMENT = {
     "rotary_pos_cos": _ROPE,
     "rotary_pos_sin": _ROPE,
 }
-"""Arguments that mean the same wherever they are passed."""
+"""Arguments that have the same meaning in all modules."""
 
 
 @dataclass(frozen=True)
 class _ModuleLayouts:
-    """The layouts of a class's inputs and outputs, and of its inputs at other slots."""
+    """The layouts of a module's input and output, and of inputs at other slots."""
 
     takes: str
     gives: str
@@ -61,7 +61,7 @@ _BY_ATTRIBUTE = {
     "rotary_pos_emb": _ModuleLayouts(_IDS, _ROPE),
     "router": _ModuleLayouts(_HIDDEN, _TOKENS),
 }
-"""The layouts of modules at these attributes, whatever their class."""
+"""The layouts of modules at these attributes, for any class."""
 
 _BY_CLASS = {
     "GPTModel": _ModuleLayouts(_IDS, _IDS, {"2": _MASK}),
@@ -81,7 +81,7 @@ class Module:
 
 
 def activation(at: Module, kind: Kind, slot: str, num_dims: int, *, sequence_parallel: bool) -> str | None:
-    """Return the layout of what enters or leaves a module; None if the module is not Megatron's."""
+    """Return the layout of an input or output of a module; None if the module is not Megatron's."""
     layouts = _find_module_layouts(at)
     if layouts is None:
         return None
@@ -97,7 +97,7 @@ def activation(at: Module, kind: Kind, slot: str, num_dims: int, *, sequence_par
 
 
 def routes_whole(config: Any) -> bool:
-    """Whether sequences are gathered before they are routed.
+    """Return whether sequences are gathered before routing.
 
     `alltoall_seq` does this; it was the only alltoall until tokens could be dropped (0.7).
     """
@@ -111,7 +111,7 @@ def decision(*, sequence_parallel: bool) -> str:
 
 
 def auxiliary(*, sequence_parallel: bool) -> str:
-    """Return the layout of a router's own loss: ranks that have parts of a sequence have summands of it."""
+    """Return the layout of a router's own loss: each rank with a part of a sequence has a summand of it."""
     return "+cp +tp" if sequence_parallel else "+cp"
 
 
@@ -133,7 +133,7 @@ def parameter(at: Module, attribute: str, *, expert_tp: str) -> str:
 
 
 def find_grouped_shape(weight: Any, module: Any) -> tuple[int, ...]:
-    """Find the shape in which a weight holds its experts one after the other: Megatron stores it with two dims."""
+    """Find the shape of a grouped weight with a dim for experts: Megatron stores it with two dims."""
     num_experts, hidden = module.num_local_experts, module.config.hidden_size
     ffn: int = weight.numel() // (num_experts * hidden)
     return (num_experts, hidden, ffn) if weight is module.weight1 else (num_experts, ffn, hidden)
@@ -153,15 +153,15 @@ def pending(at: Module, layout: str, *, is_tied: bool, sequence_parallel: bool) 
 
 
 def is_glu(at: Module) -> bool:
-    """Whether this is the first layer of a gated linear unit, with its gates and values one after the other."""
+    """Return whether this is the first layer of a gated linear unit, whose output has gates, then values."""
     config = getattr(at.parent, "config", None)
     return at.attribute == "linear_fc1" and bool(getattr(config, "gated_linear_unit", False))
 
 
 def is_transparent(at: Module) -> bool:
-    """Whether a module is only a placeholder, or returns the output of the module around it, with its dims reordered.
+    """Return whether a module is a placeholder, or returns its parent's output with its dims in a different order.
 
-    The embedding's dropout, which is switched off, is one too: otherwise the embedding would not be the place where
+    The embedding's dropout, which is disabled, is one too. Otherwise the embedding would not be the module where
     floating-point numbers enter the model.
     """
     is_inner = at.attribute == "word_embeddings" and not getattr(at.parent, "add_position_embedding", True)
@@ -188,12 +188,12 @@ def _find_module_layouts(at: Module) -> _ModuleLayouts | None:
 
 
 def _is_per_head(at: Module) -> bool:
-    """Whether this is a norm of queries or keys: it gets one head at a time, unless it norms what all heads share."""
+    """Return whether this is a norm of queries or keys that normalises each head, and not what all heads share."""
     return at.attribute in ("q_layernorm", "k_layernorm") and not _is_a(at.parent, "MultiLatentAttention")
 
 
 def _is_megatrons(at: Module) -> bool:
-    """Whether this is a class of Megatron's, or a part of one: all of them take and return hidden states."""
+    """Return whether this is a Megatron module or a part of one: all of them take and return hidden states."""
     return any(
         kind.__module__.startswith("megatron.") for owner in (at.module, at.parent) for kind in _list_classes(owner)
     )

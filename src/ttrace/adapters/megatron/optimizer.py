@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ttrace.adapters.adapter import Optimizer, OwnedSlice, read_groups
-from ttrace.adapters.events import FrameworkEvents
-from ttrace.adapters.megatron.compat import read_owned_range
+from ttrace.adapters.adapter import FrameworkEvents, Optimizer, OwnedSlice, read_groups
+from ttrace.adapters.megatron.schedule import read_owned_range
 from ttrace.layouts.ids import MAIN_PARAM
 from ttrace.patches import Patches
 
@@ -64,7 +63,7 @@ def list_parts(optimizer: Optimizer | None) -> Iterator[Any]:
 def find_run(optimizer: Optimizer | None, parameter: nn.Parameter) -> tuple[int, int] | None:
     """Find the run of a parameter's values that this rank owns; None if the optimizer is not distributed.
 
-    A parameter of which this rank owns nothing has an empty run.
+    The run is empty if this rank does not own any of them.
     """
     distributed = [part for part in list_parts(optimizer) if hasattr(part, "model_param_gbuf_map")]
     for part in distributed:
@@ -108,7 +107,7 @@ def read_state(optimizer: Optimizer, parameter: nn.Parameter) -> Mapping[str, Ow
 
 
 def _find_main_copy(part: Any, parameter: nn.Parameter) -> torch.Tensor:
-    """Find the copy that the optimizer updates in place of a parameter; until 0.9 the parameter had no link to it."""
+    """Find the copy that the optimizer updates in place of a parameter; before 0.9 there was no reference to it."""
     main: torch.Tensor = getattr(parameter, "main_param", parameter)
     if main is parameter:
         groups = zip(getattr(part, "float16_groups", ()), getattr(part, "fp32_from_float16_groups", ()), strict=True)

@@ -1,7 +1,10 @@
 """Patches of Megatron's schedules, which report the microbatch and the chunk that run, and the loss.
 
-All schedules call `forward_step` and `backward_step` of Megatron's own module. Within a chunk microbatches come in
+All schedules call `forward_step` and `backward_step` of Megatron's own module. Each chunk runs its microbatches in
 order.
+
+`read_owned_range` uses a private API of Megatron-core. It names the versions in which it was seen, and what happens
+without it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.adapter import FrameworkEvents
 from ttrace.patches import Patches, SharedPatches
 
 _MODEL, _NUM_MICROBATCHES = 2, 3
@@ -26,7 +29,7 @@ _MODEL, _NUM_MICROBATCHES = 2, 3
 
 @dataclass
 class _ScheduledChunk:
-    """The place of a chunk in the schedule."""
+    """The state of a chunk in the schedule."""
 
     events: FrameworkEvents
     is_first: bool
@@ -41,7 +44,7 @@ class _ScheduledChunk:
 
 _stages: WeakKeyDictionary[nn.Module, _ScheduledChunk] = WeakKeyDictionary()
 _producers: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By output of a forward, the stage and the microbatch that produced it."""
+"""For each output of a forward, the stage and the microbatch that produced it."""
 
 
 def watch_chunk(chunk: nn.Module, events: FrameworkEvents, patches: Patches, *, is_first: bool, is_last: bool) -> None:
@@ -50,6 +53,16 @@ def watch_chunk(chunk: nn.Module, events: FrameworkEvents, patches: Patches, *, 
     patches.on_remove(_shared.release)
     _stages[chunk] = _ScheduledChunk(events, is_first, is_last)
     patches.on_remove(functools.partial(_stages.pop, chunk, None))
+
+
+def read_owned_range(distributed_optimizer: Any, parameter: nn.Parameter) -> tuple[int, int]:
+    """Read the run of a parameter's flattened values that this rank's distributed optimizer owns.
+
+    `DistributedOptimizer._get_model_param_range_map`, in all versions that the tests run (zoo/harness/megatron).
+    Without it gradients and states of the distributed optimizer cannot be recorded.
+    """
+    owned = distributed_optimizer._get_model_param_range_map(parameter)["param"]
+    return owned.start, owned.end
 
 
 def _install(patches: Patches) -> None:

@@ -1,7 +1,8 @@
 """Adapter for plain PyTorch: ordinary modules, DTensor, FSDP2, DDP, pipelining, and a declared mesh.
 
-The objects state what they know themselves: DTensors their placements, FSDP2 and DDP the axes along which ranks have
-data of their own and the number that they divide gradients by, pipeline stages their microbatches.
+The objects themselves state what is needed: DTensors their placements, FSDP2 and DDP the axes along which ranks have
+different data and the number that gradients are divided by, pipeline stages their microbatches. `find_cut` finds how
+torch's `context_parallel` splits sequences.
 """
 
 from __future__ import annotations
@@ -18,27 +19,37 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ttrace.adapters.adapter import Adapter, Optimizer, check_mesh, find_rank_and_world, make_anonymous_mesh
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.adapter import (
+    Adapter,
+    FrameworkEvents,
+    Optimizer,
+    check_mesh,
+    find_rank_and_world,
+    make_anonymous_mesh,
+)
 from ttrace.adapters.native import layouts, spmd_types
+from ttrace.adapters.native.layouts import read_axis_names
 from ttrace.compat.distributed import find_root_mesh, list_fsdp_groups, read_divide_factor, wait_for
 from ttrace.compat.torch import unwrap_compiled
 from ttrace.errors import CaptureError, LayoutError
+from ttrace.large_references.streamed import read_divided
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.ids import ROOT, Site, encode_name
+from ttrace.layouts.layout import Cut
 from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.placement import Placement
-from ttrace.layouts.splits import NO_SPLITS, Split
-from ttrace.reference.shared_modules import read_divided
+from ttrace.layouts.splits import BLOCK, NO_SPLITS, Split
 
 MeshLike = Mesh | DeviceMesh | Mapping[str, int] | str
 DATA_AXIS, PIPELINE_AXIS, CONTEXT_AXIS = "dp", "pp", "cp"
-"""The names of the axes of data, pipeline and context parallelism, unless something else states them."""
+"""The names of the axes of data, pipeline and context parallelism, unless the script declares other names."""
+_KNOWN_SPLITS = (BLOCK, Split("zigzag"))
 
 
 class Native(Adapter):
     """Adapter for plain modules and DTensors.
 
-    The mesh is the declared one. Without one it is that of the DTensors, and without DTensors one axis of all ranks.
+    The mesh is the declared one, or that of the DTensors, or one axis of all ranks.
     """
 
     def __init__(
@@ -49,7 +60,7 @@ class Native(Adapter):
         mesh: MeshLike | None = None,
     ) -> None:
         self.rank, num_ranks = find_rank_and_world()
-        # DDP may be inside of a module that torch.compile made.
+        # DDP may be inside of a compiled module.
         self.chunks = [unwrap_compiled(chunk) for chunk in chunks]
         if mesh is not None:
             self.mesh = read_mesh(mesh)
@@ -60,18 +71,18 @@ class Native(Adapter):
 
     @classmethod
     def recognizes(cls, chunks: Sequence[nn.Module]) -> bool:  # noqa: ARG003
-        """Return True: every model is made of modules of torch."""
+        """Return True: every model consists of torch modules."""
         return True
 
     def find_device_meshes(self) -> Iterable[DeviceMesh]:
-        """Find the meshes that this rank's parameters lie on."""
+        """Find the device meshes of this rank's parameters."""
         return list_device_meshes(self.chunks)
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
         meshes = _list_fsdp_meshes(self.chunks)
         if meshes:
-            # Experts may be sharded over fewer ranks than those that have data of their own.
+            # Experts may be sharded over fewer ranks than there are ranks with different data.
             widest = set(layouts.read_axis_names(max(meshes, key=lambda mesh: mesh.size()))) - {CONTEXT_AXIS}
             return tuple(axis for axis in self.mesh.sizes if axis in widest)
         return (DATA_AXIS,) if DATA_AXIS in self.mesh.sizes else ()
@@ -85,7 +96,7 @@ class Native(Adapter):
 
     @cached_property
     def reduced_axes(self) -> frozenset[str]:
-        """The axes of DDP's group, and the axis along which FSDP2's shards are replicated."""
+        """The axes of DDP's group, and the axis along which FSDP2 replicates shards."""
         wrapped = list_ddp(self.chunks)
         if wrapped:
             groups = [dist.get_process_group_ranks(chunk.process_group) for chunk in wrapped]
@@ -99,15 +110,14 @@ class Native(Adapter):
 
     @property
     def grad_factor(self) -> float:
-        """The factor of DDP and FSDP2, which divide by the number of ranks that they reduce over, or as FSDP2 is set.
+        """The factor of DDP and FSDP2: 1 / the number of ranks of their group, or the factor that was set for FSDP2.
 
-        For hand-written reductions the script must state it itself.
+        For other reductions the script must state it, with `attach(grad_factor=...)`.
         """
         for ddp in list_ddp(self.chunks):
             return 1.0 / dist.get_world_size(ddp.process_group)
         groups = list(list_fsdp_groups(self.chunks))
-        # From the groups that reduce over most ranks: experts may be sharded over fewer, with a factor that makes up
-        # for that.
+        # Only the largest groups count: experts may be sharded over fewer ranks, with a factor that compensates for it.
         widest = max((group.mesh_info.mesh.size() for group in groups), default=1)
         divisors: Counter[float] = Counter()
         for group in groups:
@@ -130,7 +140,7 @@ class Native(Adapter):
         *,
         of_gradient: bool = False,
     ) -> Placement | None:
-        if isinstance(tensor, DTensor):  # its gradient is one, too
+        if isinstance(tensor, DTensor):  # its gradient is also a DTensor
             return None if of_gradient else layouts.read_placement(tensor, apart)
         return spmd_types.read_placement(tensor, self.mesh, self.coord, apart, splits, of_gradient=of_gradient)
 
@@ -146,7 +156,7 @@ class Native(Adapter):
 
 
 def read_mesh(mesh: MeshLike) -> Mesh:
-    """Read a mesh in any of the forms in which scripts may declare it."""
+    """Convert a mesh in any form that scripts may declare."""
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, DeviceMesh):
@@ -162,15 +172,15 @@ def list_device_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:
 
 
 def list_ddp(chunks: Sequence[nn.Module]) -> list[DistributedDataParallel]:
-    """List the modules of DDP, if they hold everything that is trained; otherwise none."""
-    found = [module for chunk in chunks for module in chunk.modules() if isinstance(module, DistributedDataParallel)]
-    reduced = {id(parameter) for module in found for parameter in module.parameters()}
+    """List the DDP modules if they contain all trained parameters; otherwise return an empty list."""
+    wrappers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, DistributedDataParallel)]
+    reduced = {id(parameter) for module in wrappers for parameter in module.parameters()}
     trained = (parameter for chunk in chunks for parameter in chunk.parameters() if parameter.requires_grad)
-    return found if all(id(parameter) in reduced for parameter in trained) else []
+    return wrappers if all(id(parameter) in reduced for parameter in trained) else []
 
 
 def find_mesh(chunks: Sequence[nn.Module], device_meshes: Iterable[DeviceMesh], num_ranks: int) -> Mesh:
-    """Join the meshes that parameters lie on, each as a factorisation; with DDP, all ranks lie along dp."""
+    """Combine the parameters' device meshes, each as a factorisation; with DDP, all ranks form the axis dp."""
     roots = {mesh: find_root_mesh(mesh) for mesh in dict.fromkeys(device_meshes)}
     if roots:
         widest = max(root.size() for root in roots.values())
@@ -186,10 +196,26 @@ def find_mesh(chunks: Sequence[nn.Module], device_meshes: Iterable[DeviceMesh], 
     return make_anonymous_mesh(num_ranks)
 
 
-def _complete_mesh(mesh: DeviceMesh, root: DeviceMesh) -> Mesh:
-    """Return the mesh that this one was cut from, or the root with the names of this one if it was unflattened.
+def find_cut(mesh: DeviceMesh, size: int, held: torch.Tensor) -> Cut:
+    """Find the axis of a one-dimensional mesh, and the split that gives this rank these indices in every sample.
 
-    Of an unflattened mesh the axes outside of it have no names here. They are those of pipelining.
+    `held` has a row of indices for each sample. The load balancer that made them is a private API, so it is not read.
+    """
+    axis = read_axis_names(mesh)[0]
+    first = rg.from_indices(held[0])
+    for split in _KNOWN_SPLITS:
+        if bool((held == held[0]).all()) and split.ranges(size, mesh.get_local_rank(), mesh.size()) == first:
+            return Cut(axis, split)
+    raise LayoutError(
+        f"context_parallel splits {size} tokens over {axis}={mesh.size()} in an order that is not a known split: "
+        f"this rank holds {first[:4]}. Write it as a @ttrace.split, and use it in rules."
+    )
+
+
+def _complete_mesh(mesh: DeviceMesh, root: DeviceMesh) -> Mesh:
+    """Return the root that this mesh is a part of, or the root with the names of this mesh if it was unflattened.
+
+    The axes of the root outside of an unflattened mesh have no names. They belong to pipelining.
     """
     if set(layouts.read_axis_names(mesh)) <= set(layouts.read_axis_names(root)):
         return layouts.convert_mesh(root)
@@ -209,7 +235,7 @@ def _complete_mesh(mesh: DeviceMesh, root: DeviceMesh) -> Mesh:
 
 
 def _find_spanned_axes(mesh: Mesh, ranks: Sequence[int]) -> frozenset[str]:
-    """Find the axes that a group of ranks spans; none if the group is no part of the mesh."""
+    """Find the axes that a group of ranks spans; none if the group does not match the mesh."""
     coords = [mesh.coord(rank) for rank in ranks]
     for part in mesh.factorisations:
         spanned = {axis: size for axis, size in part if len({coord[axis] for coord in coords}) > 1}
@@ -222,7 +248,7 @@ def _join_factorisations(factorisations: tuple[tuple[tuple[str, int], ...], ...]
     try:
         return Mesh(factorisations)
     except LayoutError as error:
-        raise CaptureError(f"the parameters lie on device meshes that do not go together: {error}") from None
+        raise CaptureError(f"the device meshes of the parameters cannot be combined: {error}") from None
 
 
 def _list_fsdp_meshes(chunks: Sequence[nn.Module]) -> list[DeviceMesh]:

@@ -1,4 +1,4 @@
-"""Layouts of DTensors, which state their own exactly, also for strided and uneven shards."""
+"""Layouts of DTensors, read exactly from their placements, including strided and uneven shards."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from torch.distributed.tensor import Placement as DTensorPlacement
 
 from ttrace.compat.distributed import make_strided_shard, mask_partial, read_strided_shard, split_locally
 from ttrace.errors import LayoutError
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.mesh import Mesh
-from ttrace.layouts.placement import Placement
+from ttrace.layouts.placement import LayoutSource, Placement, Provenance
+from ttrace.layouts.ranges import Ranges
 from ttrace.layouts.region import Region, Shape
-from ttrace.layouts.source import LayoutSource, Provenance
-from ttrace.tensors import ranges as rg
-from ttrace.tensors.ranges import Ranges
 
 
 def read_placement(tensor: DTensor, apart: Collection[str] = ()) -> Placement:
-    """Read where this rank's part of a DTensor lies; along the axes `apart` each rank has a tensor of its own."""
+    """Read the placement of this rank's part of a DTensor; along the axes `apart` each rank has a different tensor."""
     mesh, placements, shape = tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape)
     if not set(apart).isdisjoint(read_axis_names(mesh)):
         shape, placements = _take_apart(shape, mesh, placements, apart)
@@ -34,7 +33,7 @@ def read_placement(tensor: DTensor, apart: Collection[str] = ()) -> Placement:
 def _take_apart(
     shape: Shape, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...], apart: Collection[str]
 ) -> tuple[Shape, tuple[DTensorPlacement, ...]]:
-    """Return shape and placements of a tensor of which each rank along these axes has one of its own."""
+    """Return the shape and placements of a rank's tensor if each rank along the axes `apart` has a different one."""
     is_apart = [axis in apart for axis in read_axis_names(mesh)]
     cutting = tuple(own if away else Replicate() for own, away in zip(placements, is_apart, strict=True))
     rest = tuple(Replicate() if away else own for own, away in zip(placements, is_apart, strict=True))
@@ -42,13 +41,13 @@ def _take_apart(
 
 
 def find_region(shape: Shape, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> Region:
-    """Find what this rank holds of a tensor of this shape."""
+    """Find the region of a tensor of this shape that this rank holds."""
     here = tuple(mesh.get_coordinate() or ())
     return Region(shape, tuple(_find_dim_ranges(size, dim, mesh, placements, here) for dim, size in enumerate(shape)))
 
 
 def read_local_values(tensor: DTensor) -> torch.Tensor:
-    """Read this rank's part as it counts in the sum: a vocabulary-parallel embedding has other ranks' rows."""
+    """Read this rank's part as it counts in a pending sum: a vocabulary-parallel embedding masks other ranks' rows."""
     local = tensor.to_local()
     for placement in tensor.placements:
         local = mask_partial(placement, local)
@@ -81,7 +80,7 @@ def read_pending_axes(mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]
 
 
 def read_axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Read the mesh's own axis names, or axis0, axis1, ... if it has none."""
+    """Read the mesh's axis names; axis0, axis1, ... if it has none."""
     return mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
 
 
@@ -90,14 +89,14 @@ def convert_mesh(device_mesh: DeviceMesh) -> Mesh:
     ranks = device_mesh.mesh
     if ranks.flatten().tolist() != list(range(ranks.numel())):
         raise LayoutError(
-            f"the device mesh holds ranks {ranks.flatten().tolist()}; only ranks 0, 1, 2, ... in row-major order can "
+            f"the device mesh has ranks {ranks.flatten().tolist()}; only ranks 0, 1, 2, ... in row-major order can "
             "be traced. Give attach(mesh=...) the mesh of all ranks."
         )
     return Mesh((tuple(zip(read_axis_names(device_mesh), ranks.shape, strict=True)),))
 
 
 def format_layout(num_dims: int, mesh: DeviceMesh, placements: tuple[DTensorPlacement, ...]) -> str:
-    """Write the placements in our notation, for people; strided shards are marked, but not written out."""
+    """Write the placements in the layout notation for users; strided shards are marked, but not described."""
     words = [f"d{dim}" for dim in range(num_dims)]
     pending = []
     for axis, placement in zip(read_axis_names(mesh), placements, strict=True):
@@ -118,9 +117,9 @@ def _find_dim_ranges(
     placements: tuple[DTensorPlacement, ...],
     here: tuple[int, ...],  # noqa: ARG001
 ) -> Ranges:
-    """Distribute the indices of one dim as torch would distribute the tensor, and return those that this rank gets.
+    """Let torch distribute the indices of one dim like the tensor, and return those of this rank.
 
-    `here` only separates ranks in the cache: meshes of different ranks are equal, and ranks may be threads.
+    `here` is only a key of the cache: meshes of different ranks are equal, and ranks may be threads.
     compute_local_shape_and_global_offset returns only the first offset, so it is wrong for strided shards
     (tests/adapters/native/test_layouts.py::test_strided_shards_are_exact).
     """

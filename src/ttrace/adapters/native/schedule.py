@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.adapter import FrameworkEvents
 from ttrace.compat.distributed import PREPARE_STAGE, list_stage_classes
 from ttrace.patches import Patches, SharedPatches
 
 _events: WeakKeyDictionary[nn.Module, FrameworkEvents] = WeakKeyDictionary()
-"""By module of a stage, the receiver of its events."""
+"""For each module of a stage, the receiver of its events."""
 
 
 def watch_stage(stage_module: nn.Module, events: FrameworkEvents, patches: Patches) -> None:

@@ -1,8 +1,8 @@
-"""Layouts of plain tensors that spmd_types annotates while its type checking is on.
+"""Layouts of plain tensors, from the types that spmd_types adds while its type checking is on.
 
 For each axis a tensor has a type: replicated (R), invariant (I), varying (V) or partial (P). A varying tensor may also
-state which dim the axis cuts. The type decides that of the gradient too: what is replicated has a gradient that is
-still to be summed. Only attributes are read, so the package need not be installed.
+state which dim the axis cuts. The type also determines that of the gradient: the gradient of a replicated
+tensor is a pending sum. Only attributes are read, so the package need not be installed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from ttrace.adapters.framework_compat import read_spmd_types
+from ttrace.adapters.wrappers import read_spmd_types
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.mesh import Mesh
-from ttrace.layouts.placement import Placement
+from ttrace.layouts.placement import LayoutSource, Placement, Provenance
 from ttrace.layouts.region import Region
-from ttrace.layouts.source import LayoutSource, Provenance
 from ttrace.layouts.splits import BLOCK, NO_SPLITS, Split
-from ttrace.tensors import ranges as rg
 
 _BY = Provenance(LayoutSource.SPMD_TYPES)
 
@@ -34,10 +33,10 @@ def read_placement(
     *,
     of_gradient: bool = False,
 ) -> Placement | None:
-    """Read where a tensor lies, or its gradient; None if nothing states it on every axis.
+    """Read the placement of a tensor or of its gradient; None unless it is stated for every axis.
 
-    Ranks along the axes `apart` have tensors of their own, whatever the tensor states of these axes. Types do not know
-    in which order an axis cuts a sequence: `splits` do.
+    Ranks along the axes `apart` have different tensors, so what the tensor states for these axes is ignored. Types do
+    not state in which order an axis cuts a sequence: `splits` does.
     """
     types, spec = read_spmd_types(tensor)
     if not types:
@@ -63,7 +62,7 @@ def read_placement(
 def _find_region(
     tensor: torch.Tensor, dims: list[list[str]], mesh: Mesh, coord: Mapping[str, int], splits: Mapping[str, Split]
 ) -> Region:
-    """Find what this rank holds; every rank holds as much, and of a dim's axes the first is outermost."""
+    """Find the region of this rank: all ranks hold equal shares, and the first axis of a dim is outermost."""
     shape = [
         size * math.prod(mesh.sizes[name] for name in names) for size, names in zip(tensor.shape, dims, strict=True)
     ]
@@ -79,9 +78,9 @@ def _list_entry(entry: Any) -> tuple[Any, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-@lru_cache(maxsize=256)  # a step has many tensors on a few axes
+@lru_cache(maxsize=256)  # a step has many tensors with few different axes
 def _find_axes(axis: Any, mesh: Mesh) -> tuple[str, ...] | None:
-    """Find the axes of a mesh that make up one of spmd_types, which is known by sizes and strides of ranks."""
+    """Find the axes of a mesh that form an axis of spmd_types, which is given by sizes and strides of ranks."""
     found: list[str] = []
     for size, stride in axis.layout.sizes_and_strides:
         names = next((names for names, *own in _list_runs(mesh) if own == [size, stride]), None)
@@ -92,7 +91,7 @@ def _find_axes(axis: Any, mesh: Mesh) -> tuple[str, ...] | None:
 
 
 def _list_runs(mesh: Mesh) -> Iterator[tuple[tuple[str, ...], int, int]]:
-    """List runs of neighbouring axes, each with its number of ranks and the distance of two neighbours."""
+    """List runs of adjacent axes, each with its number of ranks and their stride."""
     for part in mesh.factorisations:
         axes = [(name, size) for name, size in part if size > 1]
         for end in range(len(axes), 0, -1):

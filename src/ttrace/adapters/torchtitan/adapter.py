@@ -1,8 +1,8 @@
 """Adapter for torchtitan.
 
-Its models are plain PyTorch with DTensors and FSDP2, or with plain tensors whose layouts spmd_types keeps. The latter
-states them only while it checks types; without them, gradients that are still to be summed cannot be told from wrong
-ones, so such a run is refused.
+Its models are plain PyTorch with DTensors and FSDP2, or with plain tensors whose layouts spmd_types keeps. It
+states them only while it checks types. Without them, pending sums of gradients cannot be distinguished from wrong
+gradients, so such a run is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.adapter import FrameworkEvents
 from ttrace.adapters.native.adapter import DATA_AXIS, Native
 from ttrace.adapters.native.layouts import read_axis_names
 from ttrace.adapters.torchtitan import compat
@@ -42,7 +42,7 @@ class Torchtitan(Native):
         return super().data_axes if mesh is None else tuple({DATA_AXIS} & set(read_axis_names(mesh)))
 
     def is_watched(self, name: str, *, isolated: bool) -> bool:
-        """Whether a module's calls can be compared: those of a chunked loss have other tokens in each layout."""
+        """Return whether a module's calls can be compared: the tokens of a chunked loss depend on the layout."""
         is_chunked = is_inside(name, compat.HEAD) and any(map(compat.has_chunked_loss, self.chunks))
         return not is_chunked and super().is_watched(name, isolated=isolated)
 
@@ -60,7 +60,7 @@ class Torchtitan(Native):
                 self.patches.on_remove(chunk.register_forward_pre_hook(_check_types).remove)
 
     def _wrap_loss(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Note that the chunks' own backward passes run."""
+        """Mark the backward passes of the loss's chunks."""
 
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class Torchtitan(Native):
 
 
 def _check_types(module: nn.Module, args: Any) -> None:  # noqa: ARG001
-    """Refuse to train where tensors have no types; an evaluation is not traced."""
+    """Raise an error if tensors have no types in training; evaluations are not traced."""
     if torch.is_grad_enabled() and not compat.is_checking_types():
         raise CaptureError(
             "torchtitan keeps layouts as types here (parallelism.spmd_backend is spmd_types), and tensors have types "

@@ -1,1 +1,1 @@
-"""Hugging Face transformers: layouts that a model's own parallel plans state."""
+"""Hugging Face transformers: layouts from a model's own parallel plans."""

@@ -1,8 +1,7 @@
 """Python imports this file when it starts, in every process of a command that `ttrace` launched.
 
-It waits until the script has imported torch, and then starts to watch for a training step. Until then it costs nothing,
-and a process that never imports torch is left alone. It imports nothing of TTrace before, since a process may have
-other packages than this one.
+When the script has imported torch, it starts to watch for a training step. Processes that never import torch are not
+affected. TTrace is not imported before, because a process may run in an environment without it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _PLAN, _MARK = "TTRACE_PLAN", "TTRACE_HOOKED"
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finder that lets others find torch, and starts the watch when torch has been imported."""
+    """Finder that lets the other finders find torch, and starts the watch when torch has been imported."""
 
     def find_spec(
         self,
@@ -38,7 +37,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         if loader is not None:
             run = loader.exec_module
 
-            # Not earlier: libraries look whether torch is there before they import it.
+            # Here and not in find_spec: libraries search for torch to test whether it is installed.
             def exec_module(module: ModuleType) -> None:
                 del loader.exec_module  # back to the method of its class
                 sys.meta_path.remove(self)
@@ -52,7 +51,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 def _start() -> None:
     try:
         from ttrace.automatic.installation import install
-    except ImportError:  # an environment of its own, without TTrace
+    except ImportError:  # a separate environment without TTrace
         return
     install()
 

@@ -1,8 +1,8 @@
 """Handling of torch.compile in the traced steps.
 
-A hook inside compiled code is compiled too: every module is seen, but the graph falls into dozens of pieces (29 for two
-layers) and is compiled again until torch gives up. So compiled code either runs eagerly while traced, and every module
-is seen, or stays as it is, and only what enters and leaves it is.
+A hook inside compiled code is compiled too. Every module would be seen, but the graph breaks into dozens of pieces (29
+for two layers) and is compiled again until torch gives up. So compiled code either runs eagerly while it is traced, and
+every module is seen; or it stays compiled, and only its inputs and outputs are seen.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Compiled:
 
     def running(self) -> AbstractContextManager[object]:
         """Return the context in which one traced step runs."""
-        # A script that called torch.compile has loaded this already; to load it takes seconds.
+        # A script that called torch.compile has loaded this module already; loading it takes seconds.
         if self._runs_eagerly and DYNAMO in sys.modules:
             stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
             return stance

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 
-from ttrace.adapters.events import FrameworkEvents
+from ttrace.adapters.adapter import FrameworkEvents
 from ttrace.layouts.holds import HeldIndices
 from ttrace.layouts.ids import ROOT, Kind
 from ttrace.layouts.placement import Placement
@@ -33,9 +34,10 @@ class ModuleCall:
     holds_floats: bool = False
     """Whether a module inside this call already took or returned floating-point numbers."""
     counts: Counter[str] = field(default_factory=Counter)
-    """By name, how often something of that name happened in this call so far."""
+    """How many events of each name this call had so far."""
     held: HeldIndices | None = None
-    """The indices that an input states that it holds: outputs and gradients with as many rows hold the same."""
+    """The indices that an input of this call holds, if it states them. Outputs and gradients with as many rows hold the
+    same."""
     gradients: dict[tuple[Kind, str], Placement] = field(default_factory=dict)
     """Where gradients will lie, by the kind and slot of the tensor that states it."""
 
@@ -52,18 +54,16 @@ class ModuleCall:
 
 
 class SessionEvents(FrameworkEvents):
-    """Everything that can happen in a traced step. A subclass overrides the events that it needs."""
+    """Everything that can happen in a traced step, except tensors of module calls, which `Hooks` reports by itself.
+
+    A subclass overrides the events that it needs.
+    """
 
     # Hooks on modules
 
     def on_call(self, name: str, *, again: bool) -> ModuleCall | None:
         """A module is about to run, or to be recomputed. Return None if this call is not watched."""
         del name, again
-        return None
-
-    def on_tensor(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A call takes or returns a tensor, or gets its gradient. A returned tensor replaces it."""
-        del call, kind, slot, tensor
         return None
 
     # Patches of torch functions
@@ -92,3 +92,85 @@ class SessionEvents(FrameworkEvents):
 
     def on_sequence_split(self, mesh: DeviceMesh, size: int, held: torch.Tensor) -> None:
         """A sequence of this size was split over a mesh. Each row of `held` has this rank's indices of one sample."""
+
+
+@dataclass(frozen=True)
+class PipelineChunk:
+    """One microbatch in one stage of a pipeline."""
+
+    microbatch: int
+    is_first: bool
+    is_last: bool
+
+
+class StepCounter:
+    """Counter of steps, microbatches and module calls.
+
+    Without a pipeline, each forward of the model begins a microbatch, unless `begin_microbatch` says so.
+    """
+
+    def __init__(self, first_step: int = 0) -> None:
+        self.step = first_step
+        self.num_batches = 0
+        self.is_running = False
+        self.is_in_update = False
+        """Whether an optimizer steps now."""
+        self.chunk: PipelineChunk | None = None
+        self.is_pipelined = False
+        self.is_driven = False
+        """Whether `begin_microbatch` is called for each microbatch, so that forwards of the model do not begin one."""
+        self._microbatch = -1
+        self._calls: Counter[tuple[int, str]] = Counter()
+
+    @property
+    def microbatch(self) -> int:
+        """The microbatch that runs now, as this rank counts them."""
+        return self.chunk.microbatch if self.chunk else max(self._microbatch, 0)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether tensors are traced now: inside a step and, in a pipeline, inside a chunk.
+
+        A pass that only finds shapes runs outside of any chunk.
+        """
+        return self.is_running and (self.chunk is not None or not self.is_pipelined)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count this block as one step."""
+        self._microbatch, self.num_batches = -1, 0
+        self._calls.clear()
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = self.is_in_update = False
+        self.step += 1
+
+    @contextmanager
+    def in_chunk(self, chunk: PipelineChunk) -> Iterator[None]:
+        """Count this block as what a pipeline schedule does for one microbatch."""
+        outer, self.chunk = self.chunk, chunk
+        try:
+            yield
+        finally:
+            self.chunk = outer
+
+    def begin_microbatch(self) -> None:
+        """Begin the next microbatch."""
+        self.is_driven = True
+        self._microbatch += 1
+
+    def count_forward(self, name: str, *, is_repeated: bool) -> int:
+        """Count a module's forward that begins, and return the number of this call within its microbatch."""
+        if is_repeated and self.chunk is not None:
+            return 0  # each stage on this rank has a part or a copy of the module
+        if name == ROOT and not self.is_driven:
+            self._microbatch += 1
+        key = (self.microbatch, name)
+        self._calls[key] += 1
+        return self._calls[key] - 1
+
+    def is_repeat_clear(self, name: str) -> bool:
+        """Whether a recomputation of this module can only belong to one call."""
+        return self._calls[self.microbatch, name] == 1

@@ -1,12 +1,15 @@
 """Operations: every torch function and custom autograd function that an accused module's own code calls.
 
-Each has its line of code, its result and the gradient of that.
+An operation has its line of code, its result and the gradient of the result. Operations are recorded only for modules
+that the plan names, because recording makes every call go through Python twice. A result is recorded when it is first
+used: a collective that sums it in place has then run, and belongs to it.
 
-They are recorded only for modules that the plan names, as each function then passes through Python twice. A result is
-recorded when it is first used: a collective that sums it in place has then run, and belongs to it. An operation is
-identified by its function and a number. Where candidate and reference run the same file, operations of the same line
-have the same number, so that a candidate that calls more functions is still compared operation by operation; elsewhere
-they are counted.
+An operation is identified by its function and a number. Where candidate and reference run the same file, operations of
+the same line have the same number, so a candidate that calls more functions is still compared operation by operation.
+Elsewhere operations are counted.
+
+`GradientChanges` observes what a script does to gradients: functions and collectives that change them after the
+backward pass, or in hooks.
 """
 
 from __future__ import annotations
@@ -26,11 +29,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ttrace.capture.observe.events import ModuleCall
-from ttrace.capture.observe.gradient_changes import GradientChanges
+from ttrace.capture.environment import OWN, TORCH, find_line, is_of_script
+from ttrace.capture.observe.events import ModuleCall, StepCounter
 from ttrace.capture.observe.hooks import Hooks
-from ttrace.capture.observe.step_counter import StepCounter
-from ttrace.capture.script_files import OWN, TORCH, find_line, is_of_script
 from ttrace.compat import distributed as distributed_compat
 from ttrace.compat import torch as torch_compat
 from ttrace.layouts.ids import ROOT, Kind, is_inside
@@ -43,7 +44,7 @@ Operations = Mapping[str, Sequence[Operation]]
 _SILENT = frozenset({"__get__", "__set__", "register_hook", "detach", "requires_grad_"})
 """Functions that compute nothing."""
 INPUT = "input"
-"""What an operation takes that is an input of its module."""
+"""The name of an operand that is an input of the module."""
 
 
 @dataclass
@@ -54,7 +55,7 @@ class _Issued:
     source: str
     takes: tuple[str, ...]
     result: torch.Tensor | None
-    """Until it is used."""
+    """The result, until it is used."""
     is_new: bool
     backward: str = ""
     """The line of its backward, if it is a custom autograd function."""
@@ -110,9 +111,10 @@ class FunctionCalls(TorchFunctionMode):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Ignore functions in this block, which is not the module's own code: probes compute too.
+        """Ignore functions in this block: it is not the module's own code, but that of probes, which compute too.
 
-        Gradients may arrive while a module's call is still open. What was made so far is about to be used.
+        Gradients may arrive while a module's call is still open. Results so far are recorded first, because they are
+        about to be used.
         """
         if not self._is_paused:
             self._show_all()
@@ -136,7 +138,7 @@ class FunctionCalls(TorchFunctionMode):
 
     def __enter__(self) -> FunctionCalls:
         _patches.acquire()
-        self._outer.append(_current.calls)  # it is entered once more around each backward pass
+        self._outer.append(_current.calls)  # a stack, because the mode is entered again in each backward pass
         _current.calls = self
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's has no types
         return self
@@ -194,7 +196,7 @@ class FunctionCalls(TorchFunctionMode):
         return None if call is None or call.again or call.name not in self._modules else call
 
     def _find_root(self) -> ModuleCall | None:
-        """Find the model's last call, whose own code the script's is, until the backward pass begins."""
+        """Find the model's last call: until the backward pass begins, the script's code counts as the model's own."""
         if torch_compat.is_in_backward():
             self._hooks.root = None
         return None if self._clock.is_in_update else self._hooks.root
@@ -244,7 +246,7 @@ class FunctionCalls(TorchFunctionMode):
                 self._list_issued().append(_Issued(slot, source, takes, result, is_new, backward, [*collectives]))
 
     def _list_issued(self) -> list[_Issued]:
-        """List the operations of the call that runs; those of a module's first call are kept."""
+        """List the operations of the call that runs; those of a module's first call are kept until the end."""
         call = self._call
         if call is None:
             return []
@@ -292,8 +294,8 @@ _current = _Current()
 
 
 def _wrap_apply(original: Any) -> Any:
-    """Wrap the class method by which custom autograd functions are called: no mode sees it."""
-    # Bound to `Function` it is of no use for others; in torch 2.15 it is not written in Python.
+    """Wrap the class method that calls custom autograd functions, because function modes do not see it."""
+    # Bound to `Function` it would not work for subclasses; in torch 2.15 it is not written in Python.
     unbound = inspect.getattr_static(torch.autograd.Function, "apply")
 
     @functools.wraps(original)
@@ -319,7 +321,7 @@ class _Numbers:
         self._taken: set[str] = set()
 
     def choose(self, name: str, source: str) -> str:
-        """Choose the slot of the reference's operation at the same line; count where it ran another file."""
+        """Choose the slot of the reference's operation at the same line; count where it ran a different file."""
         slot = next(slot for slot in self._list_slots(name, source) if slot not in self._taken)
         self._taken.add(slot)
         return slot
@@ -341,7 +343,7 @@ def _file_of(source: str) -> str:
 
 
 def _list_files() -> Iterator[tuple[str, int]]:
-    """List the files and lines of the calls that led here, without those in this file, the innermost first."""
+    """List the files and lines of the calls that led here, the innermost first, without those in this file."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_filename != __file__:
@@ -350,16 +352,77 @@ def _list_files() -> Iterator[tuple[str, int]]:
 
 
 def _find_line() -> str:
-    """Find the line of the script that called the function: of the module's own code, or that calls the module."""
+    """Find the line of the script that called the function: in the module's own code, or where the module is called."""
     return next((f"{file}:{line}" for file, line in _list_files() if is_of_script(file)), "")
 
 
 def _is_called_by_us() -> bool:
-    """Whether TTrace itself called the function: it computes and compares what it records."""
+    """Whether TTrace itself called the function, as it does to compute and compare what it records."""
     outside = (file for file, _ in _list_files() if not file.startswith((TORCH, "<")))
     return next(outside, "").startswith(OWN)
 
 
 def _is_clipping() -> bool:
-    """Whether torch clips gradients: they are recorded as they were before."""
+    """Whether torch clips gradients now, which is not a change to report: they are recorded before."""
     return any(file.endswith("clip_grad.py") for file, _ in itertools.islice(_list_files(), 8))
+
+
+_MOST_WATCHED = 64
+"""The number of parameters that are watched, those of accused modules first: each call of the script is compared with
+all of them."""
+
+
+class GradientChanges:
+    """Observer of the changes of some parameters' gradients.
+
+    Parameters of modules that are not accused are watched too, to show what is usual: a change that only one parameter
+    has, or that only one lacks, is not.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = dict(list(parameters.items())[:_MOST_WATCHED])
+        self._changes: dict[str, dict[Operation, None]] = {}
+
+    @property
+    def operations(self) -> dict[str, tuple[Operation, ...]]:
+        """By parameter, the changes of its gradient, in order; a line that changes it again counts once."""
+        return {name: tuple(changes) for name, changes in self._changes.items()}
+
+    def on_function(self, name: str, source: str, taken: Any, result: Any) -> None:
+        """Keep a function that changes a gradient in place or, in a hook, makes a new gradient from it."""
+        if name.startswith("__i") or (name.endswith("_") and not name.endswith("__")):
+            self._keep(name, source, self._find_holders(_list_tensors(taken)))
+        elif _list_tensors(result):
+            self._keep(name, source, self._find_arriving())
+
+    def on_collective(self, name: str, source: str, order: int, tensors: list[torch.Tensor]) -> None:
+        """Keep a collective that changes a gradient."""
+        self._keep(name, source, {*self._find_holders(tensors), *self._find_arriving()}, (order,))
+
+    def _keep(self, name: str, source: str, parameters: Any, collectives: tuple[int, ...] = ()) -> None:
+        for parameter in parameters if source else ():
+            change = Operation(slot=f"{name}.0", source=source, collectives=collectives)
+            changes = self._changes.setdefault(parameter, {})
+            changes.pop(change, None)  # the last time counts
+            changes[change] = None
+
+    def _find_holders(self, tensors: list[torch.Tensor]) -> Iterator[str]:
+        """Find the parameters whose gradients share memory with a tensor."""
+        memory = {torch_compat.read_memory(_to_local(tensor)) for tensor in tensors} - {0}
+        for name, parameter in self._parameters.items() if memory else ():
+            if parameter.grad is not None and torch_compat.read_memory(_to_local(parameter.grad)) in memory:
+                yield name
+
+    def _find_arriving(self) -> Iterator[str]:
+        """Find the parameter whose gradient is about to arrive: its hooks run, but its gradient is not set yet."""
+        arriving = torch_compat.read_arriving()
+        return (name for name, parameter in self._parameters.items() if parameter is arriving)
+
+
+def _list_tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _to_local(tensor: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local

@@ -33,7 +33,7 @@ class _Frame:
     def drew_itself(self) -> bool:
         """Whether the state changed in this call's own code, and not only in calls inside it.
 
-        A call that restores the state has drawn nothing that lasts: forks of the generators around inner calls do that.
+        A call that restores the state leaves no trace of its draws, as forks of the generators around inner calls do.
         """
         if _is_same(self.states[0], self.states[-1]):
             return False
@@ -67,33 +67,33 @@ class RngUse:
             handle.remove()
         self._handles.clear()
 
-    @torch_compat.outside_function_modes
     def _before(self, name: str, module: nn.Module, args: Any) -> None:  # noqa: ARG002
-        if name == ROOT:
-            self._running.clear()  # an exception may have ended the last forward
-        # An evaluation does not count, and neither does a recomputation, which draws what the first forward drew.
-        is_training = torch.is_grad_enabled() or bool(self._running)
-        if not self._is_watched() or not is_training or is_recompute():
-            return
-        now = self._read_state()
-        if self._running:
-            self._running[-1].states.append(now)
-        self._running.append(_Frame(name, module, [now]))
-
-    @torch_compat.outside_function_modes
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
-        if is_recompute() or not any(frame.module is module for frame in self._running):
-            return
-        now = self._read_state()
-        ended = None
-        while ended is not module:  # this hook did not run for inner calls that an exception ended
-            frame = self._running.pop()
-            ended = frame.module
-            frame.states.append(now)
+        with torch_compat.outside_function_modes():
+            if name == ROOT:
+                self._running.clear()  # an exception may have ended the last forward
+            # An evaluation does not count, and neither does a recomputation, which draws what the first forward drew.
+            is_training = torch.is_grad_enabled() or bool(self._running)
+            if not self._is_watched() or not is_training or is_recompute():
+                return
+            now = self._read_state()
             if self._running:
                 self._running[-1].states.append(now)
-            if frame.drew_itself():
-                self.modules[frame.name] = None
+            self._running.append(_Frame(name, module, [now]))
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        with torch_compat.outside_function_modes():
+            if is_recompute() or not any(frame.module is module for frame in self._running):
+                return
+            now = self._read_state()
+            ended = None
+            while ended is not module:  # this hook did not run for inner calls that an exception ended
+                frame = self._running.pop()
+                ended = frame.module
+                frame.states.append(now)
+                if self._running:
+                    self._running[-1].states.append(now)
+                if frame.drew_itself():
+                    self.modules[frame.name] = None
 
     def _read_state(self) -> RngState:
         return tuple(read() for read in self._readers)

@@ -28,7 +28,7 @@ _sessions: dict[int, SessionEvents] = {}
 """The session of each thread, by the thread's id."""
 _script = OutermostCall()
 _BUFFERS = distributed_compat.find_context_parallel_buffers()
-"""Imported here, not in the step: it may fail where too many files are open, and a step must not."""
+"""Looked up here and not in the step: an import may fail where too many files are open, and a step must not fail."""
 
 
 @contextmanager
@@ -67,8 +67,8 @@ _patches = SharedPatches(_install)
 def _find_session() -> SessionEvents | None:
     """Return this thread's session; None if it has none.
 
-    Accelerators recompute in threads of the autograd engine, which have no session: they get the only one there is. Any
-    other thread does something of its own, whatever module runs meanwhile.
+    Accelerators recompute in threads of the autograd engine, which have no session of their own: they get the only one
+    there is. What any other thread does is not part of the model, whichever module runs meanwhile.
     """
     session = _sessions.get(threading.get_ident())
     if session is None and len(_sessions) == 1 and is_recompute():
@@ -96,8 +96,8 @@ def _refuse_graph(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def refuse(*_: Any, **__: Any) -> Any:
         raise CaptureError(
-            "a CUDA graph runs in the traced step: it replays kernels and calls no module, so that nothing of it could "
-            "be recorded. Switch CUDA graphs off for this run: in torch.compile without mode='reduce-overhead' or with "
+            "a CUDA graph runs in the traced step. It replays kernels and calls no module, so nothing in it can be "
+            "recorded. Switch CUDA graphs off for this run: in torch.compile without mode='reduce-overhead' or with "
             "TORCHINDUCTOR_CUDAGRAPHS=0, in Megatron with --cuda-graph-impl none."
         )
 
@@ -190,7 +190,7 @@ def _choose(scores: torch.Tensor, own: torch.Tensor, dim: int) -> torch.Tensor |
 
 def _wrap_buffers(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     def split_buffers(mesh: DeviceMesh, buffers: list[Any], dims: list[int], *args: Any, **kwargs: Any) -> list[Any]:
-        """Split the indices of the tokens as well: they show in which order the tokens are split."""
+        """Split the indices of the tokens as well: they show how the tokens are split."""
         session = _find_session()
         for buffer, dim in zip(buffers, dims, strict=False) if session is not None else ():
             if isinstance(buffer, torch.Tensor):

@@ -1,25 +1,38 @@
-"""Generated values for parameters and batches: the same logical values on every layout."""
+"""Generated values for parameters and batches: the same logical values on every layout.
+
+`Generator` chooses the distribution of each parameter and batch, and generates this rank's part of the values.
+`Batches` puts generated data in place of a script's batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import copy
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ttrace.adapters.adapter import Adapter, OwnedSlice
+from ttrace.capture.observe.events import StepCounter
+from ttrace.capture.observe.hooks import flatten_with_paths, is_unknown_mapping, name_slot
 from ttrace.capture.plan import Plan
-from ttrace.capture.probes.distributions import copy_to_host, measure_batch, measure_parameters, pool_normals
+from ttrace.capture.probes.dispatch import Dispatcher
+from ttrace.capture.probes.probe import Visit
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
 from ttrace.errors import CaptureError
 from ttrace.large_references.parameter_source import ParameterSource, find_source
-from ttrace.layouts.ids import Kind, TensorId
+from ttrace.layouts.ids import LABELS, ROOT, Kind, Site, TensorId
 from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Region
 from ttrace.ports.port import Port, Ported
-from ttrace.values.generate import Distribution, Normal, generate_values
+from ttrace.trace.tensor_bytes import is_asynchronous, view_memory
+from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows, generate_values
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class Generator:
         if generated.distribution is not None:
             with torch.no_grad():
                 local = self._adapter.to_local(own)
-                local.zero_()  # what lies outside of the region is padding
+                local.zero_()  # what is outside of the region is padding
                 if self._port is not None:
                     self._fill_ported(tensor_id, self._port.port(tensor_id.site, local.ndim), generated, local)
                     return generated
@@ -106,11 +119,11 @@ class Generator:
     def _fill_source(
         self, tensor_id: TensorId, source: ParameterSource, own: torch.Tensor, placement: Placement
     ) -> GeneratedTensor:
-        """Tell a streamed parameter's source what to generate the values from."""
+        """Set from what a streamed parameter's source generates the values."""
         if self._plan.parameters == "own":
             raise CaptureError(f"{tensor_id.name} is streamed and has no values of its own: it must be generated.")
         if self._adapter.mesh.num_ranks > 1:
-            raise CaptureError(f"{tensor_id.name} is streamed, which takes a single process, not {self._adapter.mesh}.")
+            raise CaptureError(f"{tensor_id.name} is streamed, which needs a single process, not {self._adapter.mesh}.")
         if self._plan.reference is not None:
             source.distribution = self._reference.distribution(tensor_id) or source.distribution
         source.name, source.seed, source.shape = tensor_id, self._plan.seed, tuple(own.shape)
@@ -122,7 +135,7 @@ class Generator:
         """Generate data in place of one tensor of a batch, from its distribution.
 
         Where random numbers would destroy the structure of the data, the reference keeps its own data, and other runs
-        replay them from its trace.
+        replay it from the reference's trace.
         """
         placement = self._resolver.resolve_or_infer(tensor_id, leaf, microbatch)
         generated = GeneratedTensor(placement, distribution)
@@ -160,7 +173,7 @@ class Generator:
         return dict(zip(parameters, measured, strict=True))
 
     def _pool(self, port: Port, parameters: Mapping[str, torch.Tensor], measured: Sequence[Normal]) -> list[Normal]:
-        """Give all parts of a whole the distribution that it has: the other side knows only the whole."""
+        """Give all parts of a whole the distribution of the whole: the other side has only the whole."""
         wholes: dict[str, list[tuple[int, Normal]]] = {}
         for (name, tensor), own in zip(parameters.items(), measured, strict=True):
             wholes.setdefault(port.rename(name), []).append((tensor.numel(), own))
@@ -171,7 +184,8 @@ class Generator:
     ) -> list[Distribution | None]:
         """Choose the distributions of a batch's tensors; with `exact`, in the range of their own values.
 
-        The reference measures the first of equal ones: later microbatches and steps have the same distributions.
+        The reference measures only the first tensor of each site, shape and dtype: later microbatches and steps have
+        the same distributions.
         """
         if self._plan.reference is not None:
             return [self._reference.distribution(tensor_id) for tensor_id, _ in leaves]
@@ -182,3 +196,180 @@ class Generator:
         for key, leaf in zip(new, copy_to_host(list(new.values())), strict=True):
             self._measured[key] = measure_batch(leaf, tables)
         return [self._measured[key] for key in keys]
+
+
+_FLAT_STD = 0.02
+"""The standard deviation for parameters that start as constants: zero biases and unit norm weights hide bugs."""
+
+
+def read_numbers(tensors: Iterable[torch.Tensor]) -> list[float]:
+    """Read tensors of one element each, with one wait for each device."""
+    numbers = list(tensors)
+    values = [0.0] * len(numbers)
+    places: dict[torch.device, list[int]] = {}
+    for place, number in enumerate(numbers):
+        places.setdefault(number.device, []).append(place)
+    for here in places.values():
+        for place, value in zip(here, _stack(numbers[place] for place in here).tolist(), strict=True):
+            values[place] = value
+    return values
+
+
+def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy tensors to the host, with one wait for each device."""
+    copies = [tensor.detach().to("cpu", non_blocking=is_asynchronous(tensor)) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if is_asynchronous(tensor)}:
+        torch.accelerator.current_stream(device).synchronize()
+    return copies
+
+
+def measure_parameters(parameters: Iterable[torch.Tensor]) -> list[Normal]:
+    """Measure the mean and spread of each parameter as it was initialised."""
+    numbers = read_numbers(number for parameter in parameters for number in _compute_moments(parameter))
+    return [_make_normal(mean, std) for mean, std in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def _make_normal(mean: float, std: float) -> Normal:
+    if not math.isfinite(mean) or not math.isfinite(std):  # uninitialised memory, or masks of -inf
+        return Normal(0.0, _FLAT_STD)
+    return Normal(mean, std if std > 1e-6 * abs(mean) else _FLAT_STD)
+
+
+def pool_normals(parts: Sequence[tuple[int, Normal]]) -> Normal:
+    """Return the mean and spread of several tensors together; each is given with its number of elements."""
+    if len(parts) == 1:
+        return parts[0][1]
+    count = sum(number for number, _ in parts)
+    mean = sum(number * own.mean for number, own in parts) / count
+    square = sum(number * (own.std**2 + own.mean**2) for number, own in parts) / count
+    return Normal(mean, math.sqrt(max(square - mean**2, 0.0)))
+
+
+def _compute_moments(parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    data = parameter.detach().to(torch.float64)
+    zero = torch.zeros((), dtype=torch.float64, device=data.device)
+    return data.mean() if data.numel() else zero, data.std(correction=0) if data.numel() > 1 else zero
+
+
+def _stack(numbers: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([number.detach().reshape(()).to(torch.float64) for number in numbers])
+
+
+def measure_batch(data: torch.Tensor, tables: Collection[int] = ()) -> Distribution | None:
+    """Measure the distribution of a batch's tensor on the host.
+
+    None for data with a structure that random numbers would destroy. `tables` are the lengths of the model's
+    embeddings. Integers whose maximum is in the second half of a table are treated as rows of that table, or as labels;
+    generated integers may then be any row of it.
+    """
+    if data.numel() == 0:
+        return None
+    if data.is_floating_point():
+        return measure_parameters([data])[0] if bool(data.isfinite().all()) else None
+    if data.dtype == torch.bool:
+        return Mask(float(data.to(torch.float64).mean()))
+    low, high = int(data.min()), int(data.max())
+    if data.ndim > 0 and data.shape[-1] > 1 and _is_counted(data):
+        return None
+    num_rows = min((length for length in tables if high < length <= 2 * high), default=None)
+    if low >= 0:
+        return Integers(low, high + 1) if num_rows is None else Rows(num_rows)
+    is_kept = data >= 0
+    if not bool(is_kept.any()) or bool((data[~is_kept] != low).any()):
+        return None
+    share = float(is_kept.to(torch.float64).mean())
+    if num_rows is not None:
+        return Rows(num_rows, keep=share, hole=low)
+    return Integers(int(data[is_kept].min()), high + 1, keep=share, hole=low)
+
+
+def _is_counted(data: torch.Tensor) -> bool:
+    """Whether rows never fall, as positions, offsets and constants, or count from 0 for each of several documents."""
+    rises = data.diff(dim=-1)
+    is_counted = bool(((rises == 1) | (data[..., 1:] == 0)).all()) and int(data.max()) > 1
+    return is_counted or bool((rises >= 0).all())
+
+
+_Rows = dict[str, tuple[str, ...]]
+"""By step and slot, the digest of each row of data that this rank had."""
+
+
+class Batches:
+    """Generator of batches. It replaces each tensor by this rank's part of generated data, and shows it to probes."""
+
+    def __init__(
+        self, clock: StepCounter, resolver: LayoutResolver, generator: Generator, dispatcher: Dispatcher
+    ) -> None:
+        self._clock = clock
+        self._resolver = resolver
+        self._generator = generator
+        self._dispatcher = dispatcher
+        self.kept: _Rows = {}
+        self.replaced: _Rows = {}
+        """The rows of data that generated data replaced, if they were on the host."""
+
+    def generate(self, batch: Any) -> Any:
+        """Generate the next batch, with this batch's own structure, shapes, ranges and dtypes."""
+        number = self._clock.num_batches
+        self._clock.num_batches += 1
+        return self.replace(batch, number)
+
+    def compare(self, slot: str, data: torch.Tensor, number: int) -> None:
+        """Record data as it is. Data of which this rank has only a part is left out: nothing states which part."""
+        tensor_id = self._dispatcher.id_of(Site(LABELS, Kind.BATCH, slot), number)
+        if self._resolver.is_like_reference(tensor_id, data):
+            whole = Placement(Region.whole(tuple(data.shape)))
+            self._dispatcher.visit(Visit(tensor_id, data.detach(), whole, number))
+
+    def keep(self, batch: Any, number: int) -> None:
+        """Record a script's own data for this rank's microbatch of this number."""
+        leaves = self._observe(dict(batch) if is_unknown_mapping(batch) else batch, number)
+        for site, leaf in leaves:
+            tensor_id = self._dispatcher.id_of(site, number)
+            placement = self._resolver.resolve(tensor_id, leaf, number) or self._resolver.infer(tensor_id, leaf)
+            if placement is not None:
+                self._dispatcher.visit(Visit(tensor_id, leaf.detach(), None, number, fallback=placement))
+            _add_rows(self.kept, f"{self._clock.step}/{site.slot}", leaf.detach().cpu())
+
+    def _observe(self, batch: Any, number: int) -> list[tuple[Site, torch.Tensor]]:
+        """Learn from the shapes of a batch how it is divided over ranks; return its tensors."""
+        leaves = [
+            (Site(ROOT, Kind.BATCH, name_slot(path)), leaf)
+            for path, leaf in flatten_with_paths(batch)
+            if isinstance(leaf, torch.Tensor)
+        ]
+        for site, leaf in leaves:
+            self._resolver.observe_batch(TensorId(self._clock.step, number, site), tuple(leaf.shape))
+        return leaves
+
+    def replace(self, batch: Any, number: int, *, exact: bool = False) -> Any:
+        """Generate data for this rank's microbatch of this number; with `exact`, in the range of the given data."""
+        if is_unknown_mapping(batch):
+            other = copy.copy(batch)
+            other.update(self.replace(dict(batch), number, exact=exact))
+            return other
+        paths, structure = flatten_with_paths(batch), pytree.tree_structure(batch)
+        observed = self._observe(batch, number)
+        for site, leaf in observed:
+            if leaf.device.type == "cpu" and leaf.ndim:
+                _add_rows(self.replaced, f"{self._clock.step}/{site.slot}", leaf.detach())
+        tensors = [(self._dispatcher.id_of(site, number), leaf) for site, leaf in observed]
+        distributions = self._generator.choose_batch_distributions(tensors, exact=exact)
+        chosen = iter(zip(tensors, distributions, strict=True))
+        leaves = []
+        for _, leaf in paths:
+            if isinstance(leaf, torch.Tensor):
+                (tensor_id, _), distribution = next(chosen)
+                leaf, generated = self._generator.generate_leaf(tensor_id, leaf, number, distribution)
+                values, fallback = generated.distribution, generated.placement
+                self._dispatcher.visit(Visit(tensor_id, leaf, None, number, values=values, fallback=fallback))
+            leaves.append(leaf)
+        return pytree.tree_unflatten(leaves, structure)
+
+
+def _add_rows(known: _Rows, slot: str, data: torch.Tensor) -> None:
+    known[slot] = (*known.get(slot, ()), *map(_digest, data.unbind() if data.ndim else [data]))
+
+
+def _digest(row: torch.Tensor) -> str:
+    return hashlib.blake2b(view_memory(row.contiguous()), digest_size=8).hexdigest()

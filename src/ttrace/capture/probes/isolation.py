@@ -1,10 +1,14 @@
 """Isolation of modules from one another, so that each is judged alone.
 
-What enters a module is replaced: its inputs by generated values with the mean and spread of the reference's inputs,
-and the gradients of its outputs likewise. What arrived is recorded before; if it is wrong while the modules it came
-from are right, the code between them is at fault. Tables and masks, which no gradient goes through, are replayed from
-the reference, because random numbers would destroy them; integers stay what they are. Before the optimizer steps, the
-final gradients are replaced too.
+The inputs of a module are replaced by generated values with the mean and spread of the reference's inputs, and so are
+the gradients of its outputs. The arriving values are recorded before that: if they are wrong while the modules that
+made them are right, the code between the modules is at fault. Tables and masks, which no gradient goes through, are
+replayed from the reference, because random numbers would destroy them; integers are not changed. Before the optimizer
+steps, the final gradients are replaced too.
+
+Discrete decisions, such as a router's top-k, are replayed from the reference in twins and candidates (`Decisions`).
+There rounding may change a choice: a token that goes to a different expert changes everything after it, and that is not
+a bug. So these runs use the reference's choice. Their own choice is recorded, with the scores that it was made by.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ class Isolate:
         if visit.enters_module:
             return self._generate(visit) if visit.values is not None else self._replay(visit)
         if visit.id.kind is Kind.OUTPUT and visit.tensor.requires_grad:
-            # A new tensor: the output of an inner module is often that of the outer one too, and each has its gradient.
+            # A new tensor: the output of an inner module is often the outer module's too, and each has a gradient.
             return replace_tensor(visit.tensor, visit.tensor.detach().clone())
         return None
 
@@ -91,8 +95,8 @@ class Isolate:
         full = self._reference.tensor(visit.id.first) if placement is not None and not placement.pending else None
         if placement is None or full is None or placement.region.local_shape != tuple(visit.tensor.shape):
             return None
-        # With the tensor's own strides: a slice of the whole could not be viewed in another shape. And with its graph:
-        # a module that returns its input unchanged has no gradient of its own there.
+        # With the tensor's own strides: a slice of the whole could not be viewed in a different shape. And with its
+        # graph: a module that returns its input unchanged has no gradient of its own there.
         return replace_tensor(visit.tensor, torch.empty_like(visit.tensor.detach()).copy_(placement.region.take(full)))
 
     def _generate_values(
@@ -116,8 +120,40 @@ class Isolate:
 
 
 def _choose_distribution(kind: Kind, mean: float, size: float) -> Distribution:
-    """Choose a distribution of this mean and size; final gradients avoid zero, where optimizers are erratic."""
+    """Choose a distribution with this mean and root mean square.
+
+    Values for final gradients are not close to zero, where updates of optimizers such as Adam jump.
+    """
     if kind is Kind.PARAM_GRAD:
         return Signed(size)
     spread = math.sqrt(max(size**2 - mean**2, 0.0))
     return Normal(mean, spread or abs(mean))
+
+
+_AGREEMENT = 0.5
+"""The least share of rows in which a run's own choices equal the reference's. Rounding changes few choices; if fewer
+agree, the reference's choices are of different rows."""
+
+
+class Decisions:
+    """The reference's choices, for this rank's rows."""
+
+    def __init__(self, resolver: LayoutResolver, reference: ReferenceTrace) -> None:
+        self._resolver = resolver
+        self._reference = reference
+
+    def replay(self, tensor_id: TensorId, own: torch.Tensor, placement: Placement | None) -> torch.Tensor | None:
+        """Return what the reference chose here, or the run's own choice if the reference's is of different rows.
+
+        None if the reference's choice is unknown.
+        """
+        full = self._reference.tensor(tensor_id)
+        placement = placement or self._resolver.infer(tensor_id, own)
+        if full is None or placement is None:
+            return None
+        region = placement.region
+        if region.shape != tuple(full.shape) or region.local_shape != tuple(own.shape):
+            return None
+        chosen = region.take(full).to(own.device, own.dtype, non_blocking=True)
+        same = (chosen.sort(-1).values == own.sort(-1).values).all(-1) if own.ndim else chosen == own
+        return torch.where(same.to(torch.float32).mean() >= _AGREEMENT, chosen, own)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
+from ttrace.layouts.holds import HeldIndices
 from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.placement import Placement
 from ttrace.values.generate import Distribution
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """One live tensor: its id, the tensor itself, where it lies, and the distribution it was generated from."""
+class Visit(NamedTuple):
+    """One live tensor, and what is known of it.
+
+    It is passed from the place where the tensor is noticed to the probes. A named tuple and not a dataclass: a step
+    makes thousands, and a frozen dataclass takes longer to make.
+    """
 
     id: TensorId
     tensor: torch.Tensor
-    placement: Placement | None
+    placement: Placement | None = None
+    """Where the tensor lies. Whoever makes the visit sets it only if it is known there; the dispatcher resolves it."""
     microbatch: int = 0
     entry: bool = False
     """Whether floating-point numbers enter the model here: its input, an embedding's output, its logits' gradient."""
@@ -28,6 +32,10 @@ class Visit:
     """Whether the tensor has no data, because `values` generates all of it."""
     is_part: bool = False
     """Whether this rank may have other parts of the same tensor, as in a port."""
+    held: HeldIndices | None = None
+    """The indices that an input of the same call states that it holds; they apply if the tensor has as many rows."""
+    fallback: Placement | None = None
+    """The placement if the resolver finds none."""
 
     @property
     def enters_module(self) -> bool:
@@ -39,13 +47,3 @@ class Probe(Protocol):
     """An observer of visits, which may return a tensor to be used instead."""
 
     def visit(self, visit: Visit) -> torch.Tensor | None: ...
-
-
-def pass_down(probes: tuple[Probe, ...], visit: Visit) -> torch.Tensor | None:
-    """Pass a visit down the chain, each probe's replacement to the next one; return the last replacement, if any."""
-    current = visit
-    for probe in probes:
-        tensor = probe.visit(current)
-        if tensor is not None:
-            current = replace(current, tensor=tensor)
-    return None if current is visit else current.tensor

@@ -1,10 +1,25 @@
-"""Resolver of layouts: where a live tensor lies, by its own statement, by a rule, or not at all."""
+"""Resolver of layouts: which part of the reference's tensor a live tensor holds.
+
+`LayoutResolver.resolve` asks these sources in this order, and the first that answers decides:
+
+1. The tensor itself: the placements of a DTensor, or what else the adapter reads from it. If the reference's shape
+   shows that further axes cut it, such as cp outside of a mesh of tp, they are added.
+2. `ttrace.holds`, which the script called on this tensor.
+3. A rule of the script or the command line for this site, and then a rule of the adapter for this site.
+4. `ttrace.holds` of an input of the same module call, if this tensor has as many rows.
+5. For the loss: each rank has a summand of its own, if axes are known to cut the batch or the sequence.
+6. The mesh: on a single rank, or if no axis of the mesh cuts tensors, every tensor is whole.
+
+If none of them answers, `resolve` returns None. Parameters and batches must be placed before training starts, so for
+them the layout is inferred from the shapes (`infer`): the one that explains why this rank has this part of the
+reference's shape. If there is none, or more than one, that is an error, which asks for a rule. Other layouts are left
+to the judge, which knows the shapes of all ranks, unless a sketch or isolation needs them during the run.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 
@@ -16,11 +31,9 @@ from ttrace.layouts.ids import Kind, Site, TensorId
 from ttrace.layouts.infer import find_pending_axes, infer_layout
 from ttrace.layouts.layout import Cut, Layout
 from ttrace.layouts.mesh import MICROBATCH_AXIS
-from ttrace.layouts.placement import Placement
+from ttrace.layouts.placement import INFERRED, LayoutSource, Placement, Provenance
 from ttrace.layouts.region import Region, Shape
-from ttrace.layouts.rule_placement import apply_rule
-from ttrace.layouts.rules import Rule, Rules
-from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
+from ttrace.layouts.rules import Rule, Rules, apply_rule
 from ttrace.layouts.splits import BLOCK, Split
 from ttrace.ports.port import Port
 
@@ -33,7 +46,7 @@ class LayoutResolver:
         adapter: Adapter,
         rules: Rules,
         reference: ReferenceTrace,
-        num_microbatches: int,
+        mb_axis_size: int,
         port: Port | None = None,
     ) -> None:
         rules.check(adapter.mesh)
@@ -41,13 +54,25 @@ class LayoutResolver:
         self._adapter = adapter
         self._rules = rules
         self._reference = reference
-        self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: num_microbatches}
+        self._sizes = {**adapter.mesh.sizes, MICROBATCH_AXIS: mb_axis_size}
         self.splits: dict[str, Split] = {}
         """The axes that are known to cut activations, and how: the framework states it, or the batch shows it."""
         self.batch_axes: tuple[str, ...] = ()
         """The data axes along which each rank has some rows of the reference's batch; empty if each rank runs
         microbatches of its own."""
         self._whole: dict[Shape, Placement] = {}
+        self._update_axes()
+
+    def _update_axes(self) -> None:
+        """Find what does not cut tensors, as far as the batch has shown: it is read for every tensor."""
+        distributing, sizes = self._adapter.distributing_axes, self._adapter.mesh.sizes
+        self._apart = frozenset(axis for axis in self._adapter.data_axes if not self.cuts(axis))
+        """The axes along which each rank has microbatches of its own."""
+        cutting = [axis for axis, size in sizes.items() if size > 1]
+        self._why_whole: Provenance | None = None
+        """Why a tensor is whole on this mesh if nothing states its layout; None if it may be cut."""
+        if all(axis in distributing and axis not in self.batch_axes for axis in cutting):
+            self._why_whole = Provenance(LayoutSource.UNCUT_MESH if cutting else LayoutSource.SINGLE_RANK)
 
     def set_split(self, cut: Cut) -> None:
         """Set how an axis cuts activations, as the framework states it."""
@@ -74,8 +99,7 @@ class LayoutResolver:
             cuts = self._infer_batch_cuts(tensor_id, local, axes)
         self.batch_axes = tuple(cut.axis for cut in cuts)
         self.splits.update({cut.axis: cut.split for cut in cuts})
-        for cached in ("_why_whole", "_apart"):
-            vars(self).pop(cached, None)  # the batch has just changed it
+        self._update_axes()
 
     def _infer_batch_cuts(self, tensor_id: TensorId, local: Shape, axes: tuple[str, ...]) -> list[Cut]:
         """Infer the cuts along the data axes that turn the reference's shape into this rank's; none if they agree."""
@@ -141,7 +165,10 @@ class LayoutResolver:
     def resolve(
         self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0, held: HeldIndices | None = None
     ) -> Placement | None:
-        """Find where a tensor lies; None if nothing states it. `held` is what an input of its call states."""
+        """Find where a tensor lies; None if nothing states it (the order is that of the module's docstring).
+
+        `held` is what an input of its call states.
+        """
         is_of_param = tensor_id.kind.is_of_param
         stated = self._adapter.read_placement(tensor, () if is_of_param else self._apart, self.splits)
         if stated is not None:
@@ -162,7 +189,7 @@ class LayoutResolver:
         return self._place_whole(local) if self._why_whole else None
 
     def resolve_or_infer(self, tensor_id: TensorId, tensor: torch.Tensor, microbatch: int = 0) -> Placement:
-        """Find where a tensor lies that must be generated here: its layout may be inferred, but not be missing."""
+        """Find the placement of a tensor that must be generated here: it may be inferred, but must not be missing."""
         placement = self.resolve(tensor_id, tensor, microbatch) or self.infer(tensor_id, tensor)
         if placement is None:
             local, shape = tuple(tensor.shape), self._find_shape(tensor_id, tensor.ndim)
@@ -195,7 +222,7 @@ class LayoutResolver:
             f"{tensor_id.site}: this rank has shape {local}, the reference has {shape}, and {axes} ranks do not divide "
             "the one into the other, so the two sides train on different data. Give each rank an equal part of the "
             "reference's batch, or let the reference run the batches of all ranks one after the other as microbatches. "
-            f'Where a rank holds another part, state it with a rule, for instance {{"{tensor_id.site}": "b/'
+            f'Where a rank holds a different part, state it with a rule, for instance {{"{tensor_id.site}": "b/'
             f'{self._data_axes[0]} ..."}}.'
         )
 
@@ -228,22 +255,8 @@ class LayoutResolver:
         return Placement(region, stated.pending, text, Provenance(LayoutSource.DTENSOR_AND_SHAPES))
 
     def resolve_gradient(self, tensor: torch.Tensor) -> Placement | None:
-        """Find where the gradient of a tensor will lie, if the tensor itself states it."""
+        """Find the placement that the gradient of a tensor will have, if the tensor itself states it."""
         return self._adapter.read_placement(tensor, self._apart, self.splits, of_gradient=True)
-
-    @cached_property
-    def _apart(self) -> frozenset[str]:
-        """The axes along which each rank has microbatches of its own."""
-        return frozenset(axis for axis in self._adapter.data_axes if not self.cuts(axis))
-
-    @cached_property
-    def _why_whole(self) -> Provenance | None:
-        """Why a tensor is whole on this mesh if nothing states its layout; None if it may be cut."""
-        cutting = [axis for axis, size in self._adapter.mesh.sizes.items() if size > 1]
-        distributing = self._adapter.distributing_axes
-        if any(axis not in distributing or axis in self.batch_axes for axis in cutting):
-            return None
-        return Provenance(LayoutSource.UNCUT_MESH if cutting else LayoutSource.SINGLE_RANK)
 
     def _place_whole(self, shape: Shape) -> Placement:
         if shape not in self._whole:  # a step has many tensors of a few shapes

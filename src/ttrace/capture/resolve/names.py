@@ -1,10 +1,16 @@
-"""Names that the reference has for modules and parameters."""
+"""Names of modules and parameters: in the model, in the reference, and in a port, where the two implementations differ.
+
+The module also lists a model's modules before anything runs, and switches dropout off.
+"""
 
 from __future__ import annotations
 
+import inspect
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import TypeVar
 
@@ -12,15 +18,24 @@ import torch
 from torch import nn
 
 from ttrace.adapters.wrappers import find_canonical_name
+from ttrace.capture.plan import Plan
+from ttrace.capture.resolve.reference_trace import ReferenceTrace
+from ttrace.compat.torch import is_dropout
 from ttrace.errors import CaptureError
+from ttrace.layouts.ids import Kind, Site, TensorId
+from ttrace.layouts.placement import Placement
+from ttrace.layouts.region import Shape
+from ttrace.patches import Patches
+from ttrace.ports.port import Port, Side
+from ttrace.trace.format import ModuleInfo
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 NamePath = Callable[[nn.Module, str], str]
-"""A function that returns the canonical name of what lies at a path of a chunk."""
+"""A function that returns the canonical name of the module or tensor at a path of a chunk."""
 
 
 def name_by_path(chunk: nn.Module, path: str) -> str:
-    """Name what lies at a path by the path alone, as an adapter without names of its own does."""
+    """Name a module or tensor by its path alone, for adapters without names of their own."""
     return find_canonical_name(path, chunk)
 
 
@@ -88,7 +103,108 @@ class Names:
             other, same = known.setdefault(name, (path, tensor))
             if same is not tensor:
                 raise CaptureError(
-                    f"{other} and {path} of {type(chunk).__name__} would both be called {name}, so that one of them "
-                    "would not be traced. Rename one of them in the model."
+                    f"{other} and {path} of {type(chunk).__name__} would both be called {name}, so one of them would "
+                    "not be traced. Rename one of them in the model."
                 )
             yield name, tensor
+
+
+_Value = TypeVar("_Value")
+
+
+def make_port(plan: Plan, chunks: Sequence[nn.Module], naming: NamePath, reference: ReferenceTrace) -> Port | None:
+    """Make this side of the plan's port, if it has one."""
+    if plan.port is None:
+        return None
+
+    def find_shape(name: str) -> Shape | None:
+        return reference.shape(TensorId.of(0, None, name, Kind.PARAM))
+
+    shapes = {name: tuple(parameter.shape) for name, parameter in Names(chunks, naming).parameters()[0].items()}
+    side: Side = "candidate" if plan.role == "candidate" else "reference"
+    return Port(plan.port, side, shapes, lambda name: _read_number(chunks, name), find_shape)
+
+
+@dataclass(frozen=True)
+class PortNames:
+    """The names of modules and parameters in a trace: their own or, in a port between two implementations, the
+    candidate's."""
+
+    port: Port | None
+
+    def rename(self, name: str) -> str:
+        """Return the name of a module or parameter or, if it is a part, the name of the whole."""
+        return name if self.port is None else self.port.rename(name)
+
+    def rename_all(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(self.rename, names)))
+
+    def rename_keys(self, table: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Rename the keys of a table; the parts of a whole become one entry."""
+        return {self.rename(name): each for name, each in table.items()}
+
+    def notes(self) -> list[str]:
+        """Return a note about the sites that the map ignores, if there are any."""
+        ignored = list(self.port.ignored) if self.port is not None else []
+        return [f"the map ignores {len(ignored)} sites, the first is {ignored[0]}"] if ignored else []
+
+    def find_padding(self, parameters: Mapping[str, Placement]) -> dict[str, int]:
+        """Find how many rows of each parameter are padding, given placements under this side's names."""
+        if self.port is None:
+            return {}
+        padding = {}
+        for name, placement in parameters.items():
+            shape = placement.region.shape
+            ported = self.port.port(Site(name, Kind.PARAM), len(shape))
+            if ported is not None and ported.limit is not None and ported.limit < shape[0]:
+                padding[name] = shape[0] - ported.limit
+        return padding
+
+
+def _read_number(chunks: Iterable[nn.Module], name: str) -> int:
+    """Read an integer of the model's config."""
+    for chunk in chunks:
+        for module in chunk.modules():
+            number = getattr(getattr(module, "config", None), name, None)
+            if isinstance(number, int):
+                return number
+    raise CaptureError(f"the map needs {name}, which the model's config does not have. Give a number in its place.")
+
+
+def list_modules(names: Names) -> dict[str, ModuleInfo]:
+    """List every module with its class, and the file and line where that class is defined."""
+    kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
+    return {name: _describe_class(kind) for name, kind in kinds.items()}
+
+
+def switch_dropout_off(names: Names, patches: Patches) -> list[str]:
+    """Set every dropout's p to 0 until the patches are removed: random masks differ between layouts.
+
+    Return a note about it, if there is any dropout.
+    """
+    changed = []
+    for name, module in names.modules():
+        if is_dropout(module) and module.p > 0:  # type: ignore[operator]  # every dropout has it
+            patches.replace(module, "p", 0.0)
+            changed.append(name)
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0:
+            patches.replace(module, "dropout", 0.0)
+            changed.append(name)
+        elif getattr(module, "hidden_dropout", 0.0):  # Megatron's layers apply dropout between their modules
+            patches.replace(module, "hidden_dropout", 0.0)
+            changed.append(name)
+    return [f"dropout switched off in {len(changed)} modules, the first is {changed[0]}"] if changed else []
+
+
+_parsing = threading.Lock()
+"""Python 3.11 fails when two threads parse at once, and ranks may be threads."""
+
+
+@cache
+def _describe_class(kind: type) -> ModuleInfo:
+    try:
+        with _parsing:
+            source = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        source = ""
+    return ModuleInfo(type=f"{kind.__module__}.{kind.__qualname__}", source=source)

@@ -1,4 +1,4 @@
-"""The reference's trace, as a run that follows it reads it."""
+"""The reference's trace, as twins and candidates read it while they run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.mesh import MICROBATCH_AXIS
-from ttrace.layouts.region import Region, Shape
-from ttrace.tensors.coverage import measure_coverage
+from ttrace.layouts.region import Region, Shape, measure_coverage
 from ttrace.trace.format import Operation, Record
 from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.store import Place
@@ -71,7 +70,7 @@ class ReferenceTrace:
         return (mean, math.sqrt(square)) if square > 0.0 and math.isfinite(square) else None
 
     def _group_by_region(self, tensor_id: TensorId) -> dict[Region, list[Shard]]:
-        """Group the shards by region: those of one region must be added up. Of replicas only the first is kept."""
+        """Group the shards by region: the shards of a region must be added up. Only the first of replicas is kept."""
         shards: dict[Region, dict[tuple[int, ...], Shard]] = {}
         for shard in self._trace.shards.get(tensor_id, []) if self._trace else []:
             record = shard.record

@@ -1,10 +1,17 @@
-"""Gradients of streamed parameters, taken as soon as they are complete, and dropped."""
+"""Gradients that are gone before the step ends: of streamed parameters, and of single microbatches.
+
+The gradient of a streamed parameter is taken as soon as it is complete, and then dropped (`StreamedGradients`). The
+gradient of a single microbatch is taken before the next one is added to it (`MicrobatchGradients`). `Streaming` states
+what cannot be traced of a streamed model.
+"""
 
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,26 +20,29 @@ from torch import nn
 
 from ttrace.compat.torch import read_sparse_rows
 from ttrace.large_references.parameter_source import ParameterSource, find_source
+from ttrace.large_references.streamed_tensor import sum_rows
+from ttrace.layouts import ranges as rg
+from ttrace.layouts.ids import Kind
+from ttrace.layouts.ranges import Ranges
 from ttrace.layouts.region import Region
-from ttrace.reference.split_leaves import sum_rows
-from ttrace.tensors import ranges as rg
-from ttrace.tensors.ranges import Ranges
 
 Deliver = Callable[[str, "torch.Tensor | None", "Region | None"], None]
-"""Called with a parameter's name and its gradient; with a region, the gradient is of that part. None stands for a
-gradient that is zero because no token reached the part."""
+"""Called with a parameter's name and its gradient. If there is a region, the gradient is of that part only. None stands
+for a gradient of zeros, because no token reached the part."""
 
 
 class StreamedGradients:
     """Collector of the gradients of streamed parameters, leaf by leaf, until `remove`."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], deliver: Deliver, keep: Callable[[str], None]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], deliver: Deliver, add_problem: Callable[[str], None]
+    ) -> None:
         found = {name: find_source(parameter) for name, parameter in parameters.items()}
         self._sources: dict[str, ParameterSource] = {
             name: source for name, source in found.items() if source is not None
         }
         self._deliver = deliver
-        self._keep = keep
+        self._add_problem = add_problem
         self.begin()
         for name, source in self._sources.items():
             source.on_gradient = partial(self._on_gradient, name)
@@ -48,7 +58,7 @@ class StreamedGradients:
         self._rows: dict[str, list[tuple[int, int]]] = {}
 
     def flush(self) -> None:
-        """Deliver what waits, and the rows that no token reached, once every microbatch is finished."""
+        """After the last microbatch, deliver gradients that still wait, and the rows that no token reached."""
         for (name, start), gradient in tuple(self._waiting.items()):
             self._complete(name, start, gradient)
         self._waiting.clear()
@@ -67,8 +77,8 @@ class StreamedGradients:
         num_expected, key = self._sources[name].num_microbatches, (name, start)
         self._counts[key] += 1
         if self._counts[key] > num_expected:
-            self._keep(
-                f"{name}: its gradient grew after {num_expected} backward passes, when it had been recorded. Say "
+            self._add_problem(
+                f"{name}: its gradient grew after {num_expected} backward passes, when it had been recorded. Set "
                 "ttrace.streamed(num_microbatches=...), and checkpoint with use_reentrant=False."
             )
             return
@@ -123,3 +133,92 @@ def _move_to_disk(gradient: torch.Tensor) -> torch.Tensor:
         path = Path(folder) / "gradient"
         mapped = torch.from_file(str(path), shared=True, size=gradient.numel(), dtype=gradient.dtype, device="cpu")
     return mapped.view(gradient.shape).copy_(gradient)
+
+
+DeliverMicrobatch = Callable[[str, int, torch.Tensor], None]
+"""Called with a parameter's name, the microbatch, and all that the microbatch added to the gradient."""
+
+
+class MicrobatchGradients:
+    """Collector of what each microbatch adds to a parameter's gradient, until `remove`.
+
+    Several backward passes of a microbatch may add to one gradient, so their sum is collected. Tensor hooks on the
+    parameters insert no node into the graph, and fire under every pipeline schedule. They never fire for parameters
+    that FSDP2 shards: it reduces gradients as soon as they exist.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], microbatch: Callable[[], int | None], deliver: DeliverMicrobatch
+    ) -> None:
+        self._microbatch = microbatch
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._totals: dict[str, tuple[int, torch.Tensor]] = {}
+        trained = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
+        self._unseen = dict(trained)
+        self._handles = [parameter.register_hook(partial(self._add, name)) for name, parameter in trained]
+
+    def flush(self) -> None:
+        """Deliver the sums of the last microbatch."""
+        with self._lock:
+            totals, self._totals = self._totals, {}
+        for name, (microbatch, total) in totals.items():
+            self._deliver(name, microbatch, total)
+
+    def notes(self) -> list[str]:
+        """Return a note about parameters with a gradient to which no microbatch was seen to add, if any."""
+        unseen = [name for name, parameter in self._unseen.items() if parameter.grad is not None]
+        if not unseen:
+            return []
+        return [f"{len(unseen)} parameters have no gradients of single microbatches, the first is {unseen[0]}"]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _add(self, name: str, gradient: torch.Tensor) -> None:
+        microbatch = self._microbatch()
+        if microbatch is None:
+            return
+        with self._lock:
+            self._unseen.pop(name, None)
+            number, total = self._totals.get(name, (microbatch, None))
+            if total is None or number != microbatch:
+                # A copy, because torch goes on to accumulate into this memory.
+                self._totals[name] = microbatch, gradient.detach().clone()
+            else:
+                self._totals[name] = microbatch, total + gradient.detach()
+        if total is not None and number != microbatch:
+            self._deliver(name, number, total)
+
+
+_UNTRACED = (Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.GRAD_NORM, Kind.CLIP, Kind.MAIN_GRAD)
+"""Kinds that need all gradients at once, or memory for each parameter."""
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """The limits that follow from the number of streamed parameters."""
+
+    num_streamed: int
+    recomputes: bool = False
+    """Whether modules run again in backward, only because backward needs their parameters' values."""
+
+    @classmethod
+    def of(cls, parameters: Iterable[nn.Parameter]) -> Streaming:
+        sources = [source for parameter in parameters if (source := find_source(parameter)) is not None]
+        return cls(len(sources), any(source.recomputes for source in sources))
+
+    @property
+    def untraced(self) -> tuple[Kind, ...]:
+        return _UNTRACED if self.num_streamed else ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self.num_streamed:
+            return ()
+        return (
+            f"{self.num_streamed} parameters are streamed: there is no optimizer's state, so that updates and the norm "
+            "of all gradients are not traced",
+        )

@@ -1,32 +1,77 @@
-"""State that a model keeps from step to step: parameters, buffers, gradients, and the optimizer's state."""
+"""State that a model keeps from step to step: parameters, buffers, gradients, and the optimizer's state.
+
+`ModelState` shows it to the probes. `Buffers` finds the buffers that forward passes change, `read_settings` reads the
+optimizer's settings, and `LoadWatch` finds what a checkpoint did not load.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from ttrace.adapters.adapter import Adapter, Optimizer, OwnedSlice, read_groups
-from ttrace.capture.observe.step_counter import StepCounter
+from ttrace.capture.observe.events import StepCounter
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.dispatch import Dispatcher
-from ttrace.capture.probes.generator import GeneratedTensor
+from ttrace.capture.probes.generator import GeneratedTensor, read_numbers
 from ttrace.capture.probes.isolation import Isolate
-from ttrace.capture.state.buffers import Buffers
-from ttrace.capture.state.gradients import StreamedGradients
-from ttrace.capture.state.load_watch import LoadWatch
-from ttrace.capture.state.microbatch_gradients import MicrobatchGradients
-from ttrace.capture.state.optimizer_settings import OptimizerSettings, read_settings
+from ttrace.capture.probes.probe import Visit
+from ttrace.capture.state.gradients import MicrobatchGradients, StreamedGradients
 from ttrace.large_references.parameter_source import find_source
 from ttrace.layouts.ids import Kind, Site, TensorId, encode_name
 from ttrace.layouts.placement import Placement
 from ttrace.layouts.region import Region
+from ttrace.trace.tensor_bytes import view_memory
 from ttrace.values.generate import Distribution, Normal
 
 ZERO = Normal(0.0, 0.0)
 """The distribution of the gradient of rows that no token reached."""
+
+
+class Buffers:
+    """The buffers of a model. The reference finds out which of them the first forward pass of a step changes.
+
+    Statistics like those of a batch norm depend on which microbatches a rank has run; buffers that an optimizer's step
+    changes, like the bias that balances experts, do not. A forward pass may replace a buffer by a different tensor, so
+    buffers are looked up again each time.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, torch.Tensor]], *, is_reference: bool) -> None:
+        self.read = read
+        read()  # refuse names that collide now, and not in the middle of a step
+        self._is_reference = is_reference
+        self._before: Mapping[str, torch.Tensor] = {}
+        self._changed: dict[str, None] = {}
+        self._is_same: list[tuple[str, torch.Tensor]] = []
+        """Comparisons whose results have not been read from the device yet."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The buffers that forward passes change."""
+        results = read_numbers(result for _, result in self._is_same)
+        self._changed |= {name: None for (name, _), is_same in zip(self._is_same, results, strict=True) if not is_same}
+        self._is_same.clear()
+        return tuple(self._changed)
+
+    def on_start(self) -> None:
+        """Begin a step."""
+        if self._is_reference:
+            self._before = {name: buffer.detach().clone() for name, buffer in self.read().items()}
+
+    def on_backward(self) -> None:
+        """Compare the buffers after the first forward pass of the step."""
+        now = self.read() if self._before else {}
+        for name, before in self._before.items():
+            after = now.get(name)
+            if after is not None and after.shape == before.shape and after.dtype == before.dtype:
+                self._is_same.append((name, (before == after).all()))
+            else:
+                self._changed[name] = None
+        self._before = {}
 
 
 @dataclass(frozen=True)
@@ -50,7 +95,7 @@ class ModelState:
         dispatcher: Dispatcher,
         clock: StepCounter,
         isolate: Isolate | None,
-        keep: Callable[[str], None],
+        add_problem: Callable[[str], None],
     ) -> None:
         self._adapter = adapter
         self._optimizer = optimizer
@@ -70,7 +115,7 @@ class ModelState:
         """The parameters whose final gradients this step has shown."""
         watched = tensors.parameters if plan.microbatch_grads else {}
         self._microbatch_gradients = MicrobatchGradients(watched, self._read_microbatch, self._on_microbatch_gradient)
-        self._streamed_gradients = StreamedGradients(tensors.parameters, self._on_streamed_gradient, keep)
+        self._streamed_gradients = StreamedGradients(tensors.parameters, self._on_streamed_gradient, add_problem)
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -85,21 +130,20 @@ class ModelState:
         if self._loads is not None:
             self.unloaded = self._loads.find_unloaded()
             self._loads = None
-            for name in self._tensors.parameters:  # the state that the step before has left
+            for name in self._tensors.parameters:  # the state after the step before
                 self._show_optimizer_state(name, self._clock.step - 1)
         for name, parameter in self._tensors.parameters.items():
             generated = self._tensors.generated[name]
-            tensor_id = self._make_id(name, Kind.PARAM)
             owned = self._adapter.read_values(parameter)
-            is_generated = find_source(parameter) is not None
-            self._dispatcher.visit(
-                tensor_id,
+            visit = Visit(
+                self._make_id(name, Kind.PARAM),
                 owned.tensor,
+                generated.placement if owned.run is not None else None,
                 values=generated.distribution,
-                stated=generated.placement if owned.run is not None else None,
+                is_generated=find_source(parameter) is not None,
                 fallback=generated.placement,
-                is_generated=is_generated,
             )
+            self._dispatcher.visit(visit)
         self._tensors.buffers.on_start()
         self._show_buffers(Kind.BUFFER)
 
@@ -114,7 +158,7 @@ class ModelState:
     def on_final_gradients(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         """Show gradients once a step, as soon as they are final: when the optimizer steps, they may be clipped.
 
-        `tensors` are the gradients or parameters of which it is known. They count only if there are several optimizers,
+        `tensors` are gradients that are final, or their parameters. They matter only if there are several optimizers,
         which step at different times.
         """
         given = {id(each) for each in tensors} if len(self._list_optimizers()) > 1 else set()
@@ -176,9 +220,9 @@ class ModelState:
             tensor_id = TensorId.of(step, None, name, Kind.OPTIM, slot=encode_name(key))
             if owned.run is not None or owned.tensor.shape == self._adapter.read_values(parameter).tensor.shape:
                 self._show_slice(tensor_id, owned)
-            else:  # a step counter for instance is not cut like the parameter
+            else:  # a step counter, for instance, is not sharded like the parameter
                 whole = Placement(Region.whole(tuple(owned.tensor.shape)))
-                self._dispatcher.visit(tensor_id, owned.tensor, stated=whole)
+                self._dispatcher.visit(Visit(tensor_id, owned.tensor, whole))
 
     def _read_all(self) -> dict[str, torch.Tensor]:
         """Read this rank's parameters and buffers."""
@@ -189,7 +233,7 @@ class ModelState:
 
     def _show_buffers(self, kind: Kind) -> None:
         for name, buffer in self._tensors.buffers.read().items():
-            self._dispatcher.visit(self._make_id(name, kind), buffer)
+            self._dispatcher.visit(Visit(self._make_id(name, kind), buffer))
 
     def _show_gradient(self, tensor_id: TensorId, owned: OwnedSlice) -> None:
         whole_id = self._dispatcher.find_id(tensor_id, owned.tensor)
@@ -212,7 +256,7 @@ class ModelState:
         placement = self._tensors.generated[name].placement
         if placement.region.flat is not None:  # it is whole while its module runs
             placement = replace(placement, region=replace(placement.region, flat=None))
-        self._dispatcher.visit(tensor_id, gradient, microbatch, fallback=placement)
+        self._dispatcher.visit(Visit(tensor_id, gradient, None, microbatch, fallback=placement))
 
     def _on_streamed_gradient(self, name: str, gradient: torch.Tensor | None, region: Region | None) -> None:
         """Show a streamed parameter's complete gradient, whole or of a region; None stands for zeros."""
@@ -222,19 +266,19 @@ class ModelState:
         if region is not None:
             placement = replace(placement, region=region)
         if gradient is not None:
-            self._dispatcher.visit(tensor_id, gradient, stated=placement)
+            self._dispatcher.visit(Visit(tensor_id, gradient, placement))
         else:
             dtype = self._tensors.parameters[name].dtype
             zeros = torch.zeros((), dtype=dtype, device="cpu").expand(placement.region.local_shape)
-            self._dispatcher.visit(tensor_id, zeros, stated=placement, values=ZERO, is_generated=True)
+            self._dispatcher.visit(Visit(tensor_id, zeros, placement, values=ZERO, is_generated=True))
 
     def _show_slice(self, tensor_id: TensorId, owned: OwnedSlice, values: Distribution | None = None) -> None:
         """Show a tensor that is shaped like a parameter, or like a run of it."""
         stated, like = self._place_run(tensor_id, owned), self._tensors.generated[tensor_id.name].placement
-        self._dispatcher.visit(tensor_id, owned.tensor, values=values, stated=stated, fallback=like)
+        self._dispatcher.visit(Visit(tensor_id, owned.tensor, stated, values=values, fallback=like))
 
     def _place_run(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement | None:
-        """Find where a run of a parameter's part lies; None if the slice is no run."""
+        """Find the placement of a run of a parameter's part; None if the slice is not a run."""
         if owned.run is None:
             return None
         like = self._tensors.generated[tensor_id.name].placement
@@ -246,3 +290,73 @@ class ModelState:
 
 def _list_parameters(optimizer: Optimizer) -> set[int]:
     return {id(parameter) for group in read_groups(optimizer) for parameter in group["params"]}
+
+
+_DECIDING = (
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "momentum",
+    "dampening",
+    "nesterov",
+    "amsgrad",
+    "maximize",
+    "alpha",
+)
+"""Settings of torch's optimizers that decide the value of an update; others decide how it is computed."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The distinct settings of an optimizer's groups, and which of them each parameter has."""
+
+    groups: tuple[dict[str, str], ...] = ()
+    by_parameter: Mapping[str, int] = field(default_factory=dict)
+    """By name, an index into `groups`. A parameter that is in no group is left out."""
+
+
+def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> OptimizerSettings:
+    """Read the settings of every parameter, given by name with its group. Groups with equal settings become one."""
+    texts: dict[int, tuple[tuple[str, str], ...]] = {}  # by group, as many parameters share one
+    numbers: dict[tuple[tuple[str, str], ...], int] = {}
+    by_parameter = {}
+    for name, group in grouped:
+        if id(group) not in texts:
+            texts[id(group)] = tuple((key, _format(group[key])) for key in _DECIDING if group.get(key) is not None)
+        by_parameter[name] = numbers.setdefault(texts[id(group)], len(numbers))
+    return OptimizerSettings(tuple(map(dict, numbers)), by_parameter)
+
+
+def _format(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_format, value))})"
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    return f"{float(value):g}" if isinstance(value, (int, float)) else str(value)
+
+
+Read = Callable[[], Mapping[str, torch.Tensor]]
+
+
+class LoadWatch:
+    """Observer of what a checkpoint loads into a model, between `attach` and the first step."""
+
+    def __init__(self, read: Read) -> None:
+        """Begin to watch; `read` returns this rank's parameters and buffers by name."""
+        self._read = read
+        self._before = self._sum_up()
+
+    def find_unloaded(self) -> tuple[str, ...]:
+        """Find what has not changed while other tensors have; nothing if the script loaded before it attached."""
+        now = self._sum_up()
+        same = [name for name, value in now.items() if value == self._before.get(name)]
+        return tuple(same) if len(same) < len(now) else ()
+
+    def _sum_up(self) -> dict[str, int]:
+        return {name: _sum_bytes(tensor) for name, tensor in self._read().items()}
+
+
+def _sum_bytes(tensor: torch.Tensor) -> int:
+    values = tensor.detach().to("cpu").contiguous()
+    return zlib.crc32(view_memory(values))

@@ -19,7 +19,7 @@ Restore = Callable[[], None]
 class Snapshot:
     """The state of a model, its optimizers and the random generators, at the time when this object was made.
 
-    Generated parameters need not be kept: they are generated again.
+    Generated parameters are not saved: they are generated again.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Snapshot:
     ) -> None:
         modules = dict.fromkeys(module for chunk in chunks for module in chunk.modules())
         buffers = ((module, name, buffer) for module in modules for name, buffer in read_own_buffers(module).items())
-        # With their modules and names: a module may put another tensor there.
+        # With their modules and names: a module may put a different tensor there.
         self._buffers = [(module, name, buffer) for module, name, buffer in buffers if buffer is not None]
         tensors = [buffer for _, _, buffer in self._buffers]
         if with_parameters:
@@ -48,7 +48,7 @@ class Snapshot:
             nn.Module.zero_grad(chunk)
         for optimizer, (state, options) in self._optimizers:
             optimizer.state.clear()
-            # Not of the whole: that would copy the parameters, too.
+            # Not a deep copy of the whole state: that would copy the parameters, too.
             optimizer.state.update({parameter: copy.deepcopy(values) for parameter, values in state.items()})
             for group, old in options:
                 group.update(copy.deepcopy(old))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ttrace.cli import options
+from ttrace.errors import TraceError
 
 
 def bundle(
@@ -22,9 +25,8 @@ def bundle(
     """
     from rich.text import Text
 
-    from ttrace.cli import screen
-    from ttrace.report.machine.bundle import write_bundle
-    from ttrace.report.numbers import format_bytes
+    from ttrace.cli import outcome
+    from ttrace.report.facts import format_bytes
     from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Run
 
@@ -33,4 +35,27 @@ def bundle(
     with hold(folder):
         names = write_bundle(folder, target)
     size = format_bytes(target.stat().st_size)
-    screen.console().print(Text(f"{target}: {len(names)} files, {size}, no values of tensors"), soft_wrap=True)
+    outcome.console().print(Text(f"{target}: {len(names)} files, {size}, no values of tensors"), soft_wrap=True)
+
+
+_SUFFIXES = (".json", ".jsonl", ".html", ".launch")
+"""What is packed: reports, plans, manifests, records and collectives. Chunks have the values; logs are left out."""
+
+
+def write_bundle(folder: Path, target: Path) -> list[str]:
+    """Write a zip file of a run, and return the names in it."""
+    if not (folder / "report.html").exists():
+        raise TraceError(f"{folder} has no report.html: run `ttrace report {folder}` first.")
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in _SUFFIXES and _is_inside(path, folder)]
+    names = [str(path.relative_to(folder)) for path in files]
+    part = target.with_name(f"{target.name}.part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path, name in zip(files, names, strict=True):
+            packed.write(path, f"{folder.name}/{name}")
+    part.replace(target)
+    return names
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Whether this is a file of the run: a link could put any file of ours into what is sent to others."""
+    return path.is_file() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

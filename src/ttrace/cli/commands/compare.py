@@ -21,13 +21,13 @@ def compare(
     """Compare two checkpoints tensor by tensor, without a model: exit code 1 if they differ."""
     from ttrace.checkpoints.checkpoint import open_checkpoint
     from ttrace.checkpoints.comparison import compare_checkpoints
-    from ttrace.cli import screen
+    from ttrace.cli import outcome
     from ttrace.judge.verdict import Exit
     from ttrace.report import checkpoints
 
-    found = compare_checkpoints(open_checkpoint(reference), open_checkpoint(candidate))
+    comparison = compare_checkpoints(open_checkpoint(reference), open_checkpoint(candidate))
     if json_output:
-        typer.echo(json.dumps(checkpoints.as_json(found)))
+        typer.echo(json.dumps(checkpoints.as_json(comparison)))
     else:
-        checkpoints.show(screen.console(), found)
-    raise typer.Exit(Exit.PASSED if found.is_same else Exit.FOUND)
+        checkpoints.show(outcome.console(), comparison)
+    raise typer.Exit(Exit.PASSED if comparison.is_same else Exit.FOUND)

@@ -42,12 +42,12 @@ def demo() -> None:
         "This takes half a minute. Twins are repetitions of the reference that measure rounding errors.",
         "",
     )
-    passed, found = _run_both(clean, bug)
+    clean_result, bug_result = _run_both(clean, bug)
     _say("", "1. As it is:", "")
-    _report(clean, passed)
+    _report(clean, clean_result)
     _say("", "2. With --bug:", "")
-    _report(bug, found)
-    if (passed.exit, found.exit) != (Exit.PASSED, Exit.FOUND):
+    _report(bug, bug_result)
+    if (clean_result.exit, bug_result.exit) != (Exit.PASSED, Exit.FOUND):
         raise TTraceError(
             "the demo should pass as it is, and be wrong with --bug. Please report this, with the output above and "
             "that of `ttrace doctor`."
@@ -111,7 +111,7 @@ def _run_both(clean: Flow, bug: Flow) -> tuple[Judgement, Judgement]:
     from concurrent.futures import ThreadPoolExecutor
     from dataclasses import replace
 
-    from ttrace.cli.stage_lines import StageLines
+    from ttrace.cli.outcome import StageLines
     from ttrace.workflow.folder import hold
     from ttrace.workflow.investigation import Investigation
     from ttrace.workflow.launch import Launches
@@ -129,14 +129,14 @@ def _run_both(clean: Flow, bug: Flow) -> tuple[Judgement, Judgement]:
         finally:
             launches.close()  # threads end when what they wait for does
         lines.on_stage("check")
-        passed, found = (Investigation(flow, repeats=False, isolates=False).judge() for flow in flows)
-        return passed, found
+        clean_result, bug_result = (Investigation(flow, repeats=False, isolates=False).judge() for flow in flows)
+        return clean_result, bug_result
 
 
 def _report(flow: Flow, judgement: Judgement) -> None:
     """Write and print what `ttrace run` would."""
     from ttrace.cli import outcome
-    from ttrace.cli.screen import console
+    from ttrace.cli.outcome import console
     from ttrace.report.terminal import summary
     from ttrace.workflow.run import PAGE
 

@@ -15,7 +15,7 @@ def diff(
     json_output: options.Json = False,
 ) -> None:
     """Show how one tensor differs from the reference."""
-    from ttrace.cli import screen
+    from ttrace.cli import outcome
     from ttrace.judge.tensors.difference import find_difference
     from ttrace.report.terminal import difference as difference_report
     from ttrace.report.terminal import listing
@@ -27,8 +27,8 @@ def diff(
     reference, candidate = Trace(run.reference), Trace(run.candidate)
     check_side(reference, "reference")
     check_side(candidate, "candidate")
-    found = find_difference(reference, candidate, listing.find_id((reference, candidate), tensor, folder))
+    difference = find_difference(reference, candidate, listing.find_id((reference, candidate), tensor, folder))
     if json_output:
-        typer.echo(json.dumps(difference_report.as_json(found)))
+        typer.echo(json.dumps(difference_report.as_json(difference)))
     else:
-        difference_report.show(screen.console(), found, str(folder))
+        difference_report.show(outcome.console(), difference, str(folder))

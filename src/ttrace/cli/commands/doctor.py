@@ -22,15 +22,15 @@ def doctor(
 
     Print versions, what is off and why, kernels, accelerators, the disk, and whether torchrun starts two ranks.
     """
-    from ttrace.cli import screen
+    from ttrace.cli import outcome
+    from ttrace.report.refusal import CleanConsole
     from ttrace.report.terminal import doctor as report
-    from ttrace.report.terminal.console import CleanConsole
     from ttrace.workflow.doctor.examination import examine
 
-    with screen.show_progress("doctor", CleanConsole(stderr=True)):
+    with outcome.show_progress("doctor", CleanConsole(stderr=True)):
         health = examine(out, timeout)
     if json_output:
         typer.echo(json.dumps(report.as_json(health)))
     else:
-        report.show(screen.console(), health)
+        report.show(outcome.console(), health)
     raise typer.Exit(health.exit)

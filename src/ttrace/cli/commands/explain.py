@@ -19,13 +19,13 @@ def explain(
 ) -> None:
     """Explain the verdict of one tensor.
 
-    Print the tolerance term by term, the layout and who decided it, and the tensors before it.
+    Print the tolerance term by term, the layout and its source, and the tensors before it.
     """
-    from ttrace.cli import screen
+    from ttrace.cli import outcome
     from ttrace.judge.explanation import explain as explain_verdict
+    from ttrace.report.refusal import CleanConsole
     from ttrace.report.terminal import explain as report
     from ttrace.report.terminal import listing
-    from ttrace.report.terminal.console import CleanConsole
     from ttrace.trace.reader import Trace
     from ttrace.workflow.run import Run, Strictness
 
@@ -33,10 +33,10 @@ def explain(
     detailed = Run(folder).most_detailed
     reference, candidate = Trace(detailed.reference), Trace(detailed.candidate)
     tensor_id = listing.find_id((reference, candidate), tensor, folder)
-    with screen.show_progress("check", CleanConsole(stderr=True)) as progress:
+    with outcome.show_progress("check", CleanConsole(stderr=True)) as progress:
         judgement = Run(folder).judge(Strictness.load(margin, allow), progress=progress)
-    found = explain_verdict(judgement, reference, candidate, tensor_id)
+    explanation = explain_verdict(judgement, reference, candidate, tensor_id)
     if json_output:
-        typer.echo(json.dumps(report.as_json(found)))
+        typer.echo(json.dumps(report.as_json(explanation)))
     else:
-        report.show(screen.console(), found, str(folder), margin)
+        report.show(outcome.console(), explanation, str(folder), margin)

@@ -15,12 +15,12 @@ from ttrace.judge.margin import MARGIN
 def lint(
     folder: options.RunFolder,
     suggest_rules: Annotated[
-        bool, typer.Option("--suggest", help="Print a rules file that would state them, for attach(rules=...).")
+        bool, typer.Option("--suggest", help="Print a rules file that states them, for attach(rules=...).")
     ] = False,
     margin: options.Margin = MARGIN,
     json_output: options.Json = False,
 ) -> None:
-    """List what nobody stated: layouts, and what TTrace attached to by itself."""
+    """List layouts that are not stated, and what TTrace attached to by itself."""
     from ttrace.report.machine import suggest
     from ttrace.trace.reader import Trace
     from ttrace.workflow.run import Run, Strictness

@@ -16,7 +16,7 @@ def show_map(
         list[str] | None,
         typer.Argument(
             metavar="[NAME | REFERENCE CANDIDATE]",
-            help="A map that TTrace brings; or two traces.",
+            help="A map that TTrace ships with; or two traces.",
             autocompletion=complete_map,
         ),
     ] = None,
@@ -24,9 +24,8 @@ def show_map(
         bool, typer.Option("--suggest", help="Suggest a map from the names and shapes in a trace of each side.")
     ] = False,
 ) -> None:
-    """List the maps between implementations that TTrace brings, print one, or suggest one."""
-    from ttrace.ports.port_map import PortMap, list_shipped
-    from ttrace.ports.toml import format_map
+    """List the maps between implementations that TTrace ships with, print one, or suggest one."""
+    from ttrace.ports.port_map import PortMap, format_map, list_shipped
 
     given = names or []
     if suggest:
@@ -40,19 +39,19 @@ def show_map(
 
 
 def _suggest(given: list[str]) -> str:
+    from ttrace.ports.port_map import format_map
     from ttrace.ports.suggest import suggest_map
-    from ttrace.ports.toml import format_map
     from ttrace.trace.reader import Trace
 
     if len(given) != 2:
         raise TTraceError(
             "--suggest needs two traces, as `ttrace trace` writes them: the reference's, the candidate's."
         )
-    found = suggest_map(*(Trace(Path(folder)) for folder in given))
-    num_ignored = len(found.ignore.reference), len(found.ignore.candidate)
+    suggested = suggest_map(*(Trace(Path(folder)) for folder in given))
+    num_ignored = len(suggested.ignore.reference), len(suggested.ignore.candidate)
     head = (
         "# Suggested from names and shapes. All parameters correspond. What does not is ignored below: "
         f"{num_ignored[0]} patterns of\n# the reference, {num_ignored[1]} of the candidate. A run with this map shows "
         "whether it is right.\n\n"
     )
-    return head + format_map(found)
+    return head + format_map(suggested)

@@ -32,11 +32,10 @@ def report(
     """Write the HTML report of a run again, its step over time, or what other tools show."""
     from rich.text import Text
 
-    from ttrace.cli import outcome, screen
+    from ttrace.cli import outcome
     from ttrace.report.machine.perfetto import write_perfetto
-    from ttrace.report.machine.tensorboard import write_tensorboard
-    from ttrace.report.machine.wandb import log_wandb
-    from ttrace.report.terminal.console import CleanConsole
+    from ttrace.report.machine.trackers import log_wandb, write_tensorboard
+    from ttrace.report.refusal import CleanConsole
     from ttrace.report.terminal.summary import render_text
     from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Run, Strictness, open_trace
@@ -45,7 +44,7 @@ def report(
     run.check_complete()
     done: list[str] = []
     with hold(folder):
-        with screen.show_progress("check", CleanConsole(stderr=True)) as progress:
+        with outcome.show_progress("check", CleanConsole(stderr=True)) as progress:
             judgement = run.judge(Strictness.load(margin, allow), progress=progress)
         if perfetto is None or out is not None or tensorboard is not None or wandb is not None:
             page = outcome.write_page(run, judgement, out)
@@ -60,4 +59,4 @@ def report(
         if wandb is not None:
             done.append(f"wandb: {log_wandb(wandb, folder, judgement, text, page)}")
     for line in done:
-        screen.console().print(Text(line), soft_wrap=True)
+        outcome.console().print(Text(line), soft_wrap=True)

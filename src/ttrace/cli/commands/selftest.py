@@ -15,15 +15,15 @@ def selftest(folder: options.RunFolder, margin: options.Margin = MARGIN, json_ou
 
     Known faults are put into copies of the recorded tensors, in memory.
     """
-    from ttrace.cli import screen
+    from ttrace.cli import outcome
+    from ttrace.report.refusal import CleanConsole
     from ttrace.report.terminal import selftest as selftest_report
-    from ttrace.report.terminal.console import CleanConsole
     from ttrace.workflow.run import Run
 
-    with screen.show_progress("selftest", CleanConsole(stderr=json_output)) as progress:
-        found = Run(folder).selftest(margin=margin, progress=progress)
+    with outcome.show_progress("selftest", CleanConsole(stderr=json_output)) as progress:
+        result = Run(folder).selftest(margin=margin, progress=progress)
     if json_output:
-        typer.echo(json.dumps(selftest_report.as_json(found)))
+        typer.echo(json.dumps(selftest_report.as_json(result)))
     else:
-        selftest_report.show(screen.console(), found)
-    raise typer.Exit(int(found.exit))
+        selftest_report.show(outcome.console(), result)
+    raise typer.Exit(int(result.exit))

@@ -24,15 +24,16 @@ def show(
     ] = "*",
     collectives: Annotated[
         bool,
-        typer.Option("--collectives", help="List what the candidate's ranks communicated; ID is then a module."),
+        typer.Option("--collectives", help="List the collectives of the candidate's ranks; ID is then a module."),
     ] = False,
     json_output: options.Json = False,
 ) -> None:
     """List the recorded tensors, all about one, or the collectives.
 
-    Of one tensor, print its shards, regions and layouts, and who decided them. Verdicts are those of the last check.
+    For one tensor, print its shards, regions and layouts, and where the layouts come from. Verdicts are those of the
+    last check.
     """
-    from ttrace.cli import screen
+    from ttrace.cli import outcome
     from ttrace.errors import NoTraceError
     from ttrace.report.terminal import listing
     from ttrace.workflow.run import MARK, Run
@@ -44,17 +45,17 @@ def show(
         rows = listing.list_rows(folder, tensor, Run(folder).read_verdicts())
     except NoTraceError:
         if not folder.is_dir() or any(folder.glob(f"*/{MARK}")):
-            Run(folder).check_complete()  # it says what the folder is instead
+            Run(folder).check_complete()  # its error describes what the folder is instead
         raise
     if json_output:
         typer.echo(json.dumps(rows))
     else:
-        listing.show(screen.console(), folder, rows)
+        listing.show(outcome.console(), folder, rows)
 
 
 def _show_collectives(folder: Path, module: str, *, json_output: bool) -> None:
     """List what the ranks of a run's candidate, or of one trace, communicated."""
-    from ttrace.cli import screen
+    from ttrace.cli import outcome
     from ttrace.report.collectives import check_found, list_collectives
     from ttrace.report.terminal import listing
     from ttrace.trace.reader import Trace
@@ -65,4 +66,4 @@ def _show_collectives(folder: Path, module: str, *, json_output: bool) -> None:
         typer.echo(json.dumps(rows))
         return
     check_found(rows, folder, module)
-    listing.print_table(screen.console(), list(rows[0]), rows, folds=False)
+    listing.print_table(outcome.console(), list(rows[0]), rows, folds=False)

@@ -7,42 +7,32 @@ from typing import Annotated
 
 import typer
 
-from ttrace.cli import options
-from ttrace.judge.margin import MARGIN
+from ttrace.cli.options import Effort, Out, Output, Recording, common
 
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP", help="A TOML file: axes, and templates of the commands.")],
-    out: options.Out,
+    out: Out,
+    recording: Recording,
+    effort: Effort,
+    output: Output,
     max_ranks: Annotated[
         int | None,
-        typer.Option(
+        common(
             min=1,
             show_default="one per core; with accelerators one cell after the other",
-            help="How many ranks may run at once; a cell of more runs alone.",
+            help="How many ranks may run at once; a larger cell runs alone.",
         ),
     ] = None,
-    twins: options.Twins = 3,
-    seed: options.Seed = 0,
-    steps: options.Steps = 1,
-    margin: options.Margin = MARGIN,
-    isolate: Annotated[bool, typer.Option(help="Run the smallest failing cells isolated too.")] = True,
-    repeat: options.Repeat = True,
-    allow: options.Allow = None,
-    fail_on: options.FailOn = "unjudged",
-    fresh: options.Fresh = False,
-    timeout: options.Timeout = 1800.0,
-    junit_file: options.Junit = None,
-    json_output: options.Json = False,
 ) -> None:
-    """Run a matrix of layouts, and say when it fails.
+    """Run a matrix of layouts, and report the condition under which it fails.
 
-    The cells of the matrix share their references.
+    The cells of the matrix share their references. Only the smallest failing cells are isolated.
     """
-    from ttrace.capture.plan import Plan
-    from ttrace.cli import outcome, screen
+    from ttrace.cli import outcome
+    from ttrace.cli.options import make_plan
     from ttrace.report.facts import SYMBOLS
-    from ttrace.report.terminal.console import CleanConsole
+    from ttrace.report.refusal import CleanConsole
     from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Strictness
     from ttrace.workflow.sweeps.sweep import CellResult, Sweep, check_sweep_folder, count_ranks
@@ -52,7 +42,7 @@ def sweep(
     matrix = Matrix.load(file)
     check_sweep_folder(out)
     with hold(out):
-        with screen.make_bar(console) as bar:
+        with outcome.make_bar(console) as bar:
             task = bar.add_task("starting", total=len(matrix.cells))
 
             def on_result(result: CellResult) -> None:
@@ -65,15 +55,16 @@ def sweep(
             sweep = Sweep(
                 out,
                 matrix,
-                Plan(out=out, seed=seed, num_steps=steps),
-                num_twins=twins,
+                make_plan(out, recording),
+                num_twins=effort.twins,
                 max_ranks=max_ranks or count_ranks(),
-                timeout=timeout,
-                strictness=Strictness.load(margin, allow),
-                repeats=repeat,
-                isolates=isolate,
+                timeout=effort.timeout,
+                strictness=Strictness.load(effort.margin, effort.allow),
+                repeats=effort.repeat,
+                isolates=effort.isolate and not recording.forward_only,
                 on_stage=lambda name: bar.update(task, description=name),
                 on_result=on_result,
             )
-            result = sweep.run(fresh=fresh)
-        outcome.finish_sweep(out, result, json_output=json_output, fail_on=fail_on, junit_file=junit_file)
+            result = sweep.run(fresh=effort.fresh)
+        status = outcome.finish_sweep(out, result, output)
+    raise typer.Exit(status)

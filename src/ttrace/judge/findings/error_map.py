@@ -1,4 +1,4 @@
-"""Error maps: where in a tensor its error lies, in coarse blocks of the logical tensor, rank by rank."""
+"""Error maps: where in a tensor the error is, in coarse blocks of the logical tensor, rank by rank."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ttrace.layouts.region import Region, Shape
 from ttrace.trace.reader import Trace
 
 MOST_BLOCKS = 32
-"""Along each of the two sides of a map."""
+"""The largest number of blocks along each of the two sides of a map."""
 MOST_RANKS = 8
 _MOST_ELEMENTS = 1 << 20
-"""Of a larger shard, evenly spread elements stand for all."""
+"""Larger shards are sampled at evenly spread elements."""
 
 
 @dataclass(frozen=True)
 class RankMap:
-    """One rank's error by block, relative to the reference's root mean square; NaN where it holds nothing."""
+    """The error of one shard by block, relative to the reference's root mean square; NaN where it has no element."""
 
     where: str
     region: str
@@ -39,7 +39,7 @@ class ErrorMap:
     shape: Shape
     ranks: tuple[RankMap, ...]
     num_ranks: int
-    """How many there are; only the first few are mapped."""
+    """The number of all shards; only the first `MOST_RANKS` are mapped."""
 
 
 def map_error(comparison: Comparison, reference: Trace, candidate: Trace) -> ErrorMap | None:
@@ -61,7 +61,7 @@ def map_error(comparison: Comparison, reference: Trace, candidate: Trace) -> Err
 
 
 def _list_parts(candidate: LogicalTensor) -> Iterator[tuple[str, LogicalTensor]]:
-    """Every shard alone; of a pending sum, what its summands add up to."""
+    """List every shard alone or, if a sum is pending, each region with its summands added up."""
     for piece in candidate.pieces:
         if candidate.pending:
             yield f"summed over {', '.join(candidate.pending)}", replace(candidate, pieces=(piece,))
@@ -89,9 +89,9 @@ def _split_rows(values: Sequence[float], width: int) -> tuple[tuple[float, ...],
 
 
 def _sample_elements(region: Region) -> torch.Tensor:
-    """The row-major indices that elements of a shard have in the logical tensor."""
+    """Sample elements of a shard, as row-major indices of the logical tensor."""
     width = region.box_shape[-1] if region.box_shape else 1
     stride = -(-region.numel // _MOST_ELEMENTS)
     while stride > 1 and math.gcd(stride, width) > 1:
-        stride += 1  # else some columns are never looked at
+        stride += 1  # with a common divisor, some columns would never be sampled
     return region.look_up(torch.arange(0, region.numel, stride, device="cpu"))

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from ttrace.errors import TTraceError
-from ttrace.judge.tensors.factor import factor_to_come
-from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure
-from ttrace.judge.tensors.rank_names import name_ranks
+from ttrace.judge.tensors.logical import LogicalTensor, Piece, factor_to_come, measure
+from ttrace.judge.verdict import UNEXAMINED, Cause, CauseName, Comparison, Finding, Verdict
 from ttrace.layouts.ids import TensorId
 from ttrace.layouts.mesh import Mesh
+from ttrace.layouts.placement import Provenance
 from ttrace.layouts.region import Shape
-from ttrace.layouts.source import Provenance
 from ttrace.trace.reader import Trace
 from ttrace.values.chunks import cut_chunks
-from ttrace.values.compare import add_terms
-from ttrace.values.stats import Stats
+from ttrace.values.stats import Stats, add_terms
 
 NUM_ELEMENTS = 5
+"""How many of the elements that differ most are listed."""
+_MOST_NAMED = 4
+"""A list of more numbers is hard to read, and is described by what its members share."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RankDifference:
 
 @dataclass(frozen=True)
 class ReplicaDifference:
-    """One replica of the whole tensor compared with the reference: of each part, a shard of one of its holders."""
+    """One replica of the whole tensor, made of one shard of each part, compared with the reference."""
 
     where: str
     stats: Stats
@@ -44,7 +45,7 @@ class ReplicaDifference:
 
 @dataclass(frozen=True)
 class Element:
-    """One element of the logical tensor, as both sides have it."""
+    """One element of the logical tensor, with its value on both sides."""
 
     index: Shape
     reference: float
@@ -62,7 +63,7 @@ class Difference:
     by: Provenance | None
     pending: tuple[str, ...]
     factor: float
-    """What the candidate's reduction still applies; it is included in all numbers here."""
+    """The factor that the candidate's reduction still applies; it is included in all numbers here."""
     replicas: tuple[ReplicaDifference, ...]
     """All replicas of the whole tensor, the first one first."""
     ranks: tuple[RankDifference, ...]
@@ -86,12 +87,14 @@ def find_difference(reference: Trace, candidate: Trace, tensor_id: TensorId) -> 
     for side, trace in (("reference", reference), ("candidate", candidate)):
         if tensor_id not in trace.shards:
             raise TTraceError(
-                f"{tensor_id}: the {side} recorded no such tensor. `ttrace show {trace.folder}` lists all."
+                f"{tensor_id}: the {side} has not recorded this tensor. `ttrace show {trace.folder}` lists all tensors."
             )
     a = LogicalTensor.of(reference, tensor_id)
     b = LogicalTensor.of(candidate, tensor_id, a.shape if a else None)
     if a is None or b is None or a.shape != b.shape:
-        raise TTraceError(f"{tensor_id}: the two sides cannot be laid over each other. Add a rule for this site.")
+        raise TTraceError(
+            f"{tensor_id}: the layouts of reference and candidate do not match. Add a rule for this site."
+        )
     factor = factor_to_come(tensor_id, reference, candidate)
     elements = [element for piece in b.pieces for element in _find_worst(a, b, piece, factor)]
     most = heapq.nlargest(NUM_ELEMENTS, elements, key=_measure_gap)
@@ -101,7 +104,7 @@ def find_difference(reference: Trace, candidate: Trace, tensor_id: TensorId) -> 
 
 
 def _measure_replicas(a: LogicalTensor, b: LogicalTensor, factor: float, mesh: Mesh) -> Iterator[ReplicaDifference]:
-    """Measure the first holders of all parts, then the second ones, and so on; a part with fewer repeats its last."""
+    """Measure the first replica of all parts, then the second, and so on; a part with fewer repeats its last one."""
     for number in range(max(len(holders) for piece in b.pieces for holders in piece.summands)):
         pieces = tuple(
             Piece(piece.region, tuple((holders[min(number, len(holders) - 1)],) for holders in piece.summands))
@@ -120,7 +123,7 @@ def _measure_ranks(a: LogicalTensor, b: LogicalTensor, factor: float) -> Iterato
 
 
 def _find_worst(a: LogicalTensor, b: LogicalTensor, piece: Piece, factor: float) -> Iterator[Element]:
-    """The elements of one region that differ most: of every replica, but of summands only their sum."""
+    """Yield the elements of one region that differ most, of every replica; of summands, only their sum is compared."""
     if b.pending:
         yield from _find_elements(a, piece, factor, f"summed over {', '.join(b.pending)}")
         return
@@ -148,3 +151,67 @@ def _find_elements(a: LogicalTensor, piece: Piece, factor: float, where: str) ->
 def _measure_gap(element: Element) -> float:
     gap = abs(element.reference - element.candidate)
     return math.inf if math.isnan(gap) else gap
+
+
+def name_ranks(ranks: Collection[int], among: Collection[int], mesh: Mesh) -> str:
+    """Name some of the ranks: by their numbers or, if they are many, by their place on the axis that they share."""
+    if len(ranks) <= _MOST_NAMED:
+        return f"rank {', '.join(map(str, sorted(ranks)))}"
+    return name_by_axis(ranks, among, mesh)[0]
+
+
+def name_by_axis(ranks: Collection[int], among: Collection[int], mesh: Mesh) -> tuple[str, str | None]:
+    """Name ranks by the axis that distinguishes them from the others, and return that axis: "dp rank 1"."""
+    for axis, size in mesh.sizes.items():
+        places = {mesh.coord(rank)[axis] for rank in ranks}
+        alike = {rank for rank in among if mesh.coord(rank)[axis] in places}
+        if size > 1 and alike == set(ranks) and len(alike) < len(among):
+            return f"{axis} rank{'s' * (len(places) > 1)} {enumerate_few(sorted(places))}", axis
+    return f"rank{'s' * (len(ranks) > 1)} {enumerate_few(sorted(ranks))}", None
+
+
+def enumerate_few(numbers: Sequence[int]) -> str:
+    """List numbers in words: all of them, or the first few and how many more."""
+    if len(numbers) > _MOST_NAMED:
+        return f"{', '.join(map(str, numbers[:_MOST_NAMED]))} and {len(numbers) - _MOST_NAMED} more"
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def add_microbatches(findings: Sequence[Finding], comparisons: Sequence[Comparison], candidate: Trace) -> list[Finding]:
+    """Add which microbatches are wrong at each finding's site and which ranks ran them, if some are right."""
+    by_site: dict[TensorId, list[Comparison]] = {}
+    for comparison in comparisons:
+        by_site.setdefault(comparison.id._replace(microbatch=None), []).append(comparison)
+    sites = (by_site.get(finding.comparison.id._replace(microbatch=None), ()) for finding in findings)
+    return [_add_microbatches(finding, site, candidate) for finding, site in zip(findings, sites, strict=True)]
+
+
+def _add_microbatches(finding: Finding, at_site: Sequence[Comparison], candidate: Trace) -> Finding:
+    if finding.comparison.id.microbatch is None or finding.cause is UNEXAMINED:
+        return finding
+    here = {c.id.microbatch: c for c in at_site}
+    wrong = {microbatch: c.id for microbatch, c in here.items() if microbatch is not None and c.verdict.is_wrong}
+    right = {mb: c.id for mb, c in here.items() if mb is not None and c.verdict is Verdict.PASS}
+    if not wrong or not right:
+        return finding
+    which = f"microbatch{'es' * (len(wrong) > 1)} {enumerate_few(sorted(wrong))}"
+    verb = "are" if len(wrong) > 1 else "is"
+    ran, others = (_ranks(ids.values(), candidate) for ids in (wrong, right))
+    if ran & others:
+        return _add_evidence(finding, f"of {len(wrong) + len(right)} microbatches only {which} {verb} wrong")
+    who, axis = name_by_axis(ran, ran | others, candidate.mesh)
+    words = f"only {which} {verb} wrong: {'those' if len(wrong) > 1 else 'that'} of {who}"
+    if len(wrong) > _MOST_NAMED:
+        words = f"only the {len(wrong)} microbatches of {who} are wrong"
+    if finding.cause.name is CauseName.UNEXPLAINED:
+        return replace(finding, cause=Cause(CauseName.SOME_RANKS, words, axis, finding.cause.evidence))
+    return _add_evidence(finding, words)
+
+
+def _add_evidence(finding: Finding, words: str) -> Finding:
+    return replace(finding, cause=replace(finding.cause, evidence=(*finding.cause.evidence, words)))
+
+
+def _ranks(ids: Collection[TensorId], candidate: Trace) -> set[int]:
+    return {shard.coord.rank for tensor_id in ids for shard in candidate.shards.get(tensor_id, ())}

@@ -1,4 +1,7 @@
-"""Logical tensors: the shards of one id as parts of one tensor, which are never merged."""
+"""Logical tensors: the shards of one id as parts of one tensor, which are never merged in memory.
+
+Most tensors are one shard of one region. Such tensors take shortcuts, because a check reads hundreds of thousands.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,25 @@ from dataclasses import dataclass, replace
 import torch
 
 from ttrace.errors import LayoutError
-from ttrace.layouts.ids import TensorId
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.infer import Splits, find_pending_axes, infer_layout
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.mesh import MICROBATCH_AXIS, Mesh
-from ttrace.layouts.region import BoxPart, Region, Shape
-from ttrace.layouts.source import INFERRED, LayoutSource, Provenance
-from ttrace.tensors.coverage import Coverage, measure_coverage
+from ttrace.layouts.placement import INFERRED, LayoutSource, Provenance
+from ttrace.layouts.region import BoxPart, Coverage, Region, Shape, measure_coverage
 from ttrace.trace.reader import Shard, Trace, UsedShard
-from ttrace.values import compare
 from ttrace.values.chunks import Bounds
-from ttrace.values.compare import add_terms, compare_pair, compare_sums
 from ttrace.values.kernels.pair import Term
-from ttrace.values.stats import Stats, measure_difference
+from ttrace.values.stats import ChunkMask, Stats, add_terms, compare_pair, compare_sums, measure_difference
 
 Sizes = Mapping[str, int]
-FindLost = Callable[[Region], torch.Tensor]
-"""Marks those elements of a region of the logical tensor that are left out of a comparison."""
+RegionMask = Callable[[Region], torch.Tensor]
+"""Marks the elements of a region of the logical tensor that a comparison leaves out."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One distinct region: the summands of its pending sum, each with the replicas that hold it."""
+    """One distinct region: the summands of its pending sum, each with all its replicas."""
 
     region: Region
     summands: tuple[tuple[Shard, ...], ...]
@@ -40,7 +40,7 @@ class Piece:
         return tuple(sorted({shard.coord.rank for replicas in self.summands for shard in replicas}))
 
     def tensor(self) -> torch.Tensor:
-        """This region's values: one shard, or the sum of the summands."""
+        """Return this region's values: one shard, or the sum of the summands."""
         if len(self.summands) == 1:
             return self.summands[0][0].tensor()
         return add_terms([(1.0, replicas[0].tensor()) for replicas in self.summands], (...,))
@@ -52,19 +52,19 @@ class Piece:
 
     @property
     def stats(self) -> Stats | None:
-        """What its run measured, in place of values; None if values must be added up first."""
+        """The stats that its run measured in place of values; None if summands must be added up first."""
         return self.summands[0][0].record.stats if len(self.summands) == 1 else None
 
     def terms(self) -> tuple[Term, ...]:
-        """What must be added up to give this region's values."""
-        if len(self.summands) == 1:  # as in most pieces
+        """Return the terms whose sum is this region's values."""
+        if len(self.summands) == 1:
             return self.summands[0][0].terms()
         return tuple(term for replicas in self.summands for term in replicas[0].terms())
 
     def replica_pairs(self, mesh: Mesh, reduced: Collection[str] = ()) -> Iterator[tuple[Shard, Shard, bool]]:
-        """Shards that must agree, and whether they lie along reduced axes alone.
+        """Yield pairs of shards that must agree, and whether they differ along reduced axes only.
 
-        Each comes with the first that holds the same along those axes, or else with the first that holds the same.
+        Each shard is paired with the first replica along those axes, or else with the first replica.
         """
         for replicas in self.summands:
             if len(replicas) == 1:
@@ -83,7 +83,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class LogicalTensor:
-    """A logical tensor as one run holds it."""
+    """A logical tensor of one run."""
 
     shape: Shape
     pieces: tuple[Piece, ...]
@@ -100,12 +100,12 @@ class LogicalTensor:
         shards = trace.shards.get(tensor_id)
         if not shards:
             return None
-        if len(shards) == 1 and shards[0].record.region is not None:  # as most are: nothing needs to be placed
+        if len(shards) == 1 and shards[0].record.region is not None:
             return cls._of_placed(shards)
         # Without the virtual axis of microbatches: only a stated layout makes several of them one tensor.
         splits = {} if tensor_id.kind.is_of_param else trace.splits
         if shape is None and trace.manifest.role != "candidate" and not any(s.record.region for s in shards):
-            # A reference with ranks of its own is compared with a candidate that has the same.
+            # A reference with several ranks is compared with a candidate that has the same ranks.
             placed = _place_by_rank(shards)
         else:
             placed = _place_shards(shards, shape, trace.mesh.sizes, splits, trace.batch_axes)
@@ -133,9 +133,9 @@ class LogicalTensor:
         return all(piece.stats is not None for piece in self.pieces)
 
     def find_used(self) -> LogicalTensor | None:
-        """Find what is not zero where this tensor is not, as far as the run it was measured against does not tell.
+        """Find elements that are not zero in this tensor, but may be zero in the run it was measured against.
 
-        This is the tensor itself if it was recorded; None if no element tells more.
+        This is the tensor itself if it was recorded, and None if there are no such elements.
         """
         shards = [shard for piece in self.pieces for replicas in piece.summands for shard in replicas]
         if not any(shard.record.stats for shard in shards):
@@ -156,7 +156,7 @@ class LogicalTensor:
 
     @property
     def num_buckets(self) -> int:
-        """Of the sketch that any shard was recorded as; 0 if all were recorded in full."""
+        """The largest number of buckets of a shard's sketch; 0 if all shards were recorded in full."""
         most = 0
         for piece in self.pieces:
             for replicas in piece.summands:
@@ -166,7 +166,7 @@ class LogicalTensor:
         return most
 
     def sketched(self, num_buckets: int) -> torch.Tensor:
-        """The sketch of the whole: those of all regions and summands add up to it."""
+        """Return the sketch of the whole, the sum of the sketches of all regions and summands."""
         shards = [replicas[0] for piece in self.pieces for replicas in piece.summands]
         total = shards[0].read_sketch(num_buckets)
         for shard in shards[1:]:
@@ -174,7 +174,7 @@ class LogicalTensor:
         return total
 
     def tensor(self) -> torch.Tensor:
-        """All pieces put together: for small tensors only."""
+        """Put all pieces together; for small tensors only."""
         parts = [(piece.region, piece.tensor()) for piece in self.pieces]
         full = torch.empty(self.shape, dtype=parts[0][1].dtype, device="cpu")
         for region, part in parts:
@@ -183,13 +183,13 @@ class LogicalTensor:
 
 
 def _make_pieces(placed: Sequence[Shard]) -> tuple[Piece, ...]:
-    """Group shards by their regions, and those of one region by the summand that they hold."""
-    if len(placed) == 1 and (region := placed[0].record.region) is not None:  # most tensors of one rank
+    """Group shards by their regions, and the shards of one region by their summand."""
+    if len(placed) == 1 and (region := placed[0].record.region) is not None:
         return (Piece(region, ((placed[0],),)),)
     grouped: dict[Region, dict[tuple[int, ...], list[Shard]]] = {}
     for shard in placed:
         assert shard.record.region is not None
-        summand = tuple(_index(shard, axis) for axis in shard.record.pending)
+        summand = tuple(_find_summand(shard, axis) for axis in shard.record.pending)
         grouped.setdefault(shard.record.region, {}).setdefault(summand, []).append(shard)
     return tuple(
         Piece(region, tuple(tuple(replicas) for _, replicas in sorted(summands.items())))
@@ -198,33 +198,33 @@ def _make_pieces(placed: Sequence[Shard]) -> tuple[Piece, ...]:
 
 
 def measure(
-    a: LogicalTensor, b: LogicalTensor, *, factor: float = 1.0, lost: FindLost | None = None
+    a: LogicalTensor, b: LogicalTensor, *, factor: float = 1.0, left_out: RegionMask | None = None
 ) -> tuple[Stats, tuple[tuple[Piece, Stats], ...]]:
     """Compare b x factor with a, as a whole and for each of b's pieces; both may be sharded, each in its own way.
 
-    `lost` marks the elements of a region that are left out. A sketch has no single elements and no pieces. What b's run
-    measured against a's is taken as it is: it has left out such elements itself.
+    `left_out` marks the elements of a region that are left out. A sketch has no single elements and no pieces. Stats
+    that b's run measured against a's are taken as they are: it has left out such elements itself.
     """
-    if lost is None and _are_whole(a, b):  # as most are: nothing needs to be cut
+    if left_out is None and _are_whole(a, b):
         [x], [y] = a.pieces, b.pieces
-        found = compare_sums(x.terms(), [(factor * sign, term) for sign, term in y.terms()])
-        return found, ((y, found),)
+        stats = compare_sums(x.terms(), [(factor * sign, term) for sign, term in y.terms()])
+        return stats, ((y, stats),)
     num_buckets = max(a.num_buckets, b.num_buckets)
     if num_buckets and not b.is_measured:
-        found = measure_difference(a.sketched(num_buckets), b.sketched(num_buckets), factor=factor)
-        return replace(found, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
+        stats = measure_difference(a.sketched(num_buckets), b.sketched(num_buckets), factor=factor)
+        return replace(stats, count=math.prod(a.shape), max_diff=0.0, max_at=None), ()
     parts = []
     total = Stats()
     loaded = [(piece.region, piece.terms()) for piece in a.pieces] if not b.is_measured else []
     for piece in b.pieces:
-        part = piece.stats or _measure_piece(loaded, piece, factor, lost)
+        part = piece.stats or _measure_piece(loaded, piece, factor, left_out)
         parts.append((piece, part))
         total = total + part
     return total, tuple(parts)
 
 
 def _are_whole(a: LogicalTensor, b: LogicalTensor) -> bool:
-    """Whether both are of one piece each, which is all of one shape, and recorded in full."""
+    """Whether both have one piece, which is the whole tensor and was recorded in full."""
     if not len(a.pieces) == len(b.pieces) == 1:
         return False
     [x], [y] = a.pieces, b.pieces
@@ -240,7 +240,7 @@ def measure_shards(x: Shard, y: Shard) -> Stats:
 
 
 def _measure_piece(
-    reference: Sequence[tuple[Region, Sequence[Term]]], piece: Piece, factor: float, lost: FindLost | None
+    reference: Sequence[tuple[Region, Sequence[Term]]], piece: Piece, factor: float, left_out: RegionMask | None
 ) -> Stats:
     total = Stats()
     terms = piece.terms()
@@ -248,65 +248,68 @@ def _measure_piece(
         for part_a, part_b in region.overlaps(piece.region):
             xs = [(sign, part_a.of(term)) for sign, term in theirs]
             ys = [(factor * sign, part_b.of(term)) for sign, term in terms]
-            find_lost = _find_lost_in(lost, part_a, region.shape) if lost is not None else None
-            found = compare_sums(xs, ys, find_lost)
-            if found.max_at is not None:
-                found = replace(found, max_at=part_a.global_index(found.max_at))
-            total = total + found
+            mask = _cut_mask(left_out, part_a, region.shape) if left_out is not None else None
+            stats = compare_sums(xs, ys, mask)
+            if stats.max_at is not None:
+                stats = replace(stats, max_at=part_a.global_index(stats.max_at))
+            total = total + stats
     return total
 
 
-def _find_lost_in(lost: FindLost, part: BoxPart, shape: Shape) -> compare.FindLost:
-    def find(bounds: Bounds) -> torch.Tensor:
-        return lost(part.find_region(shape, bounds))
+def _cut_mask(left_out: RegionMask, part: BoxPart, shape: Shape) -> ChunkMask:
+    """Turn a mask of the logical tensor into one of a part of it."""
 
-    return find
+    def mark(bounds: Bounds) -> torch.Tensor:
+        return left_out(part.find_region(shape, bounds))
+
+    return mark
 
 
 def _place_shards(
     shards: Sequence[Shard], shape: Shape | None, sizes: Sizes, splits: Splits, batch_axes: Sequence[str]
 ) -> list[Shard] | None:
-    """The shards; one without a layout gets that of the other ranks, or else an inferred one."""
-    stated = [shard for shard in shards if shard.record.region is not None]
-    if len(stated) == len(shards):
-        return stated
+    """Place all shards; a shard without a layout gets that of other ranks, or else an inferred one."""
+    placed = [shard for shard in shards if shard.record.region is not None]
+    rest = [shard for shard in shards if shard.record.region is None]
+    if not rest:
+        return placed
     if shape is None:
-        shape = stated[0].record.region.shape if stated and stated[0].record.region is not None else None
+        shape = next((shard.record.region.shape for shard in placed if shard.record.region is not None), None)
     if shape is None:
         return None
-    layouts = list(dict.fromkeys(shard.record.layout for shard in stated))
-    rest = [shard for shard in shards if shard.record.region is None]
-    followed = [_find_layout_like(layouts, shard, shape, sizes) for shard in rest]
-    alone = [shard for shard, layout in zip(rest, followed, strict=True) if layout is None]
-    if alone and any(shard.record.pending for shard in stated):
-        return None  # a pending sum is never inferred, nor that there is none where others have one
-    # An axis along which nobody else holds a part cannot be what cuts: ranks have microbatches or modules of their own.
-    cutting = {axis: size for axis, size in sizes.items() if len({shard.coord[axis] for shard in shards}) > 1}
-    own = (
-        infer_layout(shape, [(shard.coord, shard.record.shape) for shard in alone], cutting, splits) if alone else None
-    )
-    if own is not None:
-        own = replace(own, pending=find_pending_axes(shards[0].id.kind, own, batch_axes))
-    for shard, layout in zip(rest, followed, strict=True):
-        layout = layout or own
-        if layout is None:
-            by_rank = _place_by_rank(shards)
-            return by_rank if by_rank and by_rank[0].record.region and by_rank[0].record.region.shape == shape else None
-        stated.append(_with_layout(shard, layout, shape, sizes))
-    return sorted(stated, key=lambda shard: shard.coord.rank)
+    stated = list(dict.fromkeys(shard.record.layout for shard in placed))
+    layouts = [_find_layout_like(stated, shard, shape, sizes) for shard in rest]
+    unexplained = [shard for shard, layout in zip(rest, layouts, strict=True) if layout is None]
+    inferred = None
+    if unexplained:
+        if any(shard.record.pending for shard in placed):
+            return None  # a pending sum is never inferred, nor its absence if other ranks have one
+        # An axis along which all shards have one place cannot cut: its ranks have their own microbatches or modules.
+        cutting = {axis: size for axis, size in sizes.items() if len({shard.coord[axis] for shard in shards}) > 1}
+        inferred = infer_layout(shape, [(s.coord, s.record.shape) for s in unexplained], cutting, splits)
+        if inferred is None:
+            return _place_by_rank(shards, shape)
+        inferred = replace(inferred, pending=find_pending_axes(shards[0].id.kind, inferred, batch_axes))
+    for shard, layout in zip(rest, layouts, strict=True):
+        chosen = layout or inferred
+        assert chosen is not None, "each shard has a layout, or one was inferred"
+        placed.append(_with_layout(shard, chosen, shape, sizes))
+    return sorted(placed, key=lambda shard: shard.coord.rank)
 
 
-def _place_by_rank(shards: Sequence[Shard]) -> list[Shard] | None:
-    """The shards behind each other along their first dim, in the order of ranks; None if their shapes differ.
+def _place_by_rank(shards: Sequence[Shard], shape: Shape | None = None) -> list[Shard] | None:
+    """Place the shards one after the other along their first dim, in the order of ranks.
 
-    It says nothing of what a tensor is a part of, and is the same for every run with these ranks. Numbers, which have
-    no dim, are taken to be the same everywhere.
+    None if their shapes differ, or if they do not make up `shape`. This does not show what a tensor is a part of, but
+    it is the same for every run with these ranks. A scalar is assumed to be the same on all ranks.
     """
     shapes = {shard.record.shape for shard in shards}
     if len(shards) < 2 or len(shapes) > 1:
         return None
     local = shards[0].record.shape
-    regions = (_find_place(local, number, len(shards)) for number in range(len(shards)))
+    regions = [_find_place(local, number, len(shards)) for number in range(len(shards))]
+    if shape is not None and regions[0].shape != shape:
+        return None
     ordered = sorted(shards, key=lambda shard: shard.coord.rank)
     by = Provenance(LayoutSource.RANKS)
     return [
@@ -316,7 +319,7 @@ def _place_by_rank(shards: Sequence[Shard]) -> list[Shard] | None:
 
 
 def _find_place(local: Shape, number: int, num_parts: int) -> Region:
-    """The region of the part of this number, if parts of one shape lie behind each other."""
+    """Return the region of a part by its number, if parts of one shape follow each other along the first dim."""
     if not local:
         return Region.whole(())
     size, *others = local
@@ -325,11 +328,11 @@ def _find_place(local: Shape, number: int, num_parts: int) -> Region:
 
 
 def _find_layout_like(layouts: Sequence[str], shard: Shard, shape: Shape, sizes: Sizes) -> Layout | None:
-    """The first of these layouts that explains what a rank holds."""
+    """Find the first of these layouts that explains what a rank holds."""
     for text in layouts:
         try:
             layout = Layout.parse(text).of_rank(len(shape))
-        except LayoutError:  # what was stated by other means than a layout
+        except LayoutError:  # the region was stated without a layout
             continue
         if layout.region(shape, sizes, _locate(shard)).local_shape == shard.record.shape:
             return layout
@@ -347,12 +350,41 @@ def _locate(shard: Shard) -> Mapping[str, int]:
 
 
 def _find_places_beside(shard: Shard, mesh: Mesh, axes: Collection[str]) -> list[tuple[int, ...]]:
-    """Where a shard lies on all other axes, by factorisation: ranks that share a place lie along the given axes."""
+    """List the coordinates of a shard on all other axes, for each factorisation of the mesh.
+
+    Shards that share coordinates differ along the given axes only.
+    """
     return [
         (number, *(shard.coord[axis] for axis, _ in part if axis not in axes))
         for number, part in enumerate(mesh.factorisations)
     ]
 
 
-def _index(shard: Shard, axis: str) -> int:
+def _find_summand(shard: Shard, axis: str) -> int:
     return shard.record.microbatch if axis == MICROBATCH_AXIS else shard.coord[axis]
+
+
+def factor_to_come(tensor_id: TensorId, reference: Trace, candidate: Trace) -> float:
+    """Return the factor that the candidate's reduction still applies, relative to the reference's.
+
+    A correct data-parallel run of two ranks has activation gradients that are exactly twice those of a reference that
+    accumulates, but equal final gradients: it divides by two last. Each side states its factor; it is never fitted.
+    """
+    return candidate.grad_factor / reference.grad_factor if is_before_reduction(tensor_id) else 1.0
+
+
+def is_before_reduction(tensor_id: TensorId) -> bool:
+    """Whether the reduction's factor is still to be applied; backward starts from the loss, so it has it as well."""
+    of_microbatch = tensor_id.kind is Kind.PARAM_GRAD and tensor_id.microbatch is not None
+    return tensor_id.kind.is_activation_grad or of_microbatch or tensor_id.kind in (Kind.LOSS, Kind.MAIN_GRAD)
+
+
+def note_factor(reference: Trace, candidate: Trace) -> list[str]:
+    """Note the stated factors if the two sides differ."""
+    ours, theirs = reference.grad_factor, candidate.grad_factor
+    if ours == theirs:
+        return []
+    return [
+        f"the candidate's loss and activation gradients were multiplied by {theirs / ours:g} before comparing, because "
+        "its reduction of gradients applies this factor later"
+    ]

@@ -1,51 +1,65 @@
-"""Values of logical tensors, read block by block: one of 10^9 elements is never in memory as a whole."""
+"""Values of logical tensors, read block by block: a tensor of 10^9 elements is never in memory as a whole.
+
+Besides reading, this module has what causes need over all rows of a tensor: sums, projections, and `match_rows`, which
+finds the row of the reference that a row of the candidate holds.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ttrace.judge.tensors.logical import LogicalTensor
+from ttrace.layouts import ranges as rg
 from ttrace.layouts.region import Region, Shape, ravel_index
-from ttrace.tensors import ranges as rg
 from ttrace.values.chunks import Bounds, cut_chunks
-from ttrace.values.compare import add_terms
+from ttrace.values.kernels.pair import Term
 from ttrace.values.sketch import compute_sketch
+from ttrace.values.stats import LEAST_DIVISOR, add_terms
 
 BLOCK = 1 << 20
-"""Elements in a block, each a float64."""
+"""The number of elements in a block, each a float64."""
 MOST_ROWS = 1 << 20
-"""Of a dim whose indices are looked at one by one; no vocabulary is larger."""
+"""A dim of more indices is not examined index by index; no vocabulary is larger. Chosen, not measured."""
 _FEW_ELEMENTS = 1 << 22
 _MANY_DIRECTIONS, _FEW_DIRECTIONS = 64, 16
+"""The number of directions for tensors of at most, and of more than, _FEW_ELEMENTS. Chosen, not measured."""
+_AT_ONCE = 1 << 23
+"""The number of distances that are measured at once."""
+_MOST_PAIRS = 1 << 24
+"""With more pairs of rows, a sample of the rows must be matched first."""
+_SAMPLE = 256
+_MOST_SHIFTS = 4
+"""The number of rows in that sample, and of the most frequent shifts in it that are tried on all rows."""
 
 
 class Values:
     """The values of a logical tensor times a factor, in float64. Files stay mapped: only what is asked for is read."""
 
-    def __init__(self, tensor: LogicalTensor, factor: float = 1.0) -> None:
-        self.shape: Shape = tensor.shape
+    def __init__(self, tensor: LogicalTensor | torch.Tensor, factor: float = 1.0) -> None:
+        """Set up for a logical tensor, or for a few numbers that are in memory."""
+        self.shape: Shape = tuple(tensor.shape)
         self.count = math.prod(self.shape)
-        self._parts = [
-            (piece.region, [(factor * sign, term) for sign, term in piece.terms()]) for piece in tensor.pieces
-        ]
+        parts: list[tuple[Region, Sequence[Term]]]
+        if isinstance(tensor, torch.Tensor):
+            parts = [(Region.whole(self.shape), [(1.0, tensor)])]
+        else:
+            parts = [(piece.region, piece.terms()) for piece in tensor.pieces]
+        self._parts = [(region, [(factor * sign, term) for sign, term in terms]) for region, terms in parts]
 
     @classmethod
     def of_sketch(cls, tensor: LogicalTensor, num_buckets: int, factor: float = 1.0) -> Values:
-        """Take the numbers of a sketch for values: sums and differences of tensors are those of their sketches."""
-        return cls.of_numbers(tensor.sketched(num_buckets), factor)
+        """Use the numbers of a sketch as values: sketches add and subtract as their tensors do."""
+        return cls(tensor.sketched(num_buckets), factor)
 
     @classmethod
     def of_numbers(cls, numbers: torch.Tensor, factor: float = 1.0) -> Values:
-        """Take a few numbers that are in memory for values."""
-        found = cls.__new__(cls)
-        found.shape, found.count = tuple(numbers.shape), numbers.numel()
-        found._parts = [(Region.whole(found.shape), [(factor, numbers)])]
-        return found
+        """Use a few numbers that are in memory as values."""
+        return cls(numbers, factor)
 
     def read(self, bounds: Bounds) -> torch.Tensor:
         """Read a block."""
@@ -61,8 +75,8 @@ class Values:
         return self.read_region(Region(self.shape, tuple(runs))).index_select(dim, order)
 
     def spread_index(self, most: int = BLOCK) -> torch.Tensor:
-        """Return the row-major indices of about so many evenly spread elements, or of all if there are not more."""
-        # At an odd distance, which is no multiple of a power of two, as widths are.
+        """Return the row-major indices of about `most` evenly spread elements, or of all if there are no more."""
+        # An odd distance: widths are multiples of powers of two, and an even one would hit few columns.
         return torch.arange(0, self.count, max(self.count // most, 1) | 1, device="cpu")
 
     def read_elements(self, index: torch.Tensor) -> torch.Tensor:
@@ -94,7 +108,7 @@ class Values:
         for held, terms in self._parts:
             for ours, theirs in region.overlaps(held):
                 part = add_terms([(sign, theirs.of(term)) for sign, term in terms], (...,))
-                part = part.to(torch.float64, copy=len(terms) == 1)  # never the file's own memory
+                part = part.to(torch.float64, copy=len(terms) == 1)  # the file's own memory is never changed
                 if ours.is_in_order and part.shape == region.local_shape:
                     return part
                 if result is None:
@@ -128,7 +142,7 @@ def sum_rows(a: Values, b: Values) -> dict[int, RowSums]:
 
 
 def len_of(bounds: Bounds, dim: int) -> int:
-    """How many indices of a dim a block has."""
+    """Return the number of indices of a dim in a block."""
     return bounds[dim][1] - bounds[dim][0]
 
 
@@ -144,7 +158,7 @@ def measure_common_row(a: Values, b: Values) -> tuple[torch.Tensor, float]:
         ours = a.read(bounds)
         rest += float((b.read(bounds) - ours - row[slice(*bounds[-1])]).square().sum())
         norm += float(ours.square().sum())
-    return row, math.sqrt(rest / max(norm, 1e-300))
+    return row, math.sqrt(rest / max(norm, LEAST_DIVISOR))
 
 
 def sketch_rows(row: torch.Tensor, shape: Shape, num_buckets: int) -> torch.Tensor:
@@ -157,14 +171,15 @@ def sketch_rows(row: torch.Tensor, shape: Shape, num_buckets: int) -> torch.Tens
 
 
 def count_directions(count: int) -> int:
-    """How many directions the rows of a tensor of so many elements are projected on."""
+    """Return the number of directions on which the rows of a tensor of `count` elements are projected."""
     return _MANY_DIRECTIONS if count <= _FEW_ELEMENTS else _FEW_DIRECTIONS
 
 
 def project(values: Values, dim: int, num_directions: int) -> torch.Tensor:
-    """Project what each index of a dim holds on some directions: equal rows stay equal, and distances nearly so.
+    """Project the slice of each index of a dim on some directions.
 
-    The directions are products of one vector for each other dim. Few enough elements stay as they are.
+    Equal slices stay equal, and distances nearly the same. The directions are products of one vector for each other
+    dim. Slices of few enough elements stay as they are.
     """
     others = [number for number in range(len(values.shape)) if number != dim]
     size, width = values.shape[dim], values.count // values.shape[dim]
@@ -187,7 +202,7 @@ def project(values: Values, dim: int, num_directions: int) -> torch.Tensor:
 
 
 def project_product(g: Values, x: Values, num_directions: int) -> torch.Tensor:
-    """Project the rows of g.T @ x, whose rows and columns are the last dims of both, without making it."""
+    """Project the rows of g.T @ x, whose rows and columns are the last dims of both, without computing it."""
     tokens = project_last(x, num_directions)
     result = torch.zeros(g.shape[-1], tokens.shape[1], dtype=torch.float64, device="cpu")
     for bounds in g.cut():
@@ -211,7 +226,7 @@ def project_last(values: Values, num_directions: int) -> torch.Tensor:
 
 
 def _locate_vectors(bounds: Bounds, shape: Shape) -> tuple[slice, slice]:
-    """The part of the last dim that a block has, and the vectors along it, which follow each other."""
+    """Return a block's part of the last dim, and the numbers of its vectors along that dim."""
     first = ravel_index([start for start, _ in bounds[:-1]], shape[:-1])
     num_vectors = math.prod(stop - start for start, stop in bounds[:-1])
     return slice(*bounds[-1]), slice(first, first + num_vectors)
@@ -221,3 +236,55 @@ def _locate_vectors(bounds: Bounds, shape: Shape) -> tuple[slice, slice]:
 def _draw_directions(seed: int, size: int, num_directions: int) -> torch.Tensor:
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.randn(size, num_directions, dtype=torch.float64, device="cpu", generator=generator)
+
+
+def find_nearest(queries: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the row that is nearest to each query, and how far it is."""
+    nearest = [torch.cdist(part, rows).min(1).indices for part in queries.split(max(_AT_ONCE // len(rows), 1))]
+    index = torch.cat(nearest) if nearest else torch.zeros(0, dtype=torch.int64, device="cpu")
+    return index, (rows[index] - queries).norm(
+        dim=1
+    )  # again, because cdist's product of matrices is inexact for small distances
+
+
+def match_rows(ours: torch.Tensor, theirs: torch.Tensor, least: float, ratio: float) -> torch.Tensor:
+    """Find for every row of the candidate the row of the reference that it equals most.
+
+    This is its own row, unless the distance to another row is less than `ratio` times the distance to its own: equal
+    rows are not a movement. A row of zeros matches no other row. With many rows, rows whose error is at most `least`
+    are skipped.
+    """
+    source = torch.arange(len(ours), device="cpu")
+    own = (ours - theirs).norm(dim=1)
+    wrong = ((own > 0) & theirs.any(1)).nonzero().flatten()
+    if len(wrong) * len(ours) > _MOST_PAIRS:
+        far = wrong[own[wrong] > least]
+        sample = far[:: max(len(far) // _SAMPLE, 1)]
+        nearest, distance = find_nearest(theirs[sample], ours)
+        is_found = distance < ratio * own[sample]
+        if 2 * int(is_found.sum()) < len(sample):
+            return source  # too many rows match no row
+        shifts, counts = (sample - nearest)[is_found].unique(return_counts=True)
+        for shift in shifts[counts.argsort(descending=True)[:_MOST_SHIFTS]].tolist():
+            wrong = _shift_rows(source, ours, theirs, own, wrong, shift, ratio)
+        wrong = wrong[own[wrong] > least]
+    nearest, distance = find_nearest(theirs[wrong], ours)
+    is_found = distance < ratio * own[wrong]
+    source[wrong[is_found]] = nearest[is_found]
+    return source
+
+
+def _shift_rows(
+    source: torch.Tensor,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    own: torch.Tensor,
+    wrong: torch.Tensor,
+    shift: int,
+    ratio: float,
+) -> torch.Tensor:
+    """Match those rows that equal the row `shift` rows before them; return the others."""
+    before = (wrong - shift) % len(ours)
+    is_found = (ours[before] - theirs[wrong]).norm(dim=1) < ratio * own[wrong]
+    source[wrong[is_found]] = before[is_found]
+    return wrong[~is_found]

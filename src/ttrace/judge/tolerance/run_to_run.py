@@ -1,14 +1,13 @@
-"""Differences between two runs of one side, which are added to what rounding explains.
+"""Noise: differences between two runs of one side, which are added to what rounding explains.
 
-Kernels with atomics, split-K or flash attention's backward sum in another order every time. A second iteration of the
-reference without a nudge shows its noise, and a second run of the candidate shows the candidate's. Noise that is at
-most the margin times what rounding explains is treated as rounding. Larger noise is a race, or random numbers, and
-excuses nothing.
+Kernels with atomics or split-K, and the backward pass of flash attention, sum in a different order every time. A second
+iteration of the reference without a nudge shows the reference's noise, and a second run of the candidate shows the
+candidate's. Noise that is at most the margin times what rounding explains is treated as rounding. Larger noise is
+caused by a race or by random numbers, and excuses nothing.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from ttrace.values.stats import Stats
 
 
 def is_repeated(one: Trace, again: Trace) -> bool:
-    """Whether both runs recorded the same, bit for bit. Updates are not recorded, but what they are made from is."""
+    """Whether both runs recorded the same, bit for bit. Updates follow from recorded tensors and are not compared."""
     if one.shards.keys() != again.shards.keys():
         return False
     pairs = ((one.shards[t], again.shards[t]) for t in one.shards if t.kind is not Kind.UPDATE)
@@ -36,10 +35,10 @@ def is_repeated(one: Trace, again: Trace) -> bool:
 
 
 def _is_same(one: Shard, again: Shard) -> bool:
-    found = again.record.stats
-    if found is None:
+    stats = again.record.stats
+    if stats is None:
         return torch.equal(one.read_stored(), again.read_stored())
-    return found.dd == 0.0 and (found.nan_a, found.inf_a) == (found.nan_b, found.inf_b)
+    return stats.dd == 0.0 and (stats.nan_a, stats.inf_a) == (stats.nan_b, stats.inf_b)
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,10 @@ class Noise:
         return cls(dict(_measure_differences(first, again, rounding)), side)
 
     def is_rounding(self, rounding: ToleranceModel) -> bool:
-        """Whether all of it is as small as another order of sums makes it.
+        """Whether all of it is as small as the effect of a different order of sums.
 
-        The twins alone cannot tell: what changes from one iteration to the next has changed them too.
+        A comparison with the twins is not enough: a state that changes from one iteration to the next has changed them
+        as well.
         """
         return all(
             self._is_small(t, tolerance, rounding) and tolerance.error(self.stats[t]) <= _allow_reordering(tolerance)
@@ -67,26 +67,25 @@ class Noise:
 
     def widen(self, rounding: ToleranceModel) -> ToleranceModel:
         """Add this noise to the tolerances."""
-        found = copy.copy(rounding)
-        found.tolerances = {t: self._widen_one(t, tolerance, rounding) for t, tolerance in rounding.tolerances.items()}
-        return found
+        wider = {t: self._widen_one(t, tolerance, rounding) for t, tolerance in rounding.tolerances.items()}
+        return replace(rounding, tolerances=wider)
 
     def notes(self, rounding: ToleranceModel) -> list[str]:
-        """Note how two runs of the side differ."""
+        """Describe how two runs of the side differ."""
         tolerances = rounding.tolerances
-        moved = [t for t, stats in self.stats.items() if tolerances[t].error(stats) > 0.0]
-        wild = [t for t in moved if not self._is_small(t, tolerances[t], rounding)]
-        if not moved:
+        different = [t for t, stats in self.stats.items() if tolerances[t].error(stats) > 0.0]
+        large = [t for t in different if not self._is_small(t, tolerances[t], rounding)]
+        if not different:
             return []
         notes = [
-            f"the {self.side} is not deterministic: {len(moved)} of {len(self.stats)} tensors differ between two runs "
-            f"of it, {moved[0]} first; that was added to the tolerances of {len(moved) - len(wild)}"
+            f"the {self.side} is not deterministic: {len(different)} of {len(self.stats)} tensors differ between two "
+            f"runs of it, {different[0]} first; that was added to the tolerances of {len(different) - len(large)}"
         ]
-        if wild:
-            first = tolerances[wild[0]]
+        if large:
+            first = tolerances[large[0]]
             notes.append(
-                f"two runs of the {self.side} differ by more than rounding explains, first at {wild[0]}: by "
-                f"{first.error(self.stats[wild[0]]):.1e}, where the tolerance is {first.value:.1e}. A race, or random "
+                f"two runs of the {self.side} differ by more than rounding explains, first at {large[0]}: by "
+                f"{first.error(self.stats[large[0]]):.1e}, where the tolerance is {first.value:.1e}. A race, or random "
                 "numbers of its own?"
             )
         return notes
@@ -110,12 +109,15 @@ class Noise:
 
 
 def _allow_reordering(tolerance: Tolerance) -> float:
-    """The error that another order of sums may cause: some hundred roundings in fp32, a few in bf16."""
+    """Return the error that a different order of sums may cause: about a thousand roundings in fp32, four in bf16.
+
+    Chosen, not measured.
+    """
     return math.sqrt(tolerance.floor) / 4
 
 
 def _measure_differences(one: Trace, again: Trace, rounding: ToleranceModel) -> Iterator[tuple[TensorId, Stats]]:
-    """Of every id that both runs and the reference have."""
+    """Measure the difference of every id that both runs and the reference have."""
     for tensor_id in rounding.tolerances:
         reference = LogicalTensor.of(rounding.reference, tensor_id)
         shape = reference.shape if reference is not None else None
@@ -123,6 +125,6 @@ def _measure_differences(one: Trace, again: Trace, rounding: ToleranceModel) -> 
         if first is None or second is None or first.shape != second.shape:
             continue
         try:
-            yield tensor_id, measure(first, second, lost=rounding.find_lost(tensor_id))[0]
+            yield tensor_id, measure(first, second, left_out=rounding.find_noise_dominated(tensor_id))[0]
         except SketchError:
-            continue  # it was measured in another layout
+            continue  # it was measured in a different layout

@@ -1,9 +1,9 @@
 """Tolerances of scales, which reveal a wrong factor that is smaller than rounding errors.
 
-The scale of a tensor, <a, b> / <a, a>, averages rounding over all of its elements, so it departs from 1 by far less
-than the error does: in bf16 a weight's gradient may have an error of 6%, but its scale one of 1%. The same twins show
-how far rounding moves the scale: its noise. Three twins say little about one tensor, so each tensor's noise is at least
-what is usual for its kind, given its own twins' error and its size (docs/decisions/0009-scale.md).
+The scale of a tensor, <a, b> / <a, a>, averages rounding over all of its elements, so it differs from 1 by far less
+than the error: in bf16 a weight's gradient may have an error of 6%, but a scale error of only 1%. The same twins show
+how far rounding moves the scale: its noise. Three twins show little about one tensor, so each tensor's noise is at
+least the usual noise of its kind, given its own twins' error and its size (docs/decisions/0009-scale.md).
 findings/global_scale.py judges all tensors of a kind together.
 """
 
@@ -17,17 +17,21 @@ from ttrace.judge.reason import Reason, Why
 from ttrace.judge.tolerance.twins import TINY, is_zero
 from ttrace.judge.verdict import Comparison, Tolerance, ToleranceRule, ToleranceTerm, Verdict
 from ttrace.layouts.ids import Kind, TensorId, drop_numbers
-from ttrace.values.stats import Stats
+from ttrace.values.stats import Stats, measure_rms
 
 SCALE_MARGIN = 6.0
-"""In units of noise, where the error's margin is 4: clean runs stay within 3.9."""
+"""In units of noise, where the error's margin is 4: clean runs stayed within 4.2 (docs/decisions/0009-scale.md)."""
 NOISE_FLOOR = 1 / 3
-"""The least noise, in units of the tensor's floor, so that no tensor within 2 u of its scale is wrong.
+"""The least noise, in units of the tensor's floor, so that no tensor with a scale error within 2 u is wrong.
 
-Where all elements are equal, one rounding makes the scale u off, and sums over many tokens are rounded more than once.
+If all elements are equal, one rounding moves the scale by u, and sums over many tokens are rounded more than once. A
+floor of 1/8 accused a clean run (docs/decisions/0009-scale.md).
 """
 _POWER = 0.25
-"""Noise falls with the number of elements, but slower than with its root: their errors are not independent."""
+"""Noise falls with the number of elements, but slower than with its root: their errors are not independent.
+
+Powers of 0 and 1/2 were tried, too (docs/decisions/0009-scale.md).
+"""
 
 TwinStats = Mapping[TensorId, Sequence[Stats]]
 
@@ -39,16 +43,16 @@ SCALED_KINDS = {
     Kind.PARAM_GRAD: "parameter gradients",
     Kind.MAIN_GRAD: "main gradients",
 }
-"""The kinds that are judged by their scale, in the order in which they come of each other.
+"""The kinds that are judged by their scale, in the order in which they are computed.
 
-Updates and optimizer states are not: one step of Adam knows little of its gradient's size.
+Updates and optimizer states are not: one step of Adam hardly depends on the size of its gradient.
 """
 
 
 def add_scale(
     tolerances: Mapping[TensorId, Tolerance], twins: TwinStats, *, margin: float = SCALE_MARGIN
 ) -> dict[TensorId, Tolerance]:
-    """Add to each tolerance how far the scale may be from 1."""
+    """Add to each tolerance the limit of its scale: how far it may be from 1."""
     usual = _measure_usual(tolerances, twins)
     result = dict(tolerances)
     for tensor_id, tolerance in tolerances.items():
@@ -74,23 +78,23 @@ def is_by_scale(comparison: Comparison) -> bool:
 
 
 _Place = tuple[Kind, str]
-"""A kind, and a module or parameter whatever its layer."""
+"""A kind, and a module or parameter of any layer."""
 
 
 def _measure_usual(tolerances: Mapping[TensorId, Tolerance], twins: TwinStats) -> dict[_Place, float]:
-    """Per place, how far the twins' scales are off, in units of their error at one element.
+    """Measure for each place how far the twins' scales are off, in units of their error at one element.
 
-    That is the rms of its kind, or a third of the largest of all layers here: some products have few large elements,
-    so that their scales stray further than others'
+    This is the rms of the kind, or a third of the largest value of this place in any layer if that is larger. Some
+    products have few large elements, and their scales vary more than those of other products
     (tests/judge/tolerance/test_scale.py::test_a_place_that_strays_is_known).
     """
-    found: dict[_Place, list[float]] = {}
+    ratios_at: dict[_Place, list[float]] = {}
     for tensor_id, tolerance in tolerances.items():
         if _is_judged(tensor_id, tolerance, twins[tensor_id]):
             ratios = ((s.scale - 1) / s.error * math.pow(s.count, _POWER) for s in twins[tensor_id] if s.error > 0.0)
-            found.setdefault(_place(tensor_id), []).extend(ratios)
-    kinds = {kind: rms(r for (k, _), ratios in found.items() if k is kind for r in ratios) for kind, _ in found}
-    return {place: max(kinds[place[0]], max(map(abs, ratios), default=0.0) / 3) for place, ratios in found.items()}
+            ratios_at.setdefault(_place(tensor_id), []).extend(ratios)
+    kinds = {kind: rms(r for (k, _), ratios in ratios_at.items() if k is kind for r in ratios) for kind, _ in ratios_at}
+    return {place: max(kinds[place[0]], max(map(abs, ratios), default=0.0) / 3) for place, ratios in ratios_at.items()}
 
 
 def _place(tensor_id: TensorId) -> _Place:
@@ -100,7 +104,7 @@ def _place(tensor_id: TensorId) -> _Place:
 def _measure_noise(
     tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats], usual: Mapping[_Place, float]
 ) -> float:
-    """How far rounding moves the scale of this tensor; infinite where that is not known."""
+    """Measure how far rounding moves the scale of this tensor; infinite if that is not known."""
     if not _is_judged(tensor_id, tolerance, twins):
         return math.inf
     own = max((abs(s.scale - 1) for s in twins), default=0.0)
@@ -117,6 +121,6 @@ def _is_judged(tensor_id: TensorId, tolerance: Tolerance, twins: Sequence[Stats]
 
 
 def rms(values: Iterable[float]) -> float:
-    """The root mean square of numbers; 0 of none."""
+    """Compute the root mean square of numbers; 0 of none."""
     squares = [value * value for value in values]
-    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+    return measure_rms(sum(squares), len(squares))

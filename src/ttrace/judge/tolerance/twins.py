@@ -1,9 +1,9 @@
 """Estimates of the error that rounding alone explains, tensor by tensor, from the twins.
 
-The tolerance is margin x max(error of the twins, floor). The floor is one unit in the last place, u = eps / 2, of the
-weakest dtype that the reference has used up to there. Correct tensor-parallel runs stay within 1.3 x the estimate, so a
-margin of 4 is generous. Tensors of fewer than 16 elements have too few degrees of freedom to be estimated alone: their
-twins' errors are pooled over all tensors of their kind.
+The tolerance is margin x max(error of the twins, floor): model.py has the whole formula. The floor is the relative
+error of one rounding, u = eps / 2, in the weakest dtype that the reference has used so far. Tensors of fewer than 16
+elements have too few degrees of freedom to be estimated alone, so their twins' errors are pooled over all tensors of
+their kind.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from ttrace.judge.verdict import Tolerance, ToleranceRule, ToleranceTerm
 from ttrace.layouts.ids import Kind, TensorId
 
 TINY = 16
+"""Tensors with fewer elements are pooled. Chosen, not measured (docs/explanation/tolerance.md)."""
 ZERO_ERROR = 0.3
-"""Twins with an error this large say nothing about the tensor: it is zero but for rounding."""
+"""Twins with an error this large show nothing about the tensor: it is zero but for rounding. Chosen, not measured."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class TwinSample:
     dtype: torch.dtype
     twin_errors: tuple[float, ...]
     floors: tuple[ToleranceTerm, ...] = ()
-    """What this tensor must be allowed for reasons of its own, before the margin."""
+    """The least errors that this tensor has besides those of the twins, before the margin."""
 
 
 def estimate_tolerances(samples: Iterable[TwinSample], *, margin: float = MARGIN) -> dict[TensorId, Tolerance]:
@@ -59,22 +60,24 @@ def estimate_tolerances(samples: Iterable[TwinSample], *, margin: float = MARGIN
 
 
 def unit(dtype: torch.dtype) -> float:
-    """u = eps / 2: the largest relative error of one rounding."""
+    """Return u = eps / 2: the largest relative error of one rounding."""
     return float(torch.finfo(dtype).eps) / 2
 
 
 def is_zero(sample_errors: tuple[float, ...]) -> bool:
+    """Whether twins with these errors show that a tensor is zero but for rounding."""
     return bool(sample_errors) and max(sample_errors) >= ZERO_ERROR
 
 
 def replica_tolerance(
     tensor_id: TensorId, tolerance: Tolerance, dtype: torch.dtype, *, is_reduced: bool = False
 ) -> float:
-    """How far replicas may differ: parameters after a step not at all, because they would drift apart.
+    """Return how far replicas may differ.
 
-    Final gradients that a framework has reduced along the axis of the replicas may not differ either: they are copies
-    of one sum. Other replicas of a final gradient were computed and rounded in the same way, so their own dtype counts,
-    and not a weaker one before it.
+    Parameters after a step may not differ at all, because they would drift apart. Final gradients that a framework has
+    reduced along the axis of the replicas may not differ either, because they are copies of one sum. Other replicas of
+    a final gradient were computed and rounded in the same way, so their own dtype counts, and not a weaker one before
+    it.
     """
     if tensor_id.kind is Kind.PARAM_AFTER:
         return 0.0
@@ -85,7 +88,7 @@ def replica_tolerance(
 
 
 def _pool_errors(samples: list[TwinSample]) -> Mapping[Kind, float]:
-    """Per kind, the largest error of the twins over its tiny tensors, zeros left out."""
+    """Find for each kind the largest error of the twins over its tiny tensors, without those that are zero."""
     result: dict[Kind, float] = {}
     for sample in samples:
         if sample.numel < TINY and not is_zero(sample.twin_errors):

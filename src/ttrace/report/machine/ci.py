@@ -1,15 +1,18 @@
-"""Output for GitHub Actions: annotations at the lines of wrong modules, and a summary of the step."""
+"""Output for CI: annotations and a summary for GitHub Actions, and JUnit XML, which every CI system shows."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
+from ttrace.errors import TTraceError
 from ttrace.judge.verdict import Exit, Finding, Judgement
 from ttrace.report.facts import PASSED, SYMBOLS, group_alike, list_facts, make_headline, shorten_place
-from ttrace.text import clean_line, clean_text
+from ttrace.untrusted import clean_line, clean_text, write_named
 
 _MOST_ANNOTATIONS = 10
 """GitHub shows at most ten errors of a step."""
@@ -85,3 +88,45 @@ def _quote_code(text: str) -> str:
     text = clean_line(" ".join(text.split()))
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{text}{fence}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run that was judged, and its result: in one line and in full."""
+
+    name: str
+    exit: Exit
+    message: str = ""
+    text: str = ""
+    seconds: float = 0.0
+
+
+def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
+    """Write the cases: a run with findings is a failure, a run that could not be judged an error."""
+    try:
+        write_named(path, format_junit(suite, cases))
+    except OSError as error:
+        raise TTraceError(f"{path} cannot be written: {error}. Choose another --junit.") from None
+
+
+def format_junit(suite: str, cases: Sequence[Case]) -> str:
+    counts = {
+        "tests": len(cases),
+        "failures": sum(case.exit is Exit.FOUND for case in cases),
+        "errors": sum(case.exit is Exit.UNJUDGED for case in cases),
+    }
+    root = ElementTree.Element("testsuites")
+    numbers = {name: str(count) for name, count in counts.items()}
+    parent = ElementTree.SubElement(root, "testsuite", {"name": clean_text(suite), **numbers})
+    for case in cases:
+        _add_case(parent, suite, case)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _add_case(parent: ElementTree.Element, suite: str, case: Case) -> None:
+    known = {"classname": clean_text(suite), "name": clean_text(case.name), "time": f"{case.seconds:.3f}"}
+    element = ElementTree.SubElement(parent, "testcase", known)
+    if case.exit is not Exit.PASSED:
+        kind = "failure" if case.exit is Exit.FOUND else "error"
+        ElementTree.SubElement(element, kind, message=clean_text(case.message)).text = clean_text(case.text)

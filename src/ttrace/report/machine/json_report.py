@@ -13,12 +13,10 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic reads the standard library's only from Python 3.12 on
 
 from ttrace.judge.communication import LedgerEvidence, LedgerFact
-from ttrace.judge.reason import Reason
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import Reason, describe
 from ttrace.judge.verdict import CauseName, Comparison, Finding, Judgement, Verdict, WrongOperation
-from ttrace.report.layout_source import describe_provenance
-from ttrace.report.machine.failure import SCHEMA
-from ttrace.report.numbers import keep_finite
+from ttrace.report.facts import describe_provenance, keep_finite
+from ttrace.report.refusal import SCHEMA
 from ttrace.trace.collectives import Collective
 
 _CLOSED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -58,7 +56,7 @@ class OperationReport(TypedDict):
     source: str
     """File and line of its caller; of a custom backward, its own."""
     called_at: str
-    """Of a custom backward, file and line of the call of its function; empty for others."""
+    """For a custom backward, file and line of the call of its function; empty otherwise."""
     backward: bool
     """Whether its backward is wrong."""
     left_out: bool
@@ -82,7 +80,7 @@ class FindingReport(TypedDict):
     axis: str | None
     evidence: list[str]
     ledger: LedgerReport | None
-    """What the ledger of collectives says of the reduction that the cause speaks of; null if it speaks of none."""
+    """What the ledger of collectives shows of the reduction that the cause names; null if it names none."""
     error: float | None
     tolerance: float | None
     num_after: int

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ttrace.errors import TTraceError
-from ttrace.files import write_named
 from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.ids import Kind, TensorId, is_inside
 from ttrace.layouts.mesh import Mesh
-from ttrace.report.facts import shorten_place
-from ttrace.report.numbers import keep_finite
+from ttrace.report.facts import keep_finite, shorten_place
 from ttrace.trace.collectives import Collective
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.reader import Trace
+from ttrace.untrusted import write_named
 
 Event = dict[str, Any]
 _MODULES, _COLLECTIVES = 1, 2
@@ -39,7 +38,7 @@ _PASSES = {
 }
 _COUNTED = (Kind.OUTPUT, Kind.GRAD_OUTPUT, Kind.PARAM_GRAD)
 _WRONG = "terrible"
-"""chrome://tracing's name of red; Perfetto chooses colours by names, so the name says it too."""
+"""chrome://tracing's name of red; Perfetto chooses colours by names, so the name contains it too."""
 _MOST = 1e6
 """Larger errors than this many tolerances are drawn as this: one outlier would flatten the rest."""
 
@@ -59,7 +58,7 @@ class _Slice:
 
 
 def write_perfetto(path: Path, judgement: Judgement, candidate: Trace) -> None:
-    """Write the trace into a file, compressed if its name says so."""
+    """Write the trace into a file, compressed if its name asks for it."""
     text = json.dumps(
         {"traceEvents": list(list_events(judgement, candidate)), "displayTimeUnit": "ms"}, allow_nan=False
     )
@@ -112,10 +111,10 @@ def _list_slices(rank: RankTrace, known: Mapping[TensorId, Comparison], accused:
 
 
 def _nest(slices: list[_Slice]) -> Iterator[_Slice]:
-    """Make every slice lie inside the slice of the module around it, and after the slices before it.
+    """Put every slice inside the slice of the module around it, and after the slices before it.
 
     Hooks see the tensors of a module and of its parts in an order of their own, and branches may run in turns. A slice
-    for which there is no room is left out.
+    that does not fit is left out.
     """
     around: list[_Slice] = []
     free_from = [0]

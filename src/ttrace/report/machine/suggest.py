@@ -1,4 +1,4 @@
-"""Sites whose layout nobody stated, and rules that would state it, for `attach(rules=...)`."""
+"""Sites whose layout is not stated, and rules that would state it, for `attach(rules=...)`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from ttrace.judge.reason import Reason
 from ttrace.judge.verdict import Comparison, Judgement
 from ttrace.layouts.ids import Site, drop_layers
-from ttrace.layouts.pattern import matches
-from ttrace.layouts.source import INFERRED
+from ttrace.layouts.placement import INFERRED
+from ttrace.layouts.rules import matches
 from ttrace.trace.format import Attachment
 
 _WARNING = (
@@ -19,7 +19,7 @@ _WARNING = (
 
 
 def find_unstated(judgement: Judgement) -> list[dict[str, str]]:
-    """Find every site whose layout nobody stated, the layout it seems to have, and how that is known."""
+    """Find every site whose layout is not stated, the layout it seems to have, and how that is known."""
     rows: dict[str, dict[str, str]] = {}
     for how, comparisons in zip(
         ("inferred", "pending sum", "contradicted", "unknown"), _sort_sites(judgement), strict=True

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ttrace.errors import TraceError
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.reductions import find_conflict_axes
 from ttrace.judge.findings.error_map import RankMap, map_error
-from ttrace.judge.notes.blind_spots import find_blind_spots
+from ttrace.judge.notes import find_blind_spots
+from ttrace.judge.reason import describe
 from ttrace.judge.selftest import Power
-from ttrace.judge.sentences import describe
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.layouts.ids import ROOT, Kind
 from ttrace.report.collectives import list_collectives
-from ttrace.report.depth import Depth
-from ttrace.report.facts import BUT_PROBLEMS, PASSED, SYMBOLS, group_alike, has_only_problems, list_facts, make_headline
-from ttrace.report.layout_source import describe_provenance
-from ttrace.report.numbers import keep_finite
-from ttrace.report.page import columns
-from ttrace.report.page.sides import ROLES, Side, read_sides
-from ttrace.report.page.timing import measure_stages
-from ttrace.trace.format import DTYPES
+from ttrace.report.facts import (
+    BUT_PROBLEMS,
+    PASSED,
+    SYMBOLS,
+    describe_provenance,
+    group_alike,
+    has_only_problems,
+    keep_finite,
+    list_facts,
+    make_headline,
+)
+from ttrace.report.page import document
+from ttrace.report.terminal.depth import Depth
+from ttrace.trace.format import DTYPES, END
 from ttrace.trace.reader import Trace
+from ttrace.trace.seal import read_document
+from ttrace.untrusted import clean_text
 
 MOST_MAPS = 8
 _MOST_TRIED = 64
-"""How many wrong tensors are tried: of some, for instance sketches, there is no map."""
+"""How many wrong tensors are tried: some, for instance sketches, have no map."""
 MOST_CONFLICTS = 24
 """How many of the replicas that differ are read again, to find along which axes they do."""
 _MOST_LISTED = 200
@@ -42,9 +53,65 @@ _EPSILONS = {
 }
 
 
+ROLES = ("reference", "candidate")
+_COMMIT_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one trace was made; a field that is not known is empty."""
+
+    command: str = ""
+    date: str = ""
+    """In UTC, to the minute."""
+    commit: str = ""
+    """Shortened, and whether files differed from it."""
+
+
+def read_sides(folder: Path) -> dict[str, Side]:
+    """Read how the reference and the candidate of a run were made.
+
+    Each trace has a mark of its own beside it, since a reference may be older than the candidate. Only marks of older
+    versions lack the date and the commit; then the commit of the whole run is the next best.
+    """
+    run = read_document(folder / "run.json")
+    return {role: _read(folder / role, run, role) for role in ROLES}
+
+
+def _read(trace: Path, run: dict[str, Any], role: str) -> Side:
+    place = trace.resolve()  # cells of a sweep link to references that they share
+    try:
+        mark = read_document(place.parent / f"{place.name}.done.json")
+    except TraceError:
+        mark = {}  # a damaged mark counts as none
+    command = mark.get("command")
+    return Side(
+        clean_text(shlex.join(map(str, command))) if isinstance(command, list) else _text(run, role),
+        _format_date(_text(mark, "time")),
+        _format_commit(_text(mark, "git") or _text(run, "git")),
+    )
+
+
+def _text(document: dict[str, Any], key: str) -> str:
+    value = document.get(key)
+    return clean_text(value) if isinstance(value, str) else ""
+
+
+def _format_date(time: str) -> str:
+    try:
+        return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return ""
+
+
+def _format_commit(state: str) -> str:
+    changed = ", with uncommitted changes" if state.endswith("+") else ""
+    return f"{state.removesuffix('+')[:_COMMIT_LENGTH]}{changed}"
+
+
 @dataclass(frozen=True)
 class About:
-    """What the page shows of a run besides its judgement."""
+    """What the page shows of a run besides its judgement: the commands, times, commits and traces of both sides."""
 
     title: str
     next_command: str
@@ -52,7 +119,7 @@ class About:
     """By role."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     traces: tuple[Trace, Trace] | None = None
-    """Reference and candidate; without them the page has no maps, and says nothing about axes and parameters."""
+    """Reference and candidate; without them the page has no maps, and nothing about axes and parameters."""
 
     @classmethod
     def of(cls, folder: Path, next_command: str, seen: Path | None = None) -> About:
@@ -89,7 +156,7 @@ def build_page(judgement: Judgement, about: About) -> dict[str, Any]:
 
 
 def _list_collectives(traces: tuple[Trace, Trace] | None) -> dict[str, Any]:
-    """List what the candidate's ranks communicated, without the columns that say little."""
+    """List what the candidate's ranks communicated, without the less useful columns."""
     rows = list_collectives(traces[1]) if traces else []
     columns_shown = ("module", "phase", "operation", "over", "shape", "dtype", "times", "ranks", "at")
     shown = [
@@ -146,25 +213,25 @@ def _pack_tensors(comparisons: Sequence[Comparison], depth: Depth) -> dict[str, 
     tolerances = [comparison.tolerance for comparison in comparisons]
     return {
         "count": len(comparisons),
-        "place": columns.pack_integers(depth.places),
-        "step": columns.pack_integers(i.step for i in ids),
-        "microbatch": columns.pack_integers(-1 if i.microbatch is None else i.microbatch for i in ids),
-        "call": columns.pack_integers(i.call for i in ids),
-        "name": columns.pack_words(i.name for i in ids),
-        "kind": columns.pack_words(i.kind.value for i in ids),
-        "slot": columns.pack_words(i.site.slot for i in ids),
-        "verdict": columns.pack_words(c.verdict.value for c in comparisons),
-        "spoils": columns.pack_integers(int(c.spoils) for c in comparisons),
-        "reason": columns.pack_words(describe(c.why) for c in comparisons),
-        "layout": columns.pack_words(c.layout for c in comparisons),
-        "by": columns.pack_words(describe_provenance(c.by) for c in comparisons),
+        "place": document.pack_integers(depth.places),
+        "step": document.pack_integers(i.step for i in ids),
+        "microbatch": document.pack_integers(-1 if i.microbatch is None else i.microbatch for i in ids),
+        "call": document.pack_integers(i.call for i in ids),
+        "name": document.pack_words(i.name for i in ids),
+        "kind": document.pack_words(i.kind.value for i in ids),
+        "slot": document.pack_words(i.site.slot for i in ids),
+        "verdict": document.pack_words(c.verdict.value for c in comparisons),
+        "spoils": document.pack_integers(int(c.spoils) for c in comparisons),
+        "reason": document.pack_words(describe(c.why) for c in comparisons),
+        "layout": document.pack_words(c.layout for c in comparisons),
+        "by": document.pack_words(describe_provenance(c.by) for c in comparisons),
         # A tensor that was not measured has no error, but its Stats would give 0.
-        "error": columns.pack_floats(c.error if c.tolerance else math.nan for c in comparisons),
-        "replicas": columns.pack_floats(c.replica_error if c.tolerance else math.nan for c in comparisons),
-        "scale": columns.pack_floats(c.stats.scale - 1.0 for c in comparisons),
-        "tolerance": columns.pack_floats(t.value if t else math.nan for t in tolerances),
-        "twins": columns.pack_floats(t.twin_error if t else math.nan for t in tolerances),
-        "scale_tolerance": columns.pack_floats(t.scale if t else math.nan for t in tolerances),
+        "error": document.pack_floats(c.error if c.tolerance else math.nan for c in comparisons),
+        "replicas": document.pack_floats(c.replica_error if c.tolerance else math.nan for c in comparisons),
+        "scale": document.pack_floats(c.stats.scale - 1.0 for c in comparisons),
+        "tolerance": document.pack_floats(t.value if t else math.nan for t in tolerances),
+        "twins": document.pack_floats(t.twin_error if t else math.nan for t in tolerances),
+        "scale_tolerance": document.pack_floats(t.scale if t else math.nan for t in tolerances),
     }
 
 
@@ -174,15 +241,15 @@ def _build_maps(judgement: Judgement, traces: tuple[Trace, Trace]) -> list[dict[
     wrong += [comparison for comparison in judgement.comparisons if comparison.verdict.is_wrong]
     tried = list({c.id: c for c in wrong}.values())[:_MOST_TRIED]
     reference, candidate = _only_of(tried, traces)
-    found = []
+    maps = []
     for comparison in tried:
-        mapped = map_error(comparison, reference, candidate)
-        if mapped is not None:
-            ranks = [_build_rank_map(rank) for rank in mapped.ranks]
-            found.append({"id": str(comparison.id), "shape": mapped.shape, "of": mapped.num_ranks, "ranks": ranks})
-        if len(found) == MOST_MAPS:
+        error_map = map_error(comparison, reference, candidate)
+        if error_map is not None:
+            ranks = [_build_rank_map(rank) for rank in error_map.ranks]
+            maps.append({"id": str(comparison.id), "shape": error_map.shape, "of": error_map.num_ranks, "ranks": ranks})
+        if len(maps) == MOST_MAPS:
             break
-    return found
+    return maps
 
 
 def _only_of(comparisons: Iterable[Comparison], traces: tuple[Trace, Trace]) -> tuple[Trace, Trace]:
@@ -193,17 +260,22 @@ def _only_of(comparisons: Iterable[Comparison], traces: tuple[Trace, Trace]) -> 
 
 def _build_rank_map(rank: RankMap) -> dict[str, Any]:
     blocks = [value for row in rank.blocks for value in row]
-    return {"where": rank.where, "region": rank.region, "rows": len(rank.blocks), "blocks": columns.pack_floats(blocks)}
+    return {
+        "where": rank.where,
+        "region": rank.region,
+        "rows": len(rank.blocks),
+        "blocks": document.pack_floats(blocks),
+    }
 
 
 def _count_conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace]) -> list[dict[str, Any]]:
     """Count by axis the tensors whose replicas differ, with the first and the worst of them."""
-    found: dict[str, list[Comparison]] = {}
+    by_axis: dict[str, list[Comparison]] = {}
     conflicts = [c for c in comparisons if c.verdict is Verdict.CONFLICT]
     traces = _only_of(conflicts[:MOST_CONFLICTS], traces)
     for comparison in conflicts[:MOST_CONFLICTS]:
         for axis in _find_axes(comparison, traces):
-            found.setdefault(axis, []).append(comparison)
+            by_axis.setdefault(axis, []).append(comparison)
     return [
         {
             "axis": axis,
@@ -213,7 +285,7 @@ def _count_conflicts(comparisons: Sequence[Comparison], traces: tuple[Trace, Tra
             "looked_at": min(len(conflicts), MOST_CONFLICTS),
             "of": len(conflicts),
         }
-        for axis, mine in found.items()
+        for axis, mine in by_axis.items()
     ]
 
 
@@ -243,8 +315,8 @@ def _count_coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def _count_sources(comparisons: Iterable[Comparison]) -> list[list[Any]]:
-    said = Counter("inferred" if c.has_inferred_layout else "stated" if c.by else "nobody" for c in comparisons)
-    return [list(item) for item in said.most_common()]
+    sources = Counter("inferred" if c.has_inferred_layout else "stated" if c.by else "nobody" for c in comparisons)
+    return [list(item) for item in sources.most_common()]
 
 
 def _measure_power(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace] | None) -> dict[str, Any]:
@@ -273,3 +345,26 @@ def _describe_run(about: About) -> dict[str, Any]:
             [name, versions[0].get(name, ""), versions[1].get(name, "")] for name in {**versions[0], **versions[1]}
         ],
     }
+
+
+_PLAN = ".plan.json"
+
+
+def measure_stages(folder: Path) -> dict[str, float]:
+    """Measure the seconds of each stage that ended, in the order in which they ran, from the times of files.
+
+    A plan is written when its command starts, and a rank's end when its last traced step is over.
+    """
+    durations: dict[str, tuple[float, float]] = {}
+    for place in (folder, folder / "isolated"):
+        for plan in place.glob(f"*{_PLAN}"):
+            trace = place / plan.name.removesuffix(_PLAN)
+            try:
+                start = plan.stat().st_mtime
+                end = max((path.stat().st_mtime for path in trace.glob(f"rank-*/{END}")), default=0.0)
+            except OSError:  # such as a circle of links: an unknown duration must not stop the report
+                continue
+            if end > start:
+                name = trace.name if place == folder else f"{place.name} {trace.name}"
+                durations[name] = start, end - start
+    return {name: seconds for name, (_, seconds) in sorted(durations.items(), key=lambda item: item[1])}

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttrace.judge.tensors.difference import Difference
-from ttrace.report.layout_source import describe_provenance
-from ttrace.report.numbers import keep_finite
+from ttrace.report.facts import describe_provenance, keep_finite
 from ttrace.values.stats import Stats
 
 

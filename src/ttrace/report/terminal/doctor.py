@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ttrace.report.facts import format_bytes
 from ttrace.report.health import (
     FIRST_SUPPORTED,
     LAST_TESTED,
@@ -24,7 +25,6 @@ from ttrace.report.health import (
     TorchrunStage,
     TorchSupport,
 )
-from ttrace.report.numbers import format_bytes
 
 _WIDTH = 14
 _NOT_PACKAGES = ("ttrace", "python")
@@ -159,7 +159,7 @@ def _describe_problem(health: Health, problem: HealthProblem) -> str:
 
 
 def _list_output(health: Health, problem: HealthProblem) -> list[str]:
-    """List the last lines of torchrun's output, where it says more than a sentence of ours."""
+    """List the last lines of torchrun's output, where it explains more than our own sentence."""
     has_output = problem in (HealthProblem.TORCHRUN_SILENT, HealthProblem.ALL_REDUCE_FAILED)
     return health.torchrun.error.splitlines() if has_output and health.torchrun is not None else []
 

@@ -12,10 +12,9 @@ from rich.text import Text
 
 from ttrace.judge.explanation import Explanation, StatedLayout
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import describe
 from ttrace.judge.verdict import Comparison, Tolerance, ToleranceRule, Verdict
-from ttrace.report.layout_source import describe_provenance
-from ttrace.report.numbers import keep_finite
+from ttrace.report.facts import describe_provenance, keep_finite
 
 _WIDTH = 11
 _CLEAR = 1e-3

@@ -18,7 +18,7 @@ from rich.text import Text
 from ttrace.errors import TTraceError
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.layouts.ids import TensorId
-from ttrace.report.layout_source import describe_provenance
+from ttrace.report.facts import describe_provenance
 from ttrace.trace.format import DTYPE_NAMES
 from ttrace.trace.reader import Shard, Trace
 from ttrace.trace.store import Place
@@ -51,7 +51,7 @@ def show_problems(console: Console, problems: Sequence[str]) -> None:
 def list_rows(folder: Path, pattern: str, verdicts: Mapping[str, str] | None = None) -> list[Row]:
     """List a row for each id that matches, or for each shard if only one id does. A run lists both of its sides.
 
-    In a run, a layout that nobody stated is inferred as in a check: from the shapes of the reference. With `verdicts`,
+    In a run, a layout that is not stated is inferred as in a check: from the shapes of the reference. With `verdicts`,
     by id, each row has the verdict of its tensor.
     """
     found: list[tuple[str, list[Shard]]] = []
@@ -182,4 +182,4 @@ def find_id(traces: Sequence[Trace], text: str, folder: Path) -> TensorId:
     sites, module = dict.fromkeys(str(tensor_id.site) for tensor_id in ids.values()), text.rpartition("/")[0]
     near = difflib.get_close_matches(text, sites, n=3) or [site for site in sites if module and module in site][:3]
     hint = f"Did you mean {', '.join(near)}?" if near else f"`ttrace show {shlex.quote(str(folder))}` lists all."
-    raise TTraceError(f"{text!r} is no tensor of this run. {hint}")
+    raise TTraceError(f"{text!r} is not a tensor of this run. {hint}")

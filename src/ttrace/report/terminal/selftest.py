@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ttrace.judge.selftest import INJECTIONS, Power, SelfTest
 from ttrace.layouts.ids import Kind
-from ttrace.report.numbers import keep_finite
+from ttrace.report.facts import keep_finite
 
 _MOST_SHOWN = 5
 _SHORT = ("x 1.01", "x 1.001", "lost", "swapped", "row", "other mb")

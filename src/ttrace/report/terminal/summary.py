@@ -11,20 +11,18 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from ttrace.judge.reason import Reason
-from ttrace.judge.sentences import describe
+from ttrace.judge.reason import Reason, describe
 from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
 from ttrace.report.facts import BUT_PROBLEMS, PASSED, group_alike, has_only_problems, list_facts, make_headline
-from ttrace.report.terminal.branches import draw_branches
-from ttrace.report.terminal.console import CleanConsole
-from ttrace.report.terminal.depth import WRONG, draw_strip
+from ttrace.report.refusal import CleanConsole
+from ttrace.report.terminal.depth import WRONG, draw_branches, draw_strip
 
 _MOST_SHOWN = 5
 _INDENT = 12
 _STRIP_INDENT = 14
 """The labels of the strip are longer than those of facts."""
 _LEGENDS = {Verdict.CONFLICT: " (replicas differ)", Verdict.GAP: " (no rank holds some part)"}
-"""What the verdicts mean whose names do not say it."""
+"""The meaning of verdicts whose names do not explain it."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,12 @@ def _choose_fitting(console: Console, blocks: list[_Block]) -> list[_Block]:
     """Choose the blocks that fit on the screen, with a line for the prompt and one for what was left out."""
     heights = [sum(len(console.render_lines(part)) for part in block.parts) for block in blocks]
     room = console.height - 2
-    kept = set()
+    chosen = set()
     for at in sorted(range(len(blocks)), key=lambda at: blocks[at].urgency):
         if blocks[at].urgency == 0 or heights[at] <= room:
-            kept.add(at)
+            chosen.add(at)
             room -= heights[at]
-    return [block for at, block in enumerate(blocks) if at in kept]
+    return [block for at, block in enumerate(blocks) if at in chosen]
 
 
 def _describe_findings(judgement: Judgement, width: int) -> list[_Block]:
@@ -104,8 +102,8 @@ def _colour_marks(marks: str) -> Text:
 
 def _draw_tree(console: Console, judgement: Judgement) -> list[Text]:
     """Render the tree line by line: rich pads the lines of a whole tree with blanks."""
-    found = judgement.findings
-    tree = draw_branches(judgement.comparisons, found[0].comparison) if found else None
+    findings = judgement.findings
+    tree = draw_branches(judgement.comparisons, findings[0].comparison) if findings else None
     lines = console.render_lines(tree, pad=False) if tree is not None else []
     return [Text.assemble("  ", *((part.text, part.style or "") for part in line)) for line in lines]
 
@@ -133,7 +131,7 @@ def _list_unjudged(judgement: Judgement) -> list[RenderableType]:
     lines += [Text.assemble(("? ", "bold yellow"), problem) for problem in judgement.problems[:_MOST_SHOWN]]
     if len(judgement.problems) > _MOST_SHOWN:
         lines.append(Text(f"... and {len(judgement.problems) - _MOST_SHOWN} further problems", "dim"))
-    # One problem speaks of all tensors of a missing module.
+    # One problem covers all tensors of a missing module.
     spoilt = [c for c in judgement.comparisons if c.spoils and c.reason is not Reason.NO_MODULE]
     lines += [
         Text.assemble(("? ", "bold yellow"), f"{comparison.id} is {comparison.verdict}: {describe(comparison.why)}")

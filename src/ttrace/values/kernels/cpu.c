@@ -1,7 +1,7 @@
 /* Which variants this processor can run.
 
-   The processor is asked itself: __builtin_cpu_supports needs a library that not every compiler brings, as zig's does
-   not. An instruction set is usable if the processor has it and the system saves its registers. */
+   This asks the processor directly: __builtin_cpu_supports needs a library that not every compiler ships with (zig's does
+   not). An instruction set is usable if the processor has it and the system saves its registers. */
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -11,7 +11,7 @@
 #define AVX (1u << 28)
 #define AVX2 (1u << 5) /* leaf 7, ebx */
 #define AVX512 (1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) /* F, DQ, BW, VL */
-#define YMM 0x06u /* registers that the system saves */
+#define YMM 0x06u /* the registers that the system saves */
 #define ZMM 0xe6u
 
 static int has(unsigned wanted, unsigned registers)

@@ -1,7 +1,7 @@
-/* CRC-32C (Castagnoli), as iSCSI, ext4 and LevelDB have it: values/checksum.py computes the same without a compiler.
+/* CRC-32C (Castagnoli), as iSCSI, ext4 and LevelDB use it; values/checksum.py computes the same without a compiler.
 
-   Processors with an instruction for it finish one every cycle, but each takes three: three blocks that follow each
-   other are read side by side, and their checksums put together with the table of "so many zero bytes follow". */
+   Processors with an instruction for it finish one every cycle, but each takes three: three consecutive
+   blocks are read side by side, and their checksums are combined with a table of the effect of BLOCK zero bytes. */
 #include "lanes.h"
 
 #define POLYNOMIAL 0x82f63b78u
@@ -66,7 +66,7 @@ INLINE uint32_t after_block(uint32_t crc)
     return block[0][crc & 0xff] ^ block[1][crc >> 8 & 0xff] ^ block[2][crc >> 16 & 0xff] ^ block[3][crc >> 24];
 }
 
-/* Past the cache where the processor can: whoever reads the copy next is the disk. */
+/* Bypasses the cache where the processor can: the copy is next read by the disk. */
 INLINE void put_word(char *to, uint64_t word)
 {
 #if defined(__x86_64__)
@@ -87,7 +87,7 @@ INLINE uint32_t add_line(const char *data, uint32_t crc, char *to)
     return crc;
 }
 
-/* Of these bytes, which follow others whose checksum is `before`; with `to`, of the copy that is put there. */
+/* The checksum of these bytes, which follow bytes with the checksum `before`. With `to`, that of a copy made there. */
 INLINE uint32_t checksum(const char *data, int64_t n, uint32_t before, char *to)
 {
     uint32_t crc = ~before;
@@ -124,7 +124,7 @@ uint32_t EXPORT(crc)(const char *data, int64_t n, uint32_t before)
     return checksum(data, n, before, 0);
 }
 
-/* Each byte is read once: the checksum is that of the copy, whatever others write to `data` meanwhile. */
+/* Each byte is read once: the checksum is that of the copy, even if another thread writes to `data` meanwhile. */
 uint32_t EXPORT(copy)(const char *data, int64_t n, uint32_t before, char *to)
 {
     if (n == 0)

@@ -1,10 +1,10 @@
-/* Elements of a strided tensor brought together in a buffer that stays in cache. */
+/* Copies elements of a strided tensor into a buffer that stays in cache. */
 #ifndef TTRACE_GATHER_H
 #define TTRACE_GATHER_H
 
 #include "numbers.h"
 
-/* A tensor as Python describes it, and what it is multiplied with; strides are in elements. */
+/* A tensor as Python describes it, and the factor of a sum; strides are in elements. */
 typedef struct {
     const char *data;
     int64_t dtype;

@@ -24,14 +24,14 @@ typedef double doubles __attribute__((vector_size(WIDTH)));
 typedef uint32_t words32 __attribute__((vector_size(WIDTH)));
 typedef uint64_t words64 __attribute__((vector_size(WIDTH)));
 
-/* Numbers at any address: whoever maps a file has tensors that are not aligned. */
+/* Numbers at any address: tensors in a mapped file may not be aligned. */
 typedef uint16_t any_word16 __attribute__((aligned(1), may_alias));
 typedef uint32_t any_word32 __attribute__((aligned(1), may_alias));
 typedef uint64_t any_word64 __attribute__((aligned(1), may_alias));
 typedef float any_float __attribute__((aligned(1), may_alias));
 typedef double any_double __attribute__((aligned(1), may_alias));
 
-/* What the shared notation lacks in C, or compilers make a long story of: the larger of two, lane by lane, and float32
+/* What the shared notation lacks in C, or what compilers translate into slow code: the larger of two, lane by lane, and float32
    and bf16 numbers read as float64. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -72,7 +72,7 @@ typedef double any_double __attribute__((aligned(1), may_alias));
 #define EXPORT(name) JOIN(name, VARIANT)
 #define INLINE static inline __attribute__((always_inline))
 
-/* Dtypes, in the order of kernels/__init__.py. */
+/* Dtypes, in the order of DTYPES in library.py. */
 enum { F64, F32, BF16, F16, E4M3, E5M2 };
 
 static const int64_t SIZE[] = {8, 4, 2, 2, 1, 1};

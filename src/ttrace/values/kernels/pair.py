@@ -56,10 +56,10 @@ def measure_pair(kernels: Kernels, a: Sequence[Term], b: Sequence[Term]) -> tupl
     terms = (*a, *b)
     shape = tuple(terms[0][1].shape)
     walk = _plan_walk(shape, tuple([(factor, tensor.dtype, tensor.stride()) for factor, tensor in terms]))
-    described = walk.copy_described()
-    for each, (_, tensor) in zip(described, terms, strict=True):
+    descriptors = walk.copy_descriptors()
+    for each, (_, tensor) in zip(descriptors, terms, strict=True):
         each.data = tensor.data_ptr()
-    address, sums = ctypes.addressof(described), PairSums()
+    address, sums = ctypes.addressof(descriptors), PairSums()
     kernels.stats(
         address,
         len(a),
@@ -79,12 +79,12 @@ class _Walk:
     order: Sequence[int]
     sizes: ctypes.Array[ctypes.c_int64]
     strides: Sequence[ctypes.Array[ctypes.c_int64]]
-    """One for each tensor; kept, as `described` has their addresses."""
-    described: ctypes.Array[_Tensor]
-    """The tensors without their data."""
+    """One for each tensor. They are stored here because `descriptors` has their addresses."""
+    descriptors: ctypes.Array[_Tensor]
+    """The tensors, without the addresses of their data."""
 
-    def copy_described(self) -> ctypes.Array[_Tensor]:
-        return type(self.described).from_buffer_copy(self.described)
+    def copy_descriptors(self) -> ctypes.Array[_Tensor]:
+        return type(self.descriptors).from_buffer_copy(self.descriptors)
 
 
 @lru_cache(maxsize=256)  # a model has many tensors of a few shapes
@@ -95,10 +95,10 @@ def _plan_walk(shape: Shape, tensors: tuple[tuple[float, torch.dtype, Shape], ..
     walked = [(shape[dim], *(steps[dim] for steps in strides)) for dim in order]
     sizes, *merged = zip(*_merge_dims(walked or [(1,) * (1 + len(strides))]), strict=True)
     arrays = [_to_array(steps) for steps in merged]
-    described = [
+    descriptors = [
         _Tensor(None, DTYPES[dtype], steps, factor) for (factor, dtype, _), steps in zip(tensors, arrays, strict=True)
     ]
-    return _Walk(order, _to_array(sizes), arrays, (_Tensor * len(tensors))(*described))
+    return _Walk(order, _to_array(sizes), arrays, (_Tensor * len(tensors))(*descriptors))
 
 
 def _order_dims(shape: Shape, strides: tuple[Shape, ...]) -> list[int]:

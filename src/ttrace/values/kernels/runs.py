@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
+from ttrace.layouts import ranges as rg
+from ttrace.layouts.ranges import Ranges
 from ttrace.layouts.region import Region
-from ttrace.tensors import ranges as rg
-from ttrace.tensors.ranges import Ranges
 from ttrace.values.kernels.library import DTYPES, Kernels
 from ttrace.values.words import WordStream
 
 Dim = tuple[Ranges, int, int]
 """Ranges of a dim, and its strides in the logical and in the local tensor."""
-
 
 NORMAL, SIGNED = 0, 1
 """The numbers of the two kinds of recipe in generate.c."""
@@ -77,11 +76,11 @@ def _plan_boxes(region: Region, strides: tuple[int, ...]) -> list[tuple[int, cty
 def plan_dims(region: Region, strides: tuple[int, ...]) -> list[tuple[int, list[Dim]]]:
     """List the boxes of a region, each with its offset in a local tensor with these strides, and its merged dims."""
     logical = _compute_strides(region.shape)
-    found = []
+    boxes = []
     for box in region.boxes() if region.numel else ():
         local = strides if box.offset is None else _compute_strides(box.shape)
-        found.append((box.offset or 0, _merge_dims(list(zip(box.dims, logical, local, strict=True)))))
-    return found
+        boxes.append((box.offset or 0, _merge_dims(list(zip(box.dims, logical, local, strict=True)))))
+    return boxes
 
 
 def _compute_strides(shape: Sequence[int]) -> list[int]:
@@ -97,7 +96,7 @@ def _describe_dims(dims: list[Dim]) -> ctypes.Array[_DimStruct]:
 
 
 def _merge_dims(dims: list[Dim]) -> list[Dim]:
-    """Merge a whole dim into the one before it, where neither tensor has a gap between them."""
+    """Merge a dim that is whole into the one before it, if neither tensor has a gap between them."""
     merged: list[Dim] = []
     for ranges, logical, local in dims:
         if merged and ranges:

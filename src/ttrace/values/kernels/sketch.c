@@ -1,7 +1,7 @@
 /* Signed sums of a region's elements in k buckets, keyed by the index in the logical tensor (values/sketch.py).
 
    Element i goes to bucket (i + turn of block i / k) mod k. The sums are kept in 2 k places, i mod k + turn, so that the
-   elements of a block lie side by side, and folded in the end. */
+   elements of a block lie side by side, and folded at the end. */
 #include <stdlib.h>
 
 #include "numbers.h"
@@ -18,7 +18,7 @@ typedef struct {
     double *places;
 } sketch;
 
-/* A turn of each sign bit to the top. */
+/* Moves each sign bit to the top. */
 #if DOUBLES == 8
 static const words64 UP = {63, 62, 61, 60, 59, 58, 57, 56};
 #elif DOUBLES == 4
@@ -110,7 +110,7 @@ static void add_run(void *state, int64_t index, int64_t offset, int64_t n)
     }
 }
 
-/* Adds to k sums, a multiple of WORD; without memory to work in, none of them is a number. */
+/* Adds to k sums, a multiple of WORD; if no memory can be allocated, all of them are NaN. */
 void EXPORT(sketch)(const char *data, int64_t dtype, const dim *dims, int64_t num_dims, uint64_t key, uint64_t step,
                     int64_t k, double *out)
 {

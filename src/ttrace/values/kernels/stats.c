@@ -1,24 +1,24 @@
-/* Sums over a pair of strided tensors in one pass. Each of the two may be a sum of several, of which nothing is kept.
+/* Sums over a pair of strided tensors in one pass. Each of the two may be a sum of several tensors, which is never stored.
 
    A block of both tensors is summed in vectors and added to float64 totals. Sums are float64 within the block too, where
    the memory is slower than that. It is not for two bf16 tensors: their products are exact in float32, so their blocks are
    summed in float32, right to 1e-6 at the worst, and a block whose sums may have overflowed or underflowed is summed again in float64.
-   Blocks with NaN or Inf are walked element by element. Rows that are too short for a block of their own, elements that are
-   apart, dtypes that have no loop of their own, and sums are first copied into a buffer that stays in cache. */
+   Blocks with NaN or Inf are walked element by element. Rows that are too short for a block of their own, elements with gaps
+   between them, dtypes that have no loop of their own, and sums are first copied into a buffer that stays in cache. */
 #include "gather.h"
 
-#define SHORT_ROW 1024 /* of shorter rows several make a block */
+#define SHORT_ROW 1024 /* several rows that are shorter make a block */
 #define AHEAD 2048     /* bytes that are prefetched ahead */
-#define ROWS_AHEAD 16  /* and short rows */
+#define ROWS_AHEAD 16  /* short rows that are prefetched ahead */
 #define TINY 1e-25     /* float32 sums below this may have lost products to underflow */
 #define DEPTH 16       /* numbers that one lane may add up in float32 */
-#define STEP 32        /* elements of the widest two vectors: what is left after these is padded with zeros */
+#define STEP 32        /* elements of the widest two vectors: the rest is padded with zeros */
 
 typedef struct {
     double aa, bb, dd, ab, max_diff;
 } sums;
 
-/* As ttrace.values.kernels reads it. */
+/* As PairSums in pair.py reads it. */
 typedef struct {
     double aa, bb, dd, ab, max_diff;
     int64_t max_at, nan_a, inf_a, nan_b, inf_b;
@@ -72,7 +72,7 @@ INLINE void load_doubles(doubles x[2], const void *data, int64_t i, form how)
     }
 }
 
-/* Of bf16: the even elements, then the odd ones, which is one instruction each. Both tensors have the same order. */
+/* For bf16: the even elements, then the odd ones, which is one instruction each. Both tensors have the same order. */
 INLINE void load_floats(floats x[2], const void *data, int64_t i, form how)
 {
     words32 both;
@@ -127,7 +127,7 @@ INLINE floats add_floats(const any_word16 *a, const any_word16 *b, int64_t n, do
     return LARGER_FLOATS(most[0], most[1]);
 }
 
-/* Of bf16. A lane adds up at most DEPTH products before it is widened, so norms are right to 1e-6 whatever the numbers. */
+/* For bf16. A lane adds up at most DEPTH products before it is widened, so norms are accurate to 1e-6 for all numbers. */
 INLINE sums float_sums(const any_word16 *a, const any_word16 *b, int64_t n)
 {
     doubles total[4] = {{0}};
@@ -162,7 +162,7 @@ static void count_other(double x, int64_t *nan, int64_t *inf)
         ++*inf;
 }
 
-/* A block that has numbers which are not finite, or sums that are not. */
+/* A block with numbers or sums that are not finite. */
 static void add_one_by_one(const void *a, const void *b, int64_t n, form how, int64_t at, stats *out)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -248,7 +248,7 @@ INLINE void prefetch_row(const char *row, int64_t num_bytes)
         __builtin_prefetch(row + line);
 }
 
-/* Where a part lies in one piece; NULL if it does not. */
+/* The address of a part that is contiguous; NULL if it is not. */
 INLINE const char *in_place(const tensor *t, const int64_t *shape, int64_t num_dims, rows part)
 {
     if (t->strides[num_dims - 1] != 1 || (part.num_rows > 1 && !is_contiguous(shape, t->strides, num_dims)))
@@ -264,7 +264,7 @@ static const void *fetched(const tensor *t, const int64_t *shape, int64_t num_di
         char *to = (char *)space->raw;
         for (int64_t i = 0; i < part.num_rows; i++, to += part.num_columns * size) {
             int64_t offset = row_offset(part.row + i, shape, t->strides, num_dims) + part.column * stride;
-            /* Where rows are far apart, no processor guesses the next one; past the end this does no harm. */
+            /* No processor predicts the next row if rows are far apart. Prefetching past the end is harmless. */
             prefetch_row(t->data + (offset + ROWS_AHEAD * t->strides[num_dims > 1 ? num_dims - 2 : 0]) * size,
                          part.num_columns * size);
             copy_run(to, t->data + offset * size, part.num_columns, stride, size);
@@ -284,7 +284,7 @@ static const void *fetched(const tensor *t, const int64_t *shape, int64_t num_di
     return data;
 }
 
-/* What a step added to a parameter: the commonest sum, so it goes without a detour through buffers. */
+/* The update of a parameter, after minus before: the most frequent sum, so it needs no buffers. */
 static int added_two(side s, const int64_t *shape, int64_t num_dims, rows part, double *to)
 {
     const int64_t n = part.num_rows * part.num_columns;
@@ -314,7 +314,7 @@ static const void *summed(side s, const int64_t *shape, int64_t num_dims, rows p
     return space->total;
 }
 
-/* The sum of b's terms against that of a's. All have this shape, of at least one dim and one element; max_at counts in
+/* Compares the sum of b's terms with that of a's. All have this shape, of at least one dim and one element; max_at counts in
    row-major order. */
 void EXPORT(stats)(const tensor *a, int64_t num_a, const tensor *b, int64_t num_b, const int64_t *shape, int64_t num_dims,
                    stats *out)
@@ -336,7 +336,7 @@ void EXPORT(stats)(const tensor *a, int64_t num_a, const tensor *b, int64_t num_
         }
 }
 
-/* What no pass over both can beat: they are read, and hardly anything else. The benches compare with it. */
+/* The fastest possible pass over both: it only reads them. The benchmarks compare with it. */
 uint64_t EXPORT(read)(const char *a, const char *b, int64_t num_bytes)
 {
     words64 found[4] = {{0}};

@@ -16,28 +16,26 @@ import torch
 import triton
 import triton.language as tl
 
+from ttrace.layouts.ranges import Ranges
 from ttrace.layouts.region import Region
-from ttrace.tensors.ranges import Ranges
 from ttrace.values.kernels.runs import NORMAL, Dim, Recipe, plan_dims
 from ttrace.values.words import WordStream
 
 _NUM_DIMS, _MOST_BOXES = 3, 16
-"""Boxes of more dims, or more boxes of one region, are left to torch."""
+"""A region with more boxes, or with boxes of more dims, is left to torch."""
 _BLOCK = 1024
-"""Elements that one program generates."""
+"""The number of elements that one program generates."""
 _MOST_PROGRAMS = 512
-"""Programs of a sketch, each with sums of its own; a large GPU runs about as many at once."""
+"""The most programs for one sketch, each with its own sums. A large GPU runs about this many at once."""
 _LEAST_RUN = 4
-"""A sketch is left to torch if a row is less than this part of a block: most lanes would have nothing to do."""
-
-
+"""A sketch is left to torch if its rows are shorter than a block divided by this: most lanes would be idle."""
 KNOWN_SUM, KNOWN_SQUARES = -1057.49609375, 1337312.1622753143
-"""What the sum of some generated values is, and the sum of squares of their sketch."""
+"""The sum of the values that `works_on` generates, and the sum of squares of their sketch."""
 
 
 @dataclass(frozen=True)
 class _Box:
-    """Rows of neighbours: where the first element is, how many there are per dim, and their distances."""
+    """Contiguous rows: the offsets of the first element, the sizes of the dims, and their strides."""
 
     logical: int
     local: int
@@ -51,7 +49,7 @@ class _Box:
 
 
 def works_on(device: torch.device) -> bool:
-    """Compute something small, and compare it with what is known: no compiler may be there, or one that rounds."""
+    """Compute a small case, and compare it with known results: a compiler may be missing, or may round differently."""
     region, stream = Region.whole((_BLOCK + 1,)), WordStream.of("known")
     numbers = torch.empty(region.local_shape, dtype=torch.float32, device=device)
     if not fill(numbers, region, stream, Recipe(NORMAL, 2.0**-10)):
@@ -75,7 +73,7 @@ def fill(out: torch.Tensor, region: Region, stream: WordStream, recipe: Recipe) 
                 *(out, box.num_elements, *_describe(box), stream.key, stream.step, recipe.factor, recipe.mean),
                 is_normal=recipe.kind == NORMAL,
                 block_size=_BLOCK,
-                enable_fp_fusion=False,  # it would round once where torch rounds twice
+                enable_fp_fusion=False,  # a fused multiply-add rounds once, but torch rounds twice
             )
     return True
 
@@ -113,7 +111,7 @@ def _describe(box: _Box) -> tuple[int, ...]:
 
 
 def _on(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Launch on the tensor's device, and not on the one that was chosen last; the host is Triton's interpreter."""
+    """Launch on the tensor's device instead of the current one. On the host, Triton's interpreter runs."""
     if tensor.is_cpu:
         return nullcontext()
     context: AbstractContextManager[object] = torch.get_device_module(tensor.device).device(tensor.device)
@@ -149,7 +147,7 @@ def _cut(offset: int, dims: list[Dim]) -> Iterator[_Box]:
 
 
 def _place(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
-    """Yield the start of each range, the number of elements in the ranges before it, and its own."""
+    """Yield the start of each range, the number of elements in the ranges before it, and its own length."""
     before = 0
     for start, stop in ranges:
         yield start, before, stop - start
@@ -157,7 +155,7 @@ def _place(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
 
 
 @triton.jit
-def _mix(word):  # type: ignore[no-untyped-def]  # Triton reads it
+def _mix(word):  # type: ignore[no-untyped-def]  # Triton compiles the source
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB
     return word ^ (word >> 31)
@@ -179,7 +177,7 @@ def _generate(  # type: ignore[no-untyped-def]
         size = ((word >> 16 & 0xFFFFFF) + 8388608).to(tl.int32)
         number = tl.where((word >> 60 & 1) == 1, size, -size).to(tl.float32) * factor
     to = local + row // size1 * local0 + row % size1 * local1 + column
-    if out.dtype.element_ty == tl.bfloat16:  # to the nearest, and to even: not everything that runs this does so
+    if out.dtype.element_ty == tl.bfloat16:  # rounds to nearest even explicitly, since not every backend of Triton does
         bits = number.to(tl.uint32, bitcast=True)
         number = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     tl.store(out + to, number.to(out.dtype.element_ty), mask=at < count)

@@ -11,7 +11,7 @@ from typing import Any
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, take_in_order
 from ttrace.layouts.ids import TensorId
-from ttrace.values.kernels.library import TORCH, choose_kernels, use_kernels
+from ttrace.values.kernels.choice import TORCH, choose_kernels, use_kernels
 
 _work: Work[Any, Any]
 _context: Any

@@ -1,6 +1,6 @@
 """Engine on a Ray cluster: the one that this process belongs to, or one of its own on this machine.
 
-A task is a few neighbouring lots, so that one worker reads what lies together. A worker that dies is replaced
+A task is a few neighbouring lots, so that one worker reads neighbouring bytes. A worker that dies is replaced
 by Ray, which runs its tasks again. All workers must see the traces under the same paths.
 """
 
@@ -15,7 +15,7 @@ import ray
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import AHEAD, Context, Lot, Result, Work, take_in_order
 from ttrace.layouts.ids import TensorId
-from ttrace.values.kernels.library import use_kernels
+from ttrace.values.kernels.choice import use_kernels
 from ttrace.workflow.engines.processes import kernel_variant
 
 _TASK_BYTES, _TASK_LOTS = 128 << 20, 4

@@ -17,10 +17,10 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import torch
 
-from ttrace.files import read_file
 from ttrace.judge.engine import Lot, Work
 from ttrace.trace.format import DTYPE_NAMES, DTYPES
 from ttrace.trace.seal import sum_of
+from ttrace.untrusted import read_file
 
 
 class ResultCache:

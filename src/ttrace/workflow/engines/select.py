@@ -6,22 +6,23 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from typing import Any
 
 from ttrace.errors import TTraceError
 from ttrace.judge.engine import Engine, Threads, count_cores
 from ttrace.trace.format import END, MANIFEST
 from ttrace.workflow.engines.engine_name import EngineName
 from ttrace.workflow.engines.processes import Processes, kernel_variant
-from ttrace.workflow.run import Run, Strictness
+from ttrace.workflow.run import Run, RunTraces, Strictness
 
 
 @contextmanager
-def open_engine(name: EngineName, num_workers: int, run: Run, strictness: Strictness) -> Iterator[Engine]:
+def open_engine(name: EngineName, num_workers: int, traces: RunTraces[Any], strictness: Strictness) -> Iterator[Engine]:
     """Make the engine of this name for the length of a block; 0 workers means one per core, up to eight."""
-    if name == "torchrun":
+    if isinstance(traces, Run) and name == "torchrun":
         from ttrace.workflow.engines.torchrun import Torchrun
 
-        job = Torchrun(run.folder / f"check-{_fingerprint(run, strictness)}")
+        job = Torchrun(traces.folder / f"check-{_fingerprint(traces, strictness)}")
         yield job
         job.close()
     elif name == "ray":

@@ -25,6 +25,7 @@ from ttrace.workflow.folder import CELLS, REFERENCES, is_empty
 from ttrace.workflow.investigation import Investigation
 from ttrace.workflow.launch import Launches
 from ttrace.workflow.run import AS_USUAL, Run, Strictness
+from ttrace.workflow.stages import change
 from ttrace.workflow.sweeps.failure_condition import FailureCondition, find_condition
 from ttrace.workflow.sweeps.sweep_file import Configuration, Matrix, spell_values
 
@@ -53,8 +54,8 @@ class SweepResult:
 
     @property
     def exit(self) -> Exit:
-        found = {result.exit for result in self.cells}
-        return next((code for code in (Exit.FOUND, Exit.UNJUDGED) if code in found), Exit.PASSED)
+        codes = {result.exit for result in self.cells}
+        return next((code for code in (Exit.FOUND, Exit.UNJUDGED) if code in codes), Exit.PASSED)
 
     @property
     def table(self) -> SweepTable:
@@ -121,17 +122,17 @@ class Sweep:
 
     def _trace_references(self, *, fresh: bool) -> dict[tuple[str, ...], Run]:
         """Trace every distinct reference with its twins, one after the other."""
-        found: dict[tuple[str, ...], Run] = {}
+        runs: dict[tuple[str, ...], Run] = {}
         for cell in self.matrix.cells:
-            if cell.reference in found:
+            if cell.reference in runs:
                 continue
-            run = found[cell.reference] = Run(self.folder / REFERENCES / str(len(found)))
-            self.on_stage(f"reference {len(found)}")
+            run = runs[cell.reference] = Run(self.folder / REFERENCES / str(len(runs)))
+            self.on_stage(f"reference {len(runs)}")
             commands = Commands(cell.reference, cell.reference, self.num_twins, self.timeout)
             flow = Flow(run, commands, self._settings(run), launches=self._launches)
             flow.prepare(fresh=fresh)
             flow.trace_references()
-        return found
+        return runs
 
     def _prepare(self, cell: Configuration, reference: Run) -> Flow:
         """Make the cell's folder, with links to the reference and its twins."""
@@ -149,7 +150,7 @@ class Sweep:
         return Investigation(flow, self.strictness, repeats=self.repeats, isolates=False)
 
     def _settings(self, run: Run) -> Plan:
-        return self.settings.model_copy(update={"out": run.folder})
+        return change(self.settings, out=run.folder)
 
     def _run_cells(self, flows: dict[str, Flow], *, fresh: bool) -> Iterator[CellResult]:
         """Run all cells: the largest start first, others whenever they fit beside those that run."""

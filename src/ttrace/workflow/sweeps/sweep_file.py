@@ -25,14 +25,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from ttrace.errors import TTraceError
-from ttrace.files import read_settings
-from ttrace.untrusted import parse_toml
+from ttrace.untrusted import load_settings
 from ttrace.workflow.launch import split_command
-from ttrace.workflow.sweeps.expression import Value, evaluate, is_short
-from ttrace.workflow.sweeps.failure_condition import Axes
+from ttrace.workflow.sweeps.failure_condition import Axes, Value, evaluate, is_short
 
 RANKS = "ranks"
-"""The name under which a sweep says how many ranks a cell takes."""
+"""The derived value that is the number of ranks of a cell."""
 MAX_CELLS = 4096
 """Each cell is a run of its own. More of them, before any is left out, are a mistake."""
 _Listed = StrictBool | StrictInt | StrictFloat | StrictStr
@@ -54,7 +52,7 @@ class Configuration:
 
     values: dict[str, Value]
     num_ranks: int | None
-    """None if the sweep does not say."""
+    """None if the sweep does not state it."""
     reference: tuple[str, ...]
     candidate: tuple[str, ...]
 
@@ -81,14 +79,9 @@ class Matrix:
 
     @classmethod
     def load(cls, path: Path) -> Matrix:
-        try:
-            file = _File.model_validate(parse_toml(read_settings(path), path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise TTraceError(
-                f"{path} is no sweep: {error}. It needs reference = and candidate = commands and a table [axes], for "
-                "instance tp = [1, 2]."
-            ) from None
-        return _make_matrix(file)
+        """Load a file of a sweep, and list its cells."""
+        advice = "It needs reference = and candidate = commands and a table [axes], for instance tp = [1, 2]."
+        return _make_matrix(load_settings("sweep", path, _File.model_validate, advice=advice))
 
 
 def spell_values(values: dict[str, Value]) -> str:
@@ -123,10 +116,10 @@ def _make_matrix(file: _File) -> Matrix:
     if both:
         raise TTraceError(f"{sorted(both)[0]!r} is an axis and derived. Rename one of them.")
     cells = [_make_cell(file, dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
-    kept = tuple(cell for cell in cells if cell is not None)
-    if not kept:
+    remaining = tuple(cell for cell in cells if cell is not None)
+    if not remaining:
         raise TTraceError("the sweep excludes every cell.")
-    return Matrix(axes, kept)
+    return Matrix(axes, remaining)
 
 
 def _make_cell(file: _File, values: dict[str, Value]) -> Configuration | None:

@@ -1,1 +1,0 @@
-"""Commands that look at what a run recorded and found."""

@@ -1,1 +1,0 @@
-"""Comparison of one tensor of the candidate with the reference's."""

@@ -1,1 +1,0 @@
-"""Notes of a check: facts that explain a verdict but do not change it."""

@@ -1,1 +1,0 @@
-"""References that do not fit into memory: streamed, or as a pipeline."""

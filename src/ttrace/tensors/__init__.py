@@ -1,1 +1,0 @@
-"""Names of logical tensors, and the parts of them that ranks hold: pure values."""

@@ -1,1 +1,0 @@
-"""Lines of a trace: one record each."""

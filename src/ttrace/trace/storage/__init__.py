@@ -1,1 +1,0 @@
-"""Bytes, files and object stores below the trace format."""
