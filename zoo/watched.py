@@ -12,13 +12,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "watched.md"
 TOPICS = (Topic.DRIFT, Topic.INFERENCE)
 _TEXT = """# Long runs and inference
 
-`python -m zoo evaluate --watched` writes this page. Each entry is a bug that was reported. Those of *drift* are put
-into a small training that [`ttrace.watch`](../howto/watch.md) watches without a reference; those of *inference* into
-generation, which is compared with one [forward pass](../howto/inference.md). The clean side is the same without it.
+`python -m zoo evaluate --watched` writes this page. Each entry is a reported bug. The *drift* entries put
+their bug into a small training that [`ttrace.watch`](../howto/watch.md) watches without a reference. The *inference*
+entries put it into generation, which is compared with one [forward pass](../howto/inference.md). The clean side is the
+same program without the bug.
 
 {num} bugs: {detected} detected, {explained} with the expected place and words; {accused} of {num} clean sides accused.
 
-| entry | tier | found | clean side silent | what was said |
+| entry | tier | found | clean side silent | report |
 |---|---|---|---|---|
 {rows}
 """

@@ -56,22 +56,23 @@ def _format_bug(bug: str, outcome: Outcome) -> str:
 
 _TEXT = """# Frameworks
 
-TTrace checks scripts of these frameworks as they are: it finds the training step by itself. `python -m zoo frameworks`
-runs every row below and writes this page. The reference is the same script in one process; the candidate runs on two
-ranks, on CPU with gloo. The scripts are in `zoo/frameworks/scripts`.
+TTrace checks unchanged scripts of these frameworks, because it finds the training step automatically. `python -m zoo
+frameworks` runs every row below and writes this page. The reference is the same script in one process. The candidate
+runs on two ranks, on CPU with gloo. The scripts are in `zoo/frameworks/scripts`.
 
-- *unchanged script passes*: `ttrace run` exits with 0; so many tensors agree with the reference within rounding error.
-- *lines added*: lines of the script that mention TTrace.
-- *planted bugs found*: each bug was planted in the candidate (`--bug`), and `ttrace run` exits with 1; in brackets, the
-  first wrong tensor.
+- *unchanged script passes*: `ttrace run` exits with 0. The number is the number of tensors that agree with the reference
+  within rounding error.
+- *lines added*: the number of lines of the script that mention TTrace.
+- *planted bugs found*: each bug was planted in the candidate (`--bug`), and `ttrace run` exits with 1. The first wrong
+  tensor is in brackets.
 - *seconds*: the time of `ttrace run` on the unchanged script, with one twin. Most of it is spent on imports.
 
 | framework | version | layout | script | unchanged script passes | lines added | planted bugs found | seconds |
 |---|---|---|---|---|--:|---|--:|
 {rows}
 
-{num_clean} of {num_rows} unchanged scripts pass, and {num_found} of {num_bugs} planted bugs are found. What ended
-otherwise than it should is bold.
+{num_clean} of {num_rows} unchanged scripts pass, and {num_found} of {num_bugs} planted bugs are found. Unexpected results
+are bold.
 
 What the bugs are:
 
@@ -79,9 +80,9 @@ What the bugs are:
 - `loss`: the loss is multiplied or divided by the number of ranks, or by 2 on one rank.
 - `accumulation`: the loss is divided twice by the number of microbatches.
 - `sync`: gradients are not reduced (`no_backward_sync` in the last microbatch).
-- `unprepared`: the model is not wrapped in DDP, so every worker trains a model of its own.
-- `eps`: a norm has another eps on one rank.
-- `scaling`: LoRA's alpha is another on one rank.
+- `unprepared`: the model is not wrapped in DDP, so every worker trains its own model.
+- `eps`: a norm has a different eps on one rank.
+- `scaling`: LoRA's alpha differs on one rank.
 
 How to run each: [Trainer, TRL and PEFT](../howto/trainer.md), [Accelerate](../howto/accelerate.md),
 [DeepSpeed](../howto/deepspeed.md), [Lightning](../howto/lightning.md), [Ray Train](../howto/ray.md),

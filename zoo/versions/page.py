@@ -97,24 +97,24 @@ _TEXT = """# Versions
 
 `.ci/versions` runs all of this and writes this page. The fast tests and the examples ran with each pair of torch and
 Python below, on CPU with gloo. An example *passes* if every tensor agrees with the reference, and *finds it* if
-`ttrace run` reports the bug. What ended otherwise than it should is bold.
+`ttrace run` reports the bug. Unexpected results are bold.
 
 | torch | Python | fast tests | {names} |
 {line}
 {cells}
 
-TTrace supports torch 2.8 to 2.15. With 2.6 and 2.7 everything works that is not listed here; `ttrace doctor` lists what
-is off in the version that you have:
+TTrace supports torch 2.8 to 2.15. With 2.6 and 2.7, everything works except the features below. `ttrace doctor` lists
+the limitations of the version that you have:
 
 {limits}
 
-What `fsdp2` finds in old versions is true: gloo's `reduce_scatter_tensor` sums where FSDP2 asks for the average, so
-gradients are twice as large on two ranks.
+The finding of `fsdp2` in old versions is correct: gloo's `reduce_scatter_tensor` sums where FSDP2 asks for the average,
+so gradients are twice as large on two ranks.
 
 ## The first minute
 
-The wheel of a release, installed into a new environment by `pip install`, and `ttrace demo` in an empty folder
-(`python -m zoo.versions --demo`, on two cores):
+`python -m zoo.versions --demo` installs the wheel of a release into a new environment with `pip install`, and runs
+`ttrace demo` in an empty folder. Measured on two cores:
 
 | torch | Python | `ttrace demo` | seconds |
 |---|---|---|--:|
@@ -126,6 +126,6 @@ The wheel of a release, installed into a new environment by `pip install`, and `
 |---|---|---|---|
 {frameworks}
 
-megatron-core needs Python 3.12 since 0.17. It runs on CPU inside of replacements for what needs a GPU
+megatron-core needs Python 3.12 since 0.17. It runs on CPU with replacements for the parts that need a GPU
 ([How to check Megatron](../howto/megatron.md)).
 """
