@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import ROOT, Block, blocks, commands, fits
+from ttrace.judge.tolerance import model
+from ttrace.judge.verdict import ToleranceRule
 from zoo.harness.limits import HANG
 
 PAGES = sorted((ROOT / "docs" / "develop").glob("*.md"))
@@ -66,6 +68,14 @@ def test_tests_that_are_run_or_fail_exist(page: Path) -> None:
     every = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in every, f"{page.name} names {name}"
+
+
+def test_the_page_about_tolerances_and_the_formula_name_every_term() -> None:
+    """`ttrace explain` prints the terms by these names."""
+    rules = {rule.value for rule in ToleranceRule}
+    rows = re.findall(r"^\| term (.*?) \|", (ROOT / "docs" / "develop" / "accused.md").read_text(), re.M)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == rules
+    assert set(re.findall(r"^    ([a-z]+)  .*\.py: ", model.__doc__ or "", re.M)) == rules
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -85,7 +85,7 @@ class Tolerance:
     size: float = 0.0
     """The size of its siblings' elements, to which errors are relative, for a gradient that is zero; else 0."""
     is_repeated: bool = True
-    """Whether a second run of the candidate, if there was one, gave the same values."""
+    """Whether the second runs of reference and candidate, as far as there were any, gave the same values."""
     is_proven_zero: bool = False
     """Whether this is a gradient that is proven to be zero but for rounding, or what a step made of one."""
     terms: tuple[ToleranceTerm, ...] = ()

@@ -1,4 +1,4 @@
-"""A twin that is far beyond the others in one tensor alone is a problem, not an excuse."""
+"""A twin that is far off in one tensor alone is a problem, and a tolerance names the rules that gave it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def sample(name: str, *errors: float, numel: int = 100, dtype: torch.dtype = tor
 
 
 def tolerance_of(samples: list[TwinSample], **settings: float) -> list[Tolerance]:
-    """The estimates without their terms, which test_terms.py is about."""
+    """The estimates without their terms, which test_model.py is about."""
     return [replace(tolerance, terms=()) for tolerance in estimate_tolerances(samples, **settings).values()]
 
 

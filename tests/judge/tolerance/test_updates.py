@@ -12,9 +12,11 @@ from bench._models import CUTS, Model, bed
 from tests.support.traces import Case, TraceBuilder, draw_tensor, find_comparison
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.engine import Threads
+from ttrace.judge.margin import MARGIN
 from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance import model
 from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.tolerance.twins import unit
 from ttrace.judge.tolerance.updates import allow_updated_weights, find_noise_dominated, measure_norm_error
 from ttrace.judge.verdict import CauseName, Comparison, Exit, Tolerance, ToleranceRule, ToleranceTerm, Verdict
 from ttrace.layouts.ids import TensorId
@@ -145,6 +147,24 @@ def test_an_element_whose_gradient_is_as_small_as_adams_epsilon_is_no_fault() ->
     with bed(Model("gpt", "fp32", 3)) as found:
         judgement = judge_candidate(found.twins, found.candidate(CUTS["tp=2"]))
     assert judgement.exit is Exit.PASSED
+
+
+def test_an_update_may_differ_by_one_rounding_of_the_largest_weight(tmp_path: Path) -> None:
+    """A small update of a large weight has few bits, and all twins may round them alike."""
+    before = draw_tensor(8, 12)
+    weight = before - 1e-4 * draw_tensor(8, 12, seed=1)
+    case = Case(tmp_path)
+    case.add_right("0/0/fc/output")
+    case.add("0/-/fc.weight/param", before, "a b/tp", noise=0.0)
+    case.add(AFTER, weight, "a b/tp", noise=0.0)
+    rounding = 2 * unit(torch.float32) * float(weight.abs().max())
+    norm = float((weight.double() - before.double()).norm())
+    tolerance = find_comparison(case.judge(), "0/-/fc.weight/update").tolerance
+    assert tolerance is not None
+    assert tolerance.decisive is not None
+    assert tolerance.decisive.rule is ToleranceRule.UPDATE
+    assert tolerance.value == pytest.approx(MARGIN * rounding / norm)
+    assert tolerance.twin_error == 0.0
 
 
 def test_in_later_steps_a_module_is_allowed_the_error_of_its_weights() -> None:

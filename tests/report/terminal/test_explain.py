@@ -8,8 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.support.traces import Case, draw_tensor
+from tests.support.traces import Case, TraceBuilder, draw_tensor, nudge
+from ttrace.judge.check import judge_candidate
 from ttrace.judge.explanation import Explanation, explain
+from ttrace.judge.margin import MARGIN
+from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.tolerance.run_to_run import Noise
 from ttrace.judge.verdict import ToleranceRule
 from ttrace.layouts.ids import TensorId
 from ttrace.report.terminal import explain as report
@@ -62,6 +66,21 @@ def test_a_missing_tensor_says_why(tmp_path: Path) -> None:
     text = shown(explained(tmp_path, "0/0/gone/output"))
     assert "reason     the candidate has no such tensor" in text
     assert "next: ttrace show runs/bug 0/0/gone/output" in text
+
+
+def test_noise_is_shown_with_its_margin_and_for_either_side(tmp_path: Path) -> None:
+    """A second run of the reference widens a tolerance as a second run of the candidate does."""
+    case, name = Case(tmp_path / "first"), TensorId.parse("0/0/fc/output")
+    full = draw_tensor(8, 12)
+    case.add(str(name), full, "a b/tp")
+    echo = TraceBuilder(tmp_path / "echo", role="echo")
+    echo.record_parts(str(name), nudge(full, 1e-7))
+    reference, candidate = case.reference.close(), case.candidate.close()
+    model = ToleranceModel.measure(reference, [case.twin.close()])
+    noise = Noise.between(reference, echo.close(), model, "reference")
+    found = explain(judge_candidate(noise.widen(model), candidate), reference, candidate, name)
+    value = f"{MARGIN * noise.stats[name].error:.2e}"
+    assert f"noise    {value}  4 x the difference between two runs of one side" in shown(found)
 
 
 def test_every_rule_has_words() -> None:

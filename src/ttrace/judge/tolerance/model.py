@@ -9,7 +9,8 @@ differs from it by rounding only. A tensor is wrong if its error is larger than 
     0                                                   for integers,
 
 then at least `squares` for an optimizer's state, and at least the `update` of its weights for what a module computes in
-later steps. If a second run of a side differs from the first, `noise` is added. The terms, by their `ToleranceRule`:
+later steps. If a second run of a side differs from the first, `noise` is added. Where only sketches are known, the
+errors of twins are widened by the error of the sketch. The terms, by their `ToleranceRule`:
 
     twins     largest error of the twins                                         twins.py: estimate_tolerances
     pooled    the same, pooled over all tensors of a kind below 16 elements      twins.py: estimate_tolerances

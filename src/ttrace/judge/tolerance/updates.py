@@ -123,7 +123,12 @@ def _find_last_update(tensor_id: TensorId) -> int:
 
 
 class UpdateFloors:
-    """The least errors of updates and of what they change, before the margin."""
+    """The least errors of updates and of what they change, before the margin.
+
+    This is how far rounding of the gradient may move single elements, relative to the norm of the tensor. An update's
+    error is also at least 2 u x the largest element of the parameter after the step, relative to the update's norm: the
+    step rounds to a new parameter, and one element may be rounded the other way.
+    """
 
     def __init__(self, reference: Trace, noise: Mapping[TensorId, float]) -> None:
         """Set up for a reference; `noise` is the rounding error of an element of each gradient."""

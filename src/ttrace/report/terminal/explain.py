@@ -26,9 +26,9 @@ _RULES = {
     ToleranceRule.FLOOR: "{margin:g} x one rounding of the least precise dtype so far",
     ToleranceRule.SIBLINGS: "rounding of a gradient that is mathematically zero, relative to its siblings",
     ToleranceRule.NORM: "{margin:g} x the rounding of the norm of all gradients",
-    ToleranceRule.UPDATE: "{margin:g} x single elements whose update rounding may turn around",
+    ToleranceRule.UPDATE: "{margin:g} x the error of single elements of an update that rounding may move",
     ToleranceRule.SQUARES: "twice the tolerance of the gradient",
-    ToleranceRule.NOISE: "the difference between two runs of the candidate, added to the others",
+    ToleranceRule.NOISE: "{margin:g} x the difference between two runs of one side, added to the largest of the others",
     ToleranceRule.SCALE: "how far the scale may be from 1",
 }
 
