@@ -1,4 +1,4 @@
-"""The pages for contributors name what exists, and following the page about causes ends in a cause that is found."""
+"""The pages for contributors name what exists, and following them ends in a cause that is found, and a field."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def apply(block: Block, path: Path) -> None:
         return
     lines = block.text.splitlines(keepends=True)
     old, new = ("".join(line[1:] or line for line in lines if line[0] != left) for left in "+-")
-    assert path.read_text().count(old) == 1, f"{path} has {old}"
+    times = path.read_text().count(old)
+    assert times == 1, f"{block.title} has these lines {times} times, not once; change the page's diff:\n{old}"
     path.write_text(path.read_text().replace(old, new))
 
 
