@@ -1,7 +1,7 @@
-"""Stage of a run: one command under one plan makes one trace, unless that was done before.
+"""Stage of a run: one command under one plan makes one trace.
 
-A stage that succeeded leaves a mark beside its trace. The trace is kept as long as the command, the plan, the files it
-was loaded from, the environment variables and the reference it was made for are the same.
+A stage that succeeded leaves a mark beside its trace. `Flow` does not run it again as long as the command, the plan,
+the files it was loaded from, the environment variables and the reference it was made for are the same.
 """
 
 from __future__ import annotations

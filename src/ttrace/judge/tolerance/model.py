@@ -210,8 +210,8 @@ class TwinComparer:
             error = self._update_floors.measure(tensor_id, logical, norm)
             floors.append(ToleranceTerm(ToleranceRule.UPDATE, error))
         if share := find_norm_share(tensor_id):
-            error = share * self.norm_errors.get(tensor_id.step, 0.0)
-            floors.append(ToleranceTerm(ToleranceRule.NORM, error))
+            if error := share * self.norm_errors.get(tensor_id.step, 0.0):
+                floors.append(ToleranceTerm(ToleranceRule.NORM, error))
         return tuple(floors)
 
 
