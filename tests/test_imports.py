@@ -229,6 +229,7 @@ def test_imports_point_down_within_a_folder(folder: str) -> None:
         own = path.relative_to(SOURCE / folder).parts[0].removesuffix(".py")
         if own == "__init__":
             continue
+        assert own in floor_of, f"add {own} to FLOORS[{folder!r}]"
         for target in targets(path):
             if target[0] == folder and len(target) > 1 and target[1] != own:
                 assert floor_of[target[1]] < floor_of[own], f"{path} imports {'.'.join(target)}"

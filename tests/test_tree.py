@@ -45,7 +45,8 @@ def test_only_tests_import_what_tests_share() -> None:
 def test_helpers_stand_in_support() -> None:
     modules = [path for path in TESTS.rglob("*.py") if path.stem not in ("__init__", "conftest")]
     modules = [path for path in modules if not path.is_relative_to(TESTS / "device" / "plugin")]  # a package of its own
-    assert not [path for path in modules if path.name.startswith("test_") == path.is_relative_to(SUPPORT)]
+    misplaced = [path for path in modules if path.name.startswith("test_") == path.is_relative_to(SUPPORT)]
+    assert not misplaced, "tests are in the folder of what they test, what they share is in tests/support"
 
 
 def test_folders_of_tests_are_rooms_of_the_package() -> None:

@@ -60,8 +60,8 @@ TTrace checks unchanged scripts of these frameworks, because it finds the traini
 frameworks` runs every row below and writes this page. The reference is the same script in one process. The candidate
 runs on two ranks, on CPU with gloo. The scripts are in `zoo/frameworks/scripts`.
 
-- *unchanged script passes*: `ttrace run` exits with 0. The number is the number of tensors that agree with the reference
-  within rounding error.
+- *unchanged script passes*: `ttrace run` exits with 0, and this number of tensors agrees with the reference within
+  rounding error.
 - *lines added*: the number of lines of the script that mention TTrace.
 - *planted bugs found*: each bug was planted in the candidate (`--bug`), and `ttrace run` exits with 1. The first wrong
   tensor is in brackets.
@@ -71,8 +71,8 @@ runs on two ranks, on CPU with gloo. The scripts are in `zoo/frameworks/scripts`
 |---|---|---|---|---|--:|---|--:|
 {rows}
 
-{num_clean} of {num_rows} unchanged scripts pass, and {num_found} of {num_bugs} planted bugs are found. Unexpected results
-are bold.
+{num_clean} of {num_rows} unchanged scripts pass, and {num_found} of {num_bugs} planted bugs are found.
+Unexpected results are bold.
 
 What the bugs are:
 

@@ -97,7 +97,7 @@ def find_unstated_factor(comparisons: Sequence[Comparison], candidate: Trace) ->
     return (
         f"loss and activation gradients are {factor} x the reference's, final gradients agree: the candidate averages "
         "them after backward, which was not stated. Pass the model to attach as DDP or FSDP2 wrapped it, or pass "
-        f"attach(grad_factor={1 / factor:g})."
+        f"attach(grad_factor={1 / factor:g}). An adapter overrides grad_factor."
     )
 
 

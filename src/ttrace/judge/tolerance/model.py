@@ -209,9 +209,8 @@ class TwinComparer:
             norm = measure(logical, logical)[0].norm if norm is None else norm
             error = self._update_floors.measure(tensor_id, logical, norm)
             floors.append(ToleranceTerm(ToleranceRule.UPDATE, error))
-        if share := find_norm_share(tensor_id):
-            if error := share * self.norm_errors.get(tensor_id.step, 0.0):
-                floors.append(ToleranceTerm(ToleranceRule.NORM, error))
+        if error := find_norm_share(tensor_id) * self.norm_errors.get(tensor_id.step, 0.0):
+            floors.append(ToleranceTerm(ToleranceRule.NORM, error))
         return tuple(floors)
 
 
