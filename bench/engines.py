@@ -1,16 +1,13 @@
 """Checks of the same 10,000 tensors on every engine; the verdict files must be equal, byte for byte.
 
-Each engine runs the command that users run, from start to end. Then a worker is killed during the check: Ray finishes
-with the same file, and torchrun reports the loss and continues from there when the command is repeated. Without Ray,
-its part is left out, and the bench says so. The bar is on what an engine takes beyond the process pool, in seconds:
-the start of Ray or of a job takes the same time for a check of any size.
+Each engine runs the command that users run, from start to end. Then a rank is killed during the check: torchrun reports
+the loss, and continues from there when the command is repeated. The bar is on what torchrun takes beyond threads, in
+seconds: the start of a job takes the same time for a check of any size.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import random
 import re
 import signal
 import subprocess
@@ -25,7 +22,7 @@ from ttrace.workflow.run import Run
 
 NUM_TENSORS, SHAPE, NUM_WORKERS = 10_000, (32, 32), 2
 MOST_BEYOND = 60.0
-"""The bar: seconds beyond those of the process pool."""
+"""The bar: seconds beyond those of threads."""
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_WORKERS))
 
 
@@ -71,9 +68,9 @@ def title(process: int) -> str:
     return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
 
 
-def times(run: Run, engines: list[str]) -> tuple[dict[str, float], set[bytes]]:
+def times(run: Run) -> tuple[dict[str, float], set[bytes]]:
     seconds, files = {}, set()
-    for engine in random.Random(0).sample(engines, len(engines)):
+    for engine in ("threads", "torchrun"):
         start = time.perf_counter()
         said = started(engine, run).communicate(timeout=300)[0]
         seconds[engine] = time.perf_counter() - start
@@ -100,37 +97,18 @@ def rank_killed(run: Run) -> bool:
     return bool(report) and before >= 8
 
 
-def worker_killed(run: Run) -> None:
-    # Our function is private; idle workers are called ray::IDLE.
-    killed(started("ray", run), lambda p: title(p).startswith("ray::_"), lambda: True)
-    print("ray, a worker killed: finished")
-
-
 def main() -> int:
-    engines = ["threads", "processes", "torchrun"]
-    if importlib.util.find_spec("ray"):
-        engines.append("ray")
-    else:
-        print("ray: skipped, it is not installed")
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run")
         write_run(run.folder, NUM_TENSORS, SHAPE, wrong=100)
-        seconds, files = times(run, engines)
+        seconds, files = times(run)
         is_reported = rank_killed(run)
         files.add(verdicts(run))
-        if "ray" in engines:
-            worker_killed(run)
-            files.add(verdicts(run))
-    beyond = {engine: seconds[engine] - seconds["processes"] for engine in engines if engine != "processes"}
+    beyond = seconds["torchrun"] - seconds["threads"]
     is_same = len(files) == 1 and b"" not in files
     print(
         f"engines: verdict files {'identical' if is_same else 'DIFFER'}, "
         f"a lost rank {'reported' if is_reported else 'NOT reported'}; "
-        f"beyond the pool's {seconds['processes']:.1f} s: "
-        + ", ".join(
-            f"{engine} {value:+.1f} s ({seconds[engine] / seconds['processes']:.2f}x)"
-            for engine, value in beyond.items()
-        )
-        + f" (bar +{MOST_BEYOND:.0f} s)"
+        f"torchrun beyond the {seconds['threads']:.1f} s of threads: {beyond:+.1f} s (bar +{MOST_BEYOND:.0f} s)"
     )
-    return int(not (is_same and is_reported and max(beyond.values()) <= MOST_BEYOND))
+    return int(not (is_same and is_reported and beyond <= MOST_BEYOND))

@@ -149,7 +149,6 @@ ONLY_IN = {
         "testing",
         "workflow",
     },
-    "ray": {"workflow"},
     "rich": {"report", "cli"},
     "typer": {"cli"},
     "transformers": {"callbacks"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -65,13 +64,6 @@ def test_the_right_rule_can_be_wrong_as_well(tmp_path: Path) -> None:
 def test_a_rule_that_matches_nothing_is_told(tmp_path: Path) -> None:
     found = judge(recorded(tmp_path, "a b/tp", "a b/tp"), {"typo/output": "a b/tp"})
     assert 'rule "typo/output" matched nothing' in found.notes
-
-
-def test_it_reads_the_same_in_another_process(tmp_path: Path) -> None:
-    reference, _, candidate = recorded(tmp_path, "a b/tp", "a b/tp:striped")
-    trace = RelayoutTrace(candidate.folder, Rules.of({"fc/output": "a b/tp:striped"}), reference)
-    again = pickle.loads(pickle.dumps(trace))
-    assert [s.record for s in again.shards[TensorId.parse(ID)]] == [s.record for s in trace.shards[TensorId.parse(ID)]]
 
 
 def one(folder: Path, **known: object) -> RelayoutTrace:

@@ -1,7 +1,7 @@
-"""Engines that distribute the work of a check: the same function over all ids, on threads, processes or machines.
+"""Engines that distribute the work of a check: the same function over all ids, on threads or the ranks of a job.
 
-Workers take lots of consecutive ids, so that a worker reads a few neighbouring chunks. Each worker gets the context
-once, with its traces as the names of their folders. Engines other than threads are in `workflow/engines`.
+Workers take lots of consecutive ids, so that a worker reads a few neighbouring chunks. The engine of a torchrun job is
+in `workflow/engines`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ttrace.layouts.ids import TensorId
 
 Context = TypeVar("Context", bound="Identified")
 Result = TypeVar("Result")
-Task = TypeVar("Task")
 Work = Callable[[Context, Sequence[TensorId]], list[Result]]
 Weigh = Callable[[TensorId], int]
 """Returns how many bytes a worker reads for an id."""
@@ -34,7 +33,7 @@ _NUM_OBJECTS = 1 << 20
 """How many new objects a check makes between two garbage collections."""
 _WORTH_A_THREAD = 1 << 10
 """With fewer bytes per id, on average, threads are slower: they wait for the interpreter."""
-AHEAD = 4
+_AHEAD = 4
 """The number of lots that each worker may start before their results are taken."""
 
 
@@ -81,7 +80,13 @@ class Threads:
             return pool.submit(copy_context().run, work, context, lot.ids)
 
         try:
-            yield from take_in_order(map(start, lots), lambda task: task.result(), AHEAD * self.num_workers)
+            waiting: deque[Future[list[Result]]] = deque()
+            for lot in lots:
+                waiting.append(start(lot))
+                if len(waiting) >= _AHEAD * self.num_workers:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -119,17 +124,6 @@ def collect_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-def take_in_order(tasks: Iterable[Task], result: Callable[[Task], list[Result]], num_ahead: int) -> Iterator[Result]:
-    """Yield the results of tasks in order; at most `num_ahead` tasks are started and not yet taken."""
-    waiting: deque[Task] = deque()
-    for task in tasks:
-        waiting.append(task)
-        if len(waiting) >= num_ahead:
-            yield from result(waiting.popleft())
-    while waiting:
-        yield from result(waiting.popleft())
 
 
 def make_lots(ids: Iterable[TensorId], weigh: Weigh) -> Iterator[Lot]:

@@ -145,9 +145,6 @@ class Trace:
         """The launch that wrote this trace."""
         return self.manifest.launch
 
-    def __reduce__(self) -> tuple[type[Trace], tuple[Place]]:
-        return Trace, (self.folder,)
-
     def only(self, names: AbstractSet[str]) -> Trace:
         """Return this trace with the tensors of these modules and parameters only, which are fast to read."""
         part = copy(self)

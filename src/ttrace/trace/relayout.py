@@ -27,9 +27,6 @@ class RelayoutTrace(Trace):
         rules.check(self.mesh)
         self._rules, self._reference = rules, reference
 
-    def __reduce__(self) -> tuple[type[RelayoutTrace], tuple[Place, Rules, Trace]]:  # type: ignore[override]  # more is needed
-        return RelayoutTrace, (self.folder, self._rules, self._reference)
-
     @cached_property
     def identity(self) -> str:
         return f"{super().identity} by {self._rules!r}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,7 +13,9 @@ from ttrace.cli.completion import complete_run
 from ttrace.cli.options import Allow, KnownFindings, Margin, Output, common, parallelism
 from ttrace.errors import TTraceError
 from ttrace.judge.margin import MARGIN
-from ttrace.workflow.engines.engine_name import EngineName, is_reporter
+
+if TYPE_CHECKING:
+    from ttrace.judge.engine import Engine
 
 
 def check(
@@ -27,11 +30,9 @@ def check(
     margin: Margin = MARGIN,
     allow: Allow = None,
     engine: Annotated[
-        EngineName, common(help="Where to compare: in threads or processes here, in this torchrun job, or on Ray.")
+        Literal["threads", "torchrun"], common(help="Where to compare: in threads here, or in this torchrun job.")
     ] = "threads",
-    workers: Annotated[
-        int, common(min=0, help="The number of threads or processes; 0 means one per core, up to eight.")
-    ] = 0,
+    workers: Annotated[int, common(min=0, help="The number of threads; 0 means one per core, up to eight.")] = 0,
     rules: Annotated[
         Path | None, parallelism(metavar="FILE", help="A rules file that decides the candidate's layouts again.")
     ] = None,
@@ -40,31 +41,34 @@ def check(
     from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ttrace.cli import outcome
+    from ttrace.judge.engine import Threads, count_cores
     from ttrace.layouts.rules import Rules
     from ttrace.report.refusal import CleanConsole
-    from ttrace.workflow.engines.select import open_engine
     from ttrace.workflow.folder import hold
     from ttrace.workflow.run import Run, Strictness, open_run
 
     given = None if rules is None else Rules.of(rules)
     rate = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     strictness = Strictness.load(margin, allow)
-    reports = is_reporter(engine)
+    is_job = engine == "torchrun"
+    reports = not is_job or os.environ.get("RANK", "0") == "0"  # of a job only the first rank reports
     console = CleanConsole(stderr=output.json, quiet=not reports)
     traces = open_run(where)
     run = traces if isinstance(traces, Run) else None
-    if run is None and engine == "torchrun":  # its partial results are stored in the run's own folder
-        raise TTraceError("--engine torchrun needs the traces in a folder: copy them from the store, or use another.")
+    opened: AbstractContextManager[Engine] = nullcontext(Threads(workers or count_cores()))
+    if is_job:
+        if run is None:  # its partial results are stored in the run's own folder
+            raise TTraceError("--engine torchrun needs the traces in a folder: copy them from the store.")
+        from ttrace.workflow.engines.torchrun import open_job
+
+        opened = open_job(run, strictness)
     traces.check_complete()
     with (
         hold(run.folder) if run and reports else nullcontext(),
-        outcome.assume_unjudged(run) if run and reports and engine == "torchrun" else nullcontext(),
+        outcome.assume_unjudged(run) if run and reports and is_job else nullcontext(),
     ):
-        with (
-            open_engine(engine, workers, traces, strictness) as chosen,
-            outcome.show_progress("check", console, *rate) as progress,
-        ):
+        with opened as chosen, outcome.show_progress("check", console, *rate) as progress:
             judgement = traces.judge(strictness, rules=given, progress=progress, engine=chosen)
         if reports:
-            status = outcome.finish(traces, judgement, known, output, leaves_code=engine == "torchrun")
+            status = outcome.finish(traces, judgement, known, output, leaves_code=is_job)
             raise typer.Exit(status)

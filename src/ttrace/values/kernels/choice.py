@@ -38,6 +38,12 @@ def choose_kernels() -> Kernels | None:
     return runnable[name]
 
 
+def name_variant() -> str:
+    """Return the name of the variant that computes in this context."""
+    library = choose_kernels()
+    return TORCH if library is None else library.variant
+
+
 def choose_device_kernels(tensor: torch.Tensor) -> Any:
     """Choose the module of kernels in Triton for a tensor on an accelerator; None if torch computes instead."""
     if tensor.device.type not in TRITON_DEVICES or tensor.dtype not in _TRITON_DTYPES:

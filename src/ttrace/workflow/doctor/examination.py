@@ -86,13 +86,12 @@ def _describe_torch() -> TorchHealth:
 
 def _describe_kernels() -> KernelHealth:
     from ttrace.judge.engine import count_cores
-    from ttrace.values.kernels.choice import TORCH, choose_kernels, list_variants
+    from ttrace.values.kernels.choice import list_variants, name_variant
 
     try:
-        chosen, runnable = choose_kernels(), list_variants()
+        return KernelHealth(name_variant(), list_variants(), count_cores())
     except (OSError, TTraceError) as error:
         return KernelHealth("", (), count_cores(), str(error))
-    return KernelHealth(TORCH if chosen is None else chosen.variant, runnable, count_cores())
 
 
 def _find_accelerators() -> AcceleratorHealth:

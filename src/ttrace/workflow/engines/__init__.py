@@ -1,1 +1,1 @@
-"""Where a check works: other engines than the threads of one process, with the same verdicts."""
+"""The engine of a check that is not in the judge: a torchrun job, with the same verdicts as threads."""

@@ -6,18 +6,32 @@ where a lost rank ended it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from ttrace.errors import TTraceError
-from ttrace.judge.engine import Context, Lot, Result, Work
+from ttrace.judge.engine import Context, Engine, Lot, Result, Work
+from ttrace.trace.format import END, MANIFEST
+from ttrace.values.kernels.choice import name_variant
 from ttrace.workflow.engines.result_cache import ResultCache
+from ttrace.workflow.run import Run, Strictness
+
+
+@contextmanager
+def open_job(run: Run, strictness: Strictness) -> Iterator[Engine]:
+    """Make the engine of this job for the length of a block. Results are kept if the block ends with an error."""
+    job = Torchrun(run.folder / f"check-{_fingerprint(run, strictness)}")
+    yield job
+    job.close()
 
 
 class Torchrun:
@@ -77,3 +91,13 @@ def divide_lots(lots: list[Lot], num_ranks: int) -> list[list[Lot]]:
         result[int(middle * num_ranks / total)].append(lot)
         before += lot.num_bytes + 1
     return result
+
+
+def _fingerprint(run: Run, strictness: Strictness) -> str:
+    """Return a text that differs as soon as the traces do, or the way they are judged."""
+    digest = hashlib.sha256(f"{metadata.version('torch-ttrace')} {strictness.margin} {name_variant()}".encode())
+    for name in (MANIFEST, END):
+        for path in sorted(run.folder.rglob(name)):
+            state = path.stat()
+            digest.update(f"{path.relative_to(run.folder)} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
