@@ -31,14 +31,14 @@ ELSEWHERE = {
 """Pages whose commands need more than the others, and who runs them."""
 FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "ray", "trainer")
 """Pages whose scripts tests/zoo/test_frameworks.py runs in each submission: the pages themselves take half an hour."""
-COVERED = ("checkpoints", "sweep", "trackers", "upgrades")
-"""Pages that other tests cover in each submission: tests/workflow (resume, sweeps, upgrades) and test_trackers."""
+COVERED = ("checkpoints", "sweep", "upgrades")
+"""Pages that other tests in tests/workflow (resume, sweeps, upgrades) cover in each submission."""
 HOW_TO = sorted(path for path in (DOCS / "howto").glob("*.md") if path.name not in ELSEWHERE)
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
 REMOVED = {
-    "CHANGELOG.md": {"archive", "--restore", "bisect-exit"},
+    "CHANGELOG.md": {"archive", "--restore", "bisect-exit", "--tensorboard", "--wandb"},
     "0018-archives.md": {"archive", "--restore"},
-    "migrate.md": {"archive", "bisect-exit"},
+    "migrate.md": {"archive", "bisect-exit", "--tensorboard", "--wandb"},
 }
 """Commands and options of earlier versions, by the page that still names them."""
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
