@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from torch import nn
 
@@ -95,7 +94,8 @@ def _load(entry: EntryPoint) -> type[Adapter]:
 
 def _find_unknown(chunks: Sequence[nn.Module], optimizer: Optimizer | None) -> Iterator[tuple[str, str]]:
     modules = [module for chunk in chunks for module in chunk.modules()]
-    kinds = {_name_kind(each) for each in (*modules, *list_optimizers(optimizer))}
+    types = {type(each) for each in (*modules, *list_optimizers(optimizer))}
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in types}
     has_engine = any(map(is_engine, chunks))
     if not has_engine and any(kind.startswith("deepspeed.") for kind in kinds):
         yield "DeepSpeed without its engine", _ENGINE
@@ -107,7 +107,3 @@ def _find_unknown(chunks: Sequence[nn.Module], optimizer: Optimizer | None) -> I
                 yield f"DeepSpeed's ZeRO-3 without its engine ({name} has a ds_id, and is empty between uses)", _ENGINE
             if type(parameter).__name__ == "FlatParameter":
                 yield f"a wrapper that flattens them ({name} is a FlatParameter)", _ADAPTER
-
-
-def _name_kind(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -159,7 +159,8 @@ def _compare_one(
     cause = _explain(reference, ours, a, b, region) if explains else None
     sentence = cause.sentence if cause is not None else "the values differ"
     if any(size != end - begin for size, (begin, end) in zip(a.shape, region, strict=True)):
-        sentence = f"only {_format_region(region)} of {list(a.shape)} differs, and there {sentence}"
+        part = ", ".join(f"{begin}:{end}" for begin, end in region)
+        sentence = f"only [{part}] of {list(a.shape)} differs, and there {sentence}"
     return TensorDifference(ours, Sameness.DIFFERENT, sentence, cause.name if cause else None, region, tuple(a.shape))
 
 
@@ -259,10 +260,6 @@ def _find_region(differs: torch.Tensor) -> tuple[tuple[int, int], ...]:
         indices = (differs.any(dim=others) if others else differs).nonzero().flatten()
         bounds.append((int(indices[0]), int(indices[-1]) + 1))
     return tuple(bounds)
-
-
-def _format_region(region: Sequence[tuple[int, int]]) -> str:
-    return f"[{', '.join(f'{begin}:{end}' for begin, end in region)}]"
 
 
 def _find_different(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ def _note_layers(communication: Communication, candidate: Trace) -> Iterator[str
         if drop_layers(name) != name:
             stacks.setdefault(drop_layers(name), []).append(name)
     for stack in stacks.values():
-        names = sorted(stack, key=_list_numbers)
+        names = sorted(stack, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
         inner = names[1:-1]
         if len(names) < _LEAST_LAYERS or len({communication.modules[name] for name in names}) > 1:
             continue
@@ -118,10 +118,6 @@ def _note_layers(communication: Communication, candidate: Trace) -> Iterator[str
                     f"in the {phase.value} of {_join(odd)}, {_describe(usual[odd[0]])}; in that of {like} and "
                     f"{count - 1} more, {_describe(common)}"
                 )
-
-
-def _list_numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in name.split(".") if part.isdigit())
 
 
 def _ran(candidate: Trace, name: str, phase: Phase) -> bool:

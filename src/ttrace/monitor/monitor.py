@@ -307,7 +307,7 @@ class Monitor:
     def _find_sites(self, axis: str, everyones: Sequence[Mapping[str, int]]) -> Iterator[Disagreement]:
         for group in self._groups[axis]:
             sites = dict.fromkeys(site for rank in group for site in everyones[rank])
-            is_sharded = len({_list_states(everyones[rank]) for rank in group}) > 1
+            is_sharded = len({frozenset(filter(_is_state, everyones[rank])) for rank in group}) > 1
             for site in sites:
                 if is_sharded and _is_state(site):
                     continue
@@ -403,10 +403,6 @@ def _differ(summaries: Sequence[AxisSummary]) -> bool:
 
 def _is_state(site: str) -> bool:
     return site.rpartition("/")[2].startswith(f"{Kind.OPTIM}.")
-
-
-def _list_states(table: Mapping[str, int]) -> frozenset[str]:
-    return frozenset(filter(_is_state, table))
 
 
 def _join(disagreements: Sequence[Disagreement]) -> str:

@@ -276,7 +276,7 @@ class _Suggestion:
                 order = fits[named]
                 del left[named]
                 if named != slot:
-                    self.slots[_format_site(theirs, kind, slot)] = named
+                    self.slots[f"{theirs}/{kind}.{slot}".rstrip(".")] = named
                 if order:
                     self.dims[f"{theirs}/{kind}"] = order
                 else:
@@ -334,7 +334,3 @@ def _by_roles(names: Sequence[str] | Mapping[str, Shape]) -> dict[tuple[str, ...
 
 def _is_padded(shape: Shape, other: Shape) -> bool:
     return len(shape) == len(other) and shape[1:] == other[1:] and shape[:1] < other[:1]
-
-
-def _format_site(name: str, kind: Kind | str, slot: str) -> str:
-    return f"{name}/{kind}.{slot}".rstrip(".")

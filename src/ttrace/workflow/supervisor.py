@@ -73,7 +73,8 @@ def end_all(find: Find) -> set[int]:
         while processes := find():
             # A process may handle SIGTERM, so it gets it once; processes that start meanwhile get it too.
             for process in processes - signalled if number == signal.SIGTERM else processes:
-                _send(process, number)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, number)
             signalled |= processes
             if time.monotonic() > deadline:
                 break
@@ -153,11 +154,6 @@ def _is_process_group(child: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _send(process: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(process, number)
 
 
 def _reap() -> list[tuple[int, int]]:

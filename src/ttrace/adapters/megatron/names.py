@@ -28,7 +28,7 @@ from ttrace.layouts import ranges as rg
 from ttrace.layouts.ids import ROOT, encode_name
 from ttrace.layouts.mesh import Mesh
 from ttrace.layouts.ranges import Ranges
-from ttrace.layouts.region import Region, Shape
+from ttrace.layouts.region import Region
 
 TIED = ("output_layer.weight", "embedding.word_embeddings.weight")
 """The last stage's copy of a tied embedding, and the embedding itself."""
@@ -198,8 +198,5 @@ def _find_own_box(region: Region, parameter: nn.Parameter, shard: Any) -> tuple[
 
 
 def _format_box(box: tuple[Ranges, ...]) -> str:
-    return str(Region(_find_ends(box), box))
-
-
-def _find_ends(box: tuple[Ranges, ...]) -> Shape:
-    return tuple(max((stop for _, stop in ranges), default=0) for ranges in box)
+    ends = tuple(max((stop for _, stop in ranges), default=0) for ranges in box)
+    return str(Region(ends, box))

@@ -86,7 +86,8 @@ def _wrap_forward(forward_step: Callable[..., Any]) -> Callable[..., Any]:
         stage.events.on_pipeline()
         with stage.events.on_chunk(microbatch, is_first=stage.is_first, is_last=stage.is_last):
             result = forward_step(*args, **kwargs)
-            for output in _list_outputs(result):
+            # Since 0.7 the number of tokens follows the outputs of a forward step.
+            for output in _list_tensors(result[0] if isinstance(result, tuple) else result):
                 _producers[output] = (stage, microbatch)
                 if stage.is_last and output.numel() == 1 and output.requires_grad:
                     stage.events.on_loss(output)
@@ -108,11 +109,6 @@ def _wrap_backward(backward_step: Callable[..., Any]) -> Callable[..., Any]:
             return backward_step(input_tensor, output_tensor, *args, **kwargs)
 
     return backward
-
-
-def _list_outputs(result: Any) -> list[torch.Tensor]:
-    """List the outputs of a forward step; since 0.7 the number of tokens follows them."""
-    return _list_tensors(result[0] if isinstance(result, tuple) else result)
 
 
 def _list_tensors(value: Any) -> list[torch.Tensor]:

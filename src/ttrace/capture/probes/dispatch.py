@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,28 +34,22 @@ _NUM_RECALLED = 32
 """Number of the reference's tensors that are cached: every tensor of every expert needs the same routing."""
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Dispatcher that every tensor of the traced steps passes through."""
 
-    def __init__(
-        self,
-        clock: StepCounter,
-        resolver: LayoutResolver,
-        recorder: Recorder,
-        probes: tuple[Probe, ...],
-        port: Port | None = None,
-        *,
-        infers: bool,
-    ) -> None:
-        """With `infers`, infer layouts during the run, as a sketch needs them; otherwise the judge infers them."""
-        self._clock = clock
-        self._resolver = resolver
-        self._recorder = recorder
-        self._probes = probes
-        self._port = port
+    clock: StepCounter
+    resolver: LayoutResolver
+    recorder: Recorder
+    probes: tuple[Probe, ...]
+    _port: Port | None = None
+    _: KW_ONLY
+    infers: bool
+    """Whether layouts are inferred during the run, as a sketch needs them; otherwise the judge infers them."""
+
+    def __post_init__(self) -> None:
         self._summands: dict[tuple[TensorId, int], list[torch.Tensor]] = {}
         """The gradients that parts have sent so far to the input that they share."""
-        self._infers = infers
 
     def visit(self, visit: Visit) -> torch.Tensor | None:
         """Show a tensor to the probes, each probe's replacement to the next one; return the last one, if any."""
@@ -72,7 +67,7 @@ class Dispatcher:
                 return None
             shown = complete
         current = shown
-        for probe in self._probes:  # no function for this loop: the way from a hook to the disk is meant to be short
+        for probe in self.probes:  # no function for this loop: the way from a hook to the disk is meant to be short
             other = probe.visit(current)
             if other is not None:
                 current = current._replace(tensor=other)
@@ -84,8 +79,8 @@ class Dispatcher:
         if visit.placement is not None:
             return visit
         placement = self.resolve(visit.id, visit.tensor, visit.microbatch, visit.held, visit.fallback)
-        if placement is None and self._infers:
-            placement = self._resolver.infer(visit.id, visit.tensor)
+        if placement is None and self.infers:
+            placement = self.resolver.infer(visit.id, visit.tensor)
         return visit if placement is None else visit._replace(placement=placement)
 
     def _apply_port(self, ported: Ported, visit: Visit) -> Visit | None:
@@ -149,49 +144,41 @@ class Dispatcher:
         A rule that does not fit is reported at the end of the trace, and then `fallback` does not apply either.
         """
         try:
-            return self._resolver.resolve(tensor_id, tensor, microbatch, held) or fallback
+            return self.resolver.resolve(tensor_id, tensor, microbatch, held) or fallback
         except TTraceError as error:
             if not tensor_id.kind.is_of_call:  # a rule for a module need not fit the operations inside it
-                self._recorder.add_problem(str(error))
+                self.recorder.add_problem(str(error))
             return None
 
     def id_of(self, site: Site, number: int, *, step: int | None = None, call: int = 0) -> TensorId:
         """Return the id of a site in this rank's microbatch; microbatches that are parts of one tensor share an id."""
-        microbatch = None if self._resolver.runs_together(site) else self._resolver.count_microbatch(number)
-        return TensorId(self._clock.step if step is None else step, microbatch, site, call)
+        microbatch = None if self.resolver.runs_together(site) else self.resolver.count_microbatch(number)
+        return TensorId(self.clock.step if step is None else step, microbatch, site, call)
 
 
+@dataclass(eq=False)
 class ModuleTensors:
     """Observer of module calls: it makes the visit of each input, output and gradient of a call."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        clock: StepCounter,
-        resolver: LayoutResolver,
-        reference: ReferenceTrace,
-        dispatcher: Dispatcher,
-        recorder: Recorder,
-        *,
-        isolate: Isolate | None,
-        nudge: Perturb | None,
-    ) -> None:
-        """Set up an observer; in a twin, `nudge` is what nudges it."""
-        self._adapter = adapter
-        self._clock = clock
-        self._resolver = resolver
-        self._reference = reference
-        self._dispatcher = dispatcher
-        self._recorder = recorder
-        self._isolate = isolate
-        self._nudge = nudge
-        self._gradient_entry = None if nudge is None else GradientEntry()
+    adapter: Adapter
+    clock: StepCounter
+    resolver: LayoutResolver
+    reference: ReferenceTrace
+    dispatcher: Dispatcher
+    recorder: Recorder
+    _: KW_ONLY
+    isolate: Isolate | None
+    nudge: Perturb | None
+    """In a twin, what nudges it."""
+
+    def __post_init__(self) -> None:
+        self._gradient_entry = None if self.nudge is None else GradientEntry()
         self.pause: Callable[[], AbstractContextManager[None]] = nullcontext
         """What to enter around each visit: probes compute, too. It is set later, as `FunctionCalls` needs the hooks."""
 
         @lru_cache(maxsize=_NUM_RECALLED)
         def recall(step: int, site: Site, microbatch: int) -> torch.Tensor | None:
-            return reference.tensor(TensorId(step, microbatch, site))
+            return self.reference.tensor(TensorId(step, microbatch, site))
 
         self._recall = recall
 
@@ -199,25 +186,25 @@ class ModuleTensors:
         """Show a tensor of a call; return the tensor to use in its place, if any."""
         with self.pause():
             visit = self._make_visit(call, kind, slot, tensor)
-            return None if visit is None else self._dispatcher.visit(visit)
+            return None if visit is None else self.dispatcher.visit(visit)
 
     def _make_visit(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> Visit | None:
         """Make the visit of a tensor; None if it is not shown, or has been recorded here."""
-        if call.name in self._adapter.divided and not self._is_models_own(kind):
+        if call.name in self.adapter.divided and not self._is_models_own(kind):
             return None
         site = Site(call.name, kind, slot)
-        if self._dispatcher.is_ignored(site, tensor):
+        if self.dispatcher.is_ignored(site, tensor):
             return None
         if self._record_shares(call, site, tensor):
             return None
         if kind is Kind.INPUT and call.name == ROOT:
-            self._resolver.observe_batch(TensorId(call.step, call.microbatch, site), tuple(tensor.shape))
+            self.resolver.observe_batch(TensorId(call.step, call.microbatch, site), tuple(tensor.shape))
         tensor_id = self.make_id(call, site)
         is_input = kind in (Kind.INPUT, Kind.RECOMPUTE_INPUT)
         if is_input:
             call.held = call.held or find_held(tensor)
         stated = call.gradients.get((kind.primal, slot)) if kind.is_activation_grad else None
-        if not kind.is_activation_grad and (placement := self._resolver.resolve_gradient(tensor)) is not None:
+        if not kind.is_activation_grad and (placement := self.resolver.resolve_gradient(tensor)) is not None:
             call.gradients[kind.primal, slot] = placement
         return Visit(
             tensor_id,
@@ -225,7 +212,7 @@ class ModuleTensors:
             stated,
             call.microbatch,
             entry=call.is_entry(kind) or self._is_gradient_entry(call, kind, tensor),
-            values=self._isolate.distribution(self._dispatcher.find_id(tensor_id, tensor)) if self._isolate else None,
+            values=self.isolate.distribution(self.dispatcher.find_id(tensor_id, tensor)) if self.isolate else None,
             held=None if is_input else call.held,
         )
 
@@ -234,44 +221,44 @@ class ModuleTensors:
 
     def show_result(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> None:
         """Show the result of an operation inside a call, or the gradient of that result."""
-        self._dispatcher.visit(Visit(self.make_id(call, Site(call.name, kind, slot)), tensor, None, call.microbatch))
+        self.dispatcher.visit(Visit(self.make_id(call, Site(call.name, kind, slot)), tensor, None, call.microbatch))
 
     def watch_loss(self, call: ModuleCall, loss: torch.Tensor) -> None:
         """Show a module's own loss, times its weight, when its gradient arrives."""
         tensor_id = self.make_id(call, Site(call.name, Kind.LOSS, str(call.number_of(Kind.LOSS))))
 
         def on_gradient(gradient: torch.Tensor) -> None:
-            self._dispatcher.visit(Visit(tensor_id, loss.detach() * gradient, None, call.microbatch))
+            self.dispatcher.visit(Visit(tensor_id, loss.detach() * gradient, None, call.microbatch))
 
         loss.register_hook(on_gradient)
 
     def make_id(self, call: ModuleCall, site: Site) -> TensorId:
         """Make the id of a site in a call."""
-        return self._dispatcher.id_of(site, call.microbatch, step=call.step, call=call.number)
+        return self.dispatcher.id_of(site, call.microbatch, step=call.step, call=call.number)
 
     def _is_models_own(self, kind: Kind) -> bool:
         """Whether this enters or leaves a divided module as a whole, and not between two of its stages."""
-        chunk = self._clock.chunk
+        chunk = self.clock.chunk
         if chunk is None:
             return True
         return chunk.is_first if kind.primal is Kind.INPUT else chunk.is_last
 
     def _is_gradient_entry(self, call: ModuleCall, kind: Kind, tensor: torch.Tensor) -> bool:
         """Whether gradients enter the model here; in a pipeline they enter at its last stage."""
-        entry, chunk = self._gradient_entry, self._clock.chunk
+        entry, chunk = self._gradient_entry, self.clock.chunk
         return entry is not None and (chunk is None or chunk.is_last) and entry.is_at(call, kind, tensor)
 
     def _record_shares(self, call: ModuleCall, site: Site, tensor: torch.Tensor) -> bool:
         """If a tensor has rows of several microbatches, record it for each of them; return whether it has."""
         try:
-            shares = self._adapter.split_rows(site, tensor, call.microbatch, partial(self._recall, call.step))
+            shares = self.adapter.split_rows(site, tensor, call.microbatch, partial(self._recall, call.step))
         except TTraceError as error:
-            self._recorder.add_problem(str(error))
+            self.recorder.add_problem(str(error))
             return True
         for share in shares or ():
             tensor_id = TensorId(call.step, share.microbatch, site, call.number)
             rows = tensor.detach()[share.rows.to(tensor.device)]
-            self._recorder.visit(Visit(tensor_id, rows, share.placement, call.microbatch))
+            self.recorder.visit(Visit(tensor_id, rows, share.placement, call.microbatch))
         return shares is not None
 
 

@@ -43,34 +43,28 @@ class GeneratedTensor:
     distribution: Distribution | None
 
 
+@dataclass(eq=False)
 class Generator:
     """Generator of this rank's regions.
 
     The reference decides the distributions; twins and candidates read them from its trace.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        adapter: Adapter,
-        resolver: LayoutResolver,
-        reference: ReferenceTrace,
-        tables: Collection[int],
-        port: Port | None = None,
-    ) -> None:
-        """Set up a generator; `tables` are the lengths of the model's embeddings."""
-        self._tables = tables
-        self._plan = plan
-        self._adapter = adapter
-        self._resolver = resolver
-        self._reference = reference
-        self._port = port
+    plan: Plan
+    adapter: Adapter
+    resolver: LayoutResolver
+    reference: ReferenceTrace
+    tables: Collection[int]
+    """The lengths of the model's embeddings."""
+    port: Port | None = None
+
+    def __post_init__(self) -> None:
         self._measured: dict[Any, Distribution | None] = {}
         """The distributions of batches, by site, shape and dtype."""
 
     def fill_parameters(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, GeneratedTensor]:
         """Replace the values of parameters, unless the plan keeps them."""
-        owned = {name: self._adapter.read_values(parameter) for name, parameter in parameters.items()}
+        owned = {name: self.adapter.read_values(parameter) for name, parameter in parameters.items()}
         chosen = self._choose_distributions(
             {name: each.tensor for name, each in owned.items() if find_source(parameters[name]) is None}
         )
@@ -90,10 +84,10 @@ class Generator:
         generated = GeneratedTensor(placement, distribution)
         if generated.distribution is not None:
             with torch.no_grad():
-                local = self._adapter.to_local(own)
+                local = self.adapter.to_local(own)
                 local.zero_()  # what is outside of the region is padding
-                if self._port is not None:
-                    self._fill_ported(tensor_id, self._port.port(tensor_id.site, local.ndim), generated, local)
+                if self.port is not None:
+                    self._fill_ported(tensor_id, self.port.port(tensor_id.site, local.ndim), generated, local)
                     return generated
                 inner = local[tuple(slice(size) for size in placement.region.local_shape)]
                 inner.copy_(self._generate(tensor_id, generated, local))
@@ -111,22 +105,22 @@ class Generator:
 
     def _place(self, tensor_id: TensorId, owned: OwnedSlice) -> Placement:
         if owned.run is None:
-            return self._resolver.resolve_or_infer(tensor_id, owned.tensor)
+            return self.resolver.resolve_or_infer(tensor_id, owned.tensor)
         box = torch.empty(owned.shape or owned.tensor.shape, dtype=owned.tensor.dtype, device="meta")
-        placement, (begin, end) = self._resolver.resolve_or_infer(tensor_id, box), owned.run
+        placement, (begin, end) = self.resolver.resolve_or_infer(tensor_id, box), owned.run
         return replace(placement, region=replace(placement.region, flat=(owned.run,) if begin < end else ()))
 
     def _fill_source(
         self, tensor_id: TensorId, source: ParameterSource, own: torch.Tensor, placement: Placement
     ) -> GeneratedTensor:
         """Set from what a streamed parameter's source generates the values."""
-        if self._plan.parameters == "own":
+        if self.plan.parameters == "own":
             raise CaptureError(f"{tensor_id.name} is streamed and has no values of its own: it must be generated.")
-        if self._adapter.mesh.num_ranks > 1:
-            raise CaptureError(f"{tensor_id.name} is streamed, which needs a single process, not {self._adapter.mesh}.")
-        if self._plan.reference is not None:
-            source.distribution = self._reference.distribution(tensor_id) or source.distribution
-        source.name, source.seed, source.shape = tensor_id, self._plan.seed, tuple(own.shape)
+        if self.adapter.mesh.num_ranks > 1:
+            raise CaptureError(f"{tensor_id.name} is streamed, which needs a single process, not {self.adapter.mesh}.")
+        if self.plan.reference is not None:
+            source.distribution = self.reference.distribution(tensor_id) or source.distribution
+        source.name, source.seed, source.shape = tensor_id, self.plan.seed, tuple(own.shape)
         return GeneratedTensor(placement, source.distribution)
 
     def generate_leaf(
@@ -137,11 +131,11 @@ class Generator:
         Where random numbers would destroy the structure of the data, the reference keeps its own data, and other runs
         replay it from the reference's trace.
         """
-        placement = self._resolver.resolve_or_infer(tensor_id, leaf, microbatch)
+        placement = self.resolver.resolve_or_infer(tensor_id, leaf, microbatch)
         generated = GeneratedTensor(placement, distribution)
         if generated.distribution is not None:
             return self._generate(tensor_id, generated, leaf), generated
-        full = self._reference.tensor(tensor_id)
+        full = self.reference.tensor(tensor_id)
         return (leaf if full is None else placement.region.take(full).to(leaf.device, leaf.dtype)), generated
 
     def _generate(self, tensor_id: TensorId, generated: GeneratedTensor, like: torch.Tensor) -> torch.Tensor:
@@ -151,25 +145,25 @@ class Generator:
             generated.placement.region,
             dtype=like.dtype,
             distribution=generated.distribution,
-            seed=self._plan.seed,
+            seed=self.plan.seed,
             device=like.device,
         )
 
     def _choose_distributions(self, parameters: Mapping[str, torch.Tensor]) -> Mapping[str, Distribution | None]:
-        if self._plan.parameters == "own":
+        if self.plan.parameters == "own":
             return {}
-        if self._plan.reference is not None:
-            wholes = {name: name if self._port is None else self._port.rename(name) for name in parameters}
+        if self.plan.reference is not None:
+            wholes = {name: name if self.port is None else self.port.rename(name) for name in parameters}
             return {
-                name: self._reference.distribution(TensorId.of(0, None, whole, Kind.PARAM))
+                name: self.reference.distribution(TensorId.of(0, None, whole, Kind.PARAM))
                 for name, whole in wholes.items()
             }
-        measured = measure_parameters(self._adapter.to_local(parameter) for parameter in parameters.values())
-        if self._adapter.mesh.num_ranks > 1:
+        measured = measure_parameters(self.adapter.to_local(parameter) for parameter in parameters.values())
+        if self.adapter.mesh.num_ranks > 1:
             # A shard must not decide the spread of the whole: only the rounded mean is taken from it.
             measured = [Normal(float(round(own.mean)), 0.02) for own in measured]
-        if self._port is not None:
-            measured = self._pool(self._port, parameters, measured)
+        if self.port is not None:
+            measured = self._pool(self.port, parameters, measured)
         return dict(zip(parameters, measured, strict=True))
 
     def _pool(self, port: Port, parameters: Mapping[str, torch.Tensor], measured: Sequence[Normal]) -> list[Normal]:
@@ -187,10 +181,10 @@ class Generator:
         The reference measures only the first tensor of each site, shape and dtype: later microbatches and steps have
         the same distributions.
         """
-        if self._plan.reference is not None:
-            return [self._reference.distribution(tensor_id) for tensor_id, _ in leaves]
+        if self.plan.reference is not None:
+            return [self.reference.distribution(tensor_id) for tensor_id, _ in leaves]
         # With several ranks, only some have the embedding, and all must generate the same data.
-        tables = self._tables if self._adapter.mesh.num_ranks == 1 and not exact else ()
+        tables = self.tables if self.adapter.mesh.num_ranks == 1 and not exact else ()
         keys = [(tensor_id.site, leaf.shape, leaf.dtype, exact) for tensor_id, leaf in leaves]
         new = {key: leaf for key, (_, leaf) in zip(keys, leaves, strict=True) if key not in self._measured}
         for key, leaf in zip(new, copy_to_host(list(new.values())), strict=True):

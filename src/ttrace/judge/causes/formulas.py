@@ -142,7 +142,9 @@ def count_part(evidence: Evidence, part: Values) -> tuple[int, float]:
         surplus += float(((block.theirs - block.ours) * values).sum())
         squares += float(values.square().sum())
     count = round(surplus / max(squares, LEAST_DIVISOR)) if math.isfinite(squares) else 0
-    rest = evidence.measure_rest(partial(_subtract, part, count)) if count else math.inf
+    if count == 0:
+        return 0, math.inf
+    rest = evidence.measure_rest(lambda block: block.theirs - block.ours - count * part.read(block.bounds))
     return (count, rest) if evidence.is_explained_error(rest) else (0, rest)
 
 
@@ -192,10 +194,6 @@ def _measure_factors(block: Block) -> torch.Tensor:
     return (block.ours * block.theirs).sum(-1, keepdim=True) / block.ours.square().sum(-1, keepdim=True).clamp_min(
         LEAST_DIVISOR
     )
-
-
-def _subtract(part: Values, count: int, block: Block) -> torch.Tensor:
-    return block.theirs - block.ours - count * part.read(block.bounds)
 
 
 def _list_parts(evidence: Evidence) -> Iterator[tuple[str, Values]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,11 +81,8 @@ def _measure_blocks(reference: Values, region: Region, part: Values, size: float
     count = torch.bincount(block, minlength=num_rows * num_columns)
     gaps = (x - y).square().nan_to_num(nan=torch.inf, posinf=torch.inf)
     squares = torch.bincount(block, weights=gaps, minlength=num_rows * num_columns)
-    return _split_rows(((squares / count).sqrt() / size).tolist(), num_columns)
-
-
-def _split_rows(values: Sequence[float], width: int) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(values[start : start + width]) for start in range(0, len(values), width))
+    rows = ((squares / count).sqrt() / size).view(num_rows, num_columns)
+    return tuple(map(tuple, rows.tolist()))
 
 
 def _sample_elements(region: Region) -> torch.Tensor:

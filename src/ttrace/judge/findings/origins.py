@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ttrace.judge.causes.evidence import MOST_TOLERANCES
@@ -59,13 +59,7 @@ def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate:
     wrong = {c.id: c for c in comparisons if c.verdict.is_wrong and not c.id.kind.is_of_call}
     if not wrong:
         return ()
-    sites = _WrongSites(
-        list(wrong),
-        _find_called(comparisons),
-        _find_replaced(reference),
-        _find_missing(comparisons),
-        _find_integers(wrong, reference),
-    )
+    sites = _WrongSites(list(wrong), comparisons, reference)
     order = {tensor_id: place for place, tensor_id in enumerate(wrong, 1)}
     surroundings = _Surroundings.of(comparisons, candidate)
     return tuple(
@@ -106,23 +100,6 @@ def merge_gradients(findings: Sequence[Finding], comparisons: Sequence[Compariso
     merged = replace(first, source="", cause=cause, covers=covers)
     others = {finding.comparison.id for finding in accused[1:]}
     return tuple(merged if finding is first else finding for finding in findings if finding.comparison.id not in others)
-
-
-def _find_called(comparisons: Sequence[Comparison]) -> frozenset[str]:
-    """Find the modules that ran; a module does not run if its parent uses its parameters directly."""
-    return frozenset(c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT, Kind.DECISION))
-
-
-def _find_missing(comparisons: Sequence[Comparison]) -> frozenset[TensorId]:
-    """Find the tensors that only the reference has."""
-    return frozenset(c.id for c in comparisons if c.verdict is Verdict.MISSING)
-
-
-def _find_integers(ids: Iterable[TensorId], reference: Trace) -> frozenset[TensorId]:
-    """Find the tensors that are not of floating-point numbers in the reference."""
-    return frozenset(
-        t for t in ids if t in reference.shards and not reference.shards[t][0].record.dtype.is_floating_point
-    )
 
 
 @dataclass(frozen=True)
@@ -204,29 +181,21 @@ def _explain_by_skipped(module: str, surroundings: _Surroundings) -> Cause | Non
     return Cause(CauseName.SKIPPED, f"the candidate never runs {named}")
 
 
-def _find_replaced(reference: Trace) -> frozenset[TensorId]:
-    """Find the tensors that isolation replaced where they enter a module."""
-    enters = (Kind.INPUT, Kind.GRAD_OUTPUT)
-    return frozenset(t for t, shards in reference.shards.items() if t.kind in enters and shards[0].record.values)
-
-
 class _WrongSites:
     """The wrong tensors of a run, indexed by module, and the search for origins among them."""
 
-    def __init__(
-        self,
-        wrong: list[TensorId],
-        called: frozenset[str],
-        replaced: frozenset[TensorId],
-        missing: frozenset[TensorId],
-        integers: frozenset[TensorId],
-    ) -> None:
+    def __init__(self, wrong: list[TensorId], comparisons: Sequence[Comparison], reference: Trace) -> None:
         self._in_order = wrong
         self._wrong = frozenset(wrong)
-        self._called = called
-        self._replaced = replaced
-        self._missing = missing
-        self._integers = integers
+        self._called = {c.id.name for c in comparisons if c.id.kind in (Kind.INPUT, Kind.OUTPUT, Kind.DECISION)}
+        """The modules that ran; a module does not run if its parent uses its parameters directly."""
+        first = {t: shards[0].record for t, shards in reference.shards.items()}
+        self._replaced = {t for t in first if t.kind in (Kind.INPUT, Kind.GRAD_OUTPUT) and first[t].values}
+        """The tensors that isolation replaced where they enter a module."""
+        self._missing = {c.id for c in comparisons if c.verdict is Verdict.MISSING}
+        """The tensors that only the reference has."""
+        self._integers = {t for t in wrong if t in first and not first[t].dtype.is_floating_point}
+        """The tensors that are not of floating-point numbers in the reference."""
         self._first_step = min(t.step for t in wrong)
         self._kinds = {(t.step, t.kind) for t in wrong}
         """The kinds of which anything is wrong in a step."""
@@ -237,7 +206,7 @@ class _WrongSites:
         self._first_inside: dict[tuple[str, int], TensorId] = {}
         """By module and step, the first tensor inside the module that is wrong in the forward pass."""
         for t in wrong:
-            if t not in replaced:
+            if t not in self._replaced:
                 both = itertools.product((t.microbatch, _ANY), (t.call, _ANY))
                 self._at |= {(self.module_of(t), t.kind, t.step, microbatch, call) for microbatch, call in both}
             for module in list_around(t.name):
