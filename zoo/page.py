@@ -76,8 +76,8 @@ Everything here ran on CPU with gloo. It does not test:
 - **NCCL.** Gloo does not reorder messages, does not compute sums in the network, and its groups do not hang.
 - **Races.** Overlapped communication runs, but whether a buffer is read too early depends on timing, and recording
   waits for each tensor. Such bugs are represented by their result: a stale or an overwritten buffer.
-- **Size.** Models have two to five layers and a few thousand parameters, on two or four ranks. Bugs that need larger models
-  are not included. [Another page](explanation/tolerance.md) measures tolerances up to 128 layers, and
+- **Size.** Models have two to five layers and a few thousand parameters, on two or four ranks. Bugs that need
+  larger models are not included. [Another page](explanation/tolerance.md) measures tolerances up to 128 layers, and
   [real widths](reference/wide.md) repeats controls and bugs at the widths of models that people train.
 - **Bugs that both sides share**, and everything else that [TTrace cannot see](explanation/what-it-cannot-see.md).
 """
