@@ -9,11 +9,12 @@ import sys
 
 from ttrace.judge.verdict import Exit
 from zoo import controls
-from zoo.bug import Tier, bugs, entries, story, title
+from zoo.bug import Expected, Tier, bugs, entries, story, title
 from zoo.evaluation import PAGE, evaluated
 from zoo.frameworks.command import measure_frameworks
 from zoo.lines import score_lines
 from zoo.score import CAUSE_OF_SKETCHES, score, score_sketches
+from zoo.seen import Seen
 from zoo.watched import evaluate_watched
 from zoo.wide import evaluate_wide
 
@@ -76,11 +77,17 @@ def _run(chosen: argparse.Namespace) -> int:
         expected = line.bug.expected
         origin = f"{line.bug.package}: {' '.join(line.bug.sources)}" if line.bug.sources else "not reported"
         print(f"{line.name}\n\n{story(line.name)}\n\n{line.bug.tier}, {origin}")
-        print(f"expected  {expected.module}/{expected.kind}: {expected.cause} {expected.axis or ''}")
-        print(f"found     {line.broken.module}/{line.broken.kind}: {line.broken.cause} {line.broken.axis or ''}")
-        print(f"          {line.broken.sentence or line.broken.trouble}")
+        print(f"expected  {_name(expected)}")
+        print(f"found     {_name(line.broken)}")
+        print(f"          {line.broken.sentence or line.broken.trouble or 'the run with the bug passed'}")
         print(f"without   {'passed' if line.clean.exit is Exit.PASSED else line.clean.trouble}\n")
     return 0 if all(line.is_explained and line.is_clean for line in result.lines) else 1
+
+
+def _name(finding: Expected | Seen) -> str:
+    if not finding.cause:
+        return "nothing"
+    return f"{finding.module}/{finding.kind}: {finding.cause} {finding.axis or ''}".rstrip()
 
 
 def _score(chosen: argparse.Namespace) -> int:

@@ -28,13 +28,17 @@ def test_every_detector_is_asked_once() -> None:
     names = [path.stem for path in Path(causes.__file__).parent.glob("*.py") if path.stem != "__init__"]
     modules = [import_module(f"{causes.__name__}.{name}") for name in names]
     written = [each for module in modules for each in vars(module).values() if isinstance(each, Detector)]
-    assert {id(detector) for detector in DETECTORS} == {id(detector) for detector in written}
+    asked, defined = (
+        {f"{each.find.__module__}.{each.find.__name__}" for each in some} for some in (DETECTORS, written)
+    )
+    assert asked == defined, f"DETECTORS of {causes.__file__} lacks {defined - asked}"
     assert len({id(detector) for detector in DETECTORS}) == len(DETECTORS)
 
 
 @pytest.mark.parametrize("cause", all_causes(), ids=lambda cause: cause.name.value)
 def test_every_cause_is_proven_or_says_why_not(cause: KnownCause) -> None:
     if cause.bug:
+        assert cause.bug in entries(), f"the zoo has no entry {cause.bug}: add it to zoo/mistakes.py"
         assert entries()[cause.bug].expected.cause == cause.name.value
     else:
         why, _, test = cause.unproven.partition("; ")
