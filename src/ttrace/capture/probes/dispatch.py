@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 
@@ -274,8 +273,8 @@ class ForwardTensors(ModuleTensors):
     what one call for the whole sequence has. Masks and caches have more dims and are left out.
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._parts: dict[tuple[int, Site], list[torch.Tensor]] = {}
 
     def visit(self, call: ModuleCall, kind: Kind, slot: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -285,8 +284,8 @@ class ForwardTensors(ModuleTensors):
         with self.pause():
             if kind not in (Kind.INPUT, Kind.OUTPUT) or not tensor.is_floating_point() or tensor.ndim not in (2, 3):
                 return None
-            if self._nudge is not None and kind is Kind.OUTPUT and not call.takes_floats:
-                other = self._nudge.visit(Visit(TensorId(call.step, 0, site), tensor, entry=True))
+            if self.nudge is not None and kind is Kind.OUTPUT and not call.takes_floats:
+                other = self.nudge.visit(Visit(TensorId(call.step, 0, site), tensor, entry=True))
             self._parts.setdefault((call.step, site), []).append((tensor if other is None else other).detach().clone())
         return other
 
@@ -299,11 +298,11 @@ class ForwardTensors(ModuleTensors):
         }
         self._parts.clear()
         shapes = {
-            tensor_id: self._reference.shape(tensor_id) or tuple(tensor.shape) for tensor_id, tensor in joined.items()
+            tensor_id: self.reference.shape(tensor_id) or tuple(tensor.shape) for tensor_id, tensor in joined.items()
         }
         is_as_long = any(tuple(tensor.shape) == shapes[tensor_id] for tensor_id, tensor in list(joined.items())[:1])
         for tensor_id, tensor in joined.items():
             # Each chunk of a prompt has the logits of its last token, of which only those of the last chunk are used.
             if is_as_long and len(shapes[tensor_id]) == tensor.ndim:
                 tensor = tensor[:, -shapes[tensor_id][_SEQUENCE] :]
-            self._dispatcher.visit(Visit(tensor_id, tensor))
+            self.dispatcher.visit(Visit(tensor_id, tensor))
