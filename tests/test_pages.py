@@ -36,9 +36,9 @@ COVERED = ("checkpoints", "sweep", "upgrades")
 HOW_TO = sorted(path for path in (DOCS / "howto").glob("*.md") if path.name not in ELSEWHERE)
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
 REMOVED = {
-    "CHANGELOG.md": {"archive", "--restore", "bisect-exit", "--tensorboard", "--wandb"},
+    "CHANGELOG.md": {"archive", "--restore", "bisect-exit", "--perfetto", "--tensorboard", "--wandb"},
     "0018-archives.md": {"archive", "--restore"},
-    "migrate.md": {"archive", "bisect-exit", "--tensorboard", "--wandb"},
+    "migrate.md": {"archive", "bisect-exit", "--perfetto", "--tensorboard", "--wandb"},
 }
 """Commands and options of earlier versions, by the page that still names them."""
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
