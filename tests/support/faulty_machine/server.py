@@ -32,7 +32,12 @@ _NAMESPACES = ("net", "uts")
 _NEEDED = (
     *("ttrace.attach", "ttrace.capture.start", "ttrace.cli.entry", "ttrace.cli.outcome", "ttrace.cli.options"),
     *("ttrace.cli.outcome", "ttrace.monitor.monitor", "ttrace.workflow.folder", "ttrace.workflow.run"),
-    *("ttrace.workflow.engines.select", "tests.support.faulty_machine.faults", "torch.distributed.run", "rich.console"),
+    *(
+        "ttrace.workflow.engines.torchrun",
+        "tests.support.faulty_machine.faults",
+        "torch.distributed.run",
+        "rich.console",
+    ),
     *(
         "tests.support.faulty_machine.store",
         "torch.distributed.tensor",
