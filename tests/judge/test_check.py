@@ -50,6 +50,16 @@ def test_findings_outrank_what_could_not_be_judged(case: Case) -> None:
     assert judgement.exit is Exit.FOUND
 
 
+@pytest.mark.parametrize(("size", "expected"), [(0.0, Exit.UNJUDGED), (1.0, Exit.PASSED)])
+def test_a_check_without_any_gradient_is_no_success(case: Case, size: float, expected: Exit) -> None:
+    case.add("0/-/fc.weight/param_grad", torch.zeros(4, 8))
+    case.add("0/-/head.weight/param_grad", size * draw_tensor(4, 8))
+    judgement = case.judge()
+    assert judgement.exit is expected
+    about = [problem for problem in judgement.problems if problem.startswith("no parameter of the reference has a")]
+    assert len(about) == (expected is Exit.UNJUDGED)
+
+
 def test_an_empty_candidate_trace_is_not_judged_and_says_what_to_do(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.add_trusted("0/0/fc/output", draw_tensor(4, 8))

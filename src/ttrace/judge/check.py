@@ -196,6 +196,7 @@ def _collect_problems(rounding: ToleranceModel, candidate: Trace) -> Iterator[st
     yield from dict.fromkeys(problem for trace in traces for problem in trace.problems())
     yield from _describe_empty_sides(reference, candidate)
     yield from _describe_still_twins(rounding)
+    yield from _describe_zero_gradients(rounding)
     yield from describe_outlying_twins(rounding)
 
 
@@ -243,6 +244,17 @@ def _describe_still_twins(rounding: ToleranceModel) -> Iterator[str]:
             "the twins are the reference, bit for bit: no floating-point number was nudged, so tolerances are too "
             "narrow. Attach the module through which numbers enter, an embedding for instance."
         )
+
+
+def _describe_zero_gradients(rounding: ToleranceModel) -> Iterator[str]:
+    """With gradients of zero, two trainings agree whatever happens to their gradients."""
+    gradients = {t: s for t, s in rounding.stats.items() if t.kind in (Kind.PARAM_GRAD, Kind.MAIN_GRAD)}
+    if not rounding.reference.manifest.isolated and any(gradients.values()):
+        if all(s.aa == 0.0 and s.finite_a for stats in gradients.values() for s in stats):
+            yield (
+                "no parameter of the reference has a gradient other than zero, so nothing was tested about gradients. "
+                "Does the loss depend on the model's parameters, and does its weight or its mask leave anything of it?"
+            )
 
 
 def _note_one_rank(candidate: Trace) -> Iterator[str]:

@@ -149,7 +149,7 @@ def test_a_gradient_as_small_as_rounding_of_its_terms_is_not_judged_and_excused(
 
 def test_a_gradient_that_is_exactly_zero_in_the_reference_alone_is_excused_too(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.add_right("0/0/a/output", "0/0/key/grad_output")
+    case.add_right("0/0/a/output", "0/0/key/grad_output", "0/-/key.weight/param_grad")
     case.reference.record_parts("0/-/key.bias/param_grad", torch.zeros(64))
     case.twin.record_parts("0/-/key.bias/param_grad", 1e-9 * draw_tensor(64))
     case.candidate.record_parts("0/-/key.bias/param_grad", 1e-9 * draw_tensor(64), "a/tp")
