@@ -429,6 +429,53 @@ def test_statistics_of_own_microbatches_are_not_held_against_those_of_all(tmp_pa
     assert any(describe(Why(Reason.OWN_MICROBATCHES)) in note for note in judgement.notes)
 
 
+def with_statistics(folder: Path, name: str, momentum: float) -> Case:
+    """A batch norm of two ranks, each with a microbatch of its own; the reference's has a momentum of 0.1."""
+    case, rows = Case(folder, "dp=2"), [draw_tensor(32, 16, seed=seed) + draw_tensor(16) for seed in (1, 2)]
+    case.reference.forward_buffers = (f"norm.{name}",)
+    start = torch.zeros(16) if name == "running_mean" else torch.ones(16)
+    batches = [batch.mean(0) if name == "running_mean" else 3 * batch.var(0) for batch in rows]
+    case.add(f"0/-/norm.{name}/buffer", start)
+    case.add_trusted(f"0/-/norm.{name}/buffer_after", start.lerp(batches[0], 0.1).lerp(batches[1], 0.1))
+    for rank in (0, 1):
+        case.add_trusted(f"0/{rank}/norm/output", FULL)
+        case.candidate.record_parts(f"0/{rank}/norm/output", FULL, ranks=[rank])
+        case.candidate.record(rank, f"0/-/norm.{name}/buffer_after", start.lerp(batches[rank], momentum), "a")
+    return case
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+@pytest.mark.parametrize(("momentum", "is_explained"), [(0.1, True), (0.01, False), (-0.1, False)])
+def test_statistics_of_own_microbatches_change_as_much_as_those_of_all(
+    name: str, momentum: float, is_explained: bool, tmp_path: Path
+) -> None:
+    judgement = with_statistics(tmp_path, name, momentum).judge()
+    found = find_comparison(judgement, f"0/-/norm.{name}/buffer_after")
+    assert found.reason is (Reason.OWN_MICROBATCHES if is_explained else Reason.OTHER_STATISTICS)
+    assert judgement.exit is (Exit.PASSED if is_explained else Exit.FOUND)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("running_var", -5.0, Reason.NEGATIVE_VARIANCE),
+        ("running_var", 5.0, Reason.OWN_MICROBATCHES),
+        ("running_mean", -5.0, Reason.OWN_MICROBATCHES),
+        ("running_mean", torch.nan, Reason.NOT_FINITE),
+    ],
+)
+def test_own_microbatches_do_not_explain_every_value(name: str, value: float, reason: Reason, tmp_path: Path) -> None:
+    case = with_buffers(tmp_path, cut=False)
+    case.reference.forward_buffers = (f"norm.{name}",)
+    case.add_trusted(f"1/-/norm.{name}/buffer_after", 1 + draw_tensor(16).abs())
+    for rank in (0, 1):
+        case.candidate.record(rank, f"1/-/norm.{name}/buffer_after", torch.full((16,), value * rank), "a")
+    judgement = case.judge()
+    found = find_comparison(judgement, f"1/-/norm.{name}/buffer_after")
+    assert found.reason is reason
+    assert found.verdict is (Verdict.UNJUDGED if reason is Reason.OWN_MICROBATCHES else Verdict.FAIL)
+
+
 def test_statistics_of_a_part_of_the_batch_are_wrong(tmp_path: Path) -> None:
     judgement = with_buffers(tmp_path, cut=True).judge()
     assert find_comparison(judgement, NORM).verdict is Verdict.CONFLICT

@@ -249,12 +249,12 @@ def _describe_still_twins(rounding: ToleranceModel) -> Iterator[str]:
 def _describe_zero_gradients(rounding: ToleranceModel) -> Iterator[str]:
     """With gradients of zero, two trainings agree whatever happens to their gradients."""
     gradients = {t: s for t, s in rounding.stats.items() if t.kind in (Kind.PARAM_GRAD, Kind.MAIN_GRAD)}
-    if not rounding.reference.manifest.isolated and any(gradients.values()):
-        if all(s.aa == 0.0 and s.finite_a for stats in gradients.values() for s in stats):
-            yield (
-                "no parameter of the reference has a gradient other than zero, so nothing was tested about gradients. "
-                "Does the loss depend on the model's parameters, and does its weight or its mask leave anything of it?"
-            )
+    is_measured = any(gradients.values()) and not rounding.reference.manifest.isolated
+    if is_measured and all(s.aa == 0.0 and s.finite_a for stats in gradients.values() for s in stats):
+        yield (
+            "no parameter of the reference has a gradient other than zero, so nothing was tested about gradients. "
+            "Does the loss depend on the model's parameters, and does its weight or its mask leave anything of it?"
+        )
 
 
 def _note_one_rank(candidate: Trace) -> Iterator[str]:

@@ -18,15 +18,24 @@ from ttrace.judge.tensors.logical import LogicalTensor, Piece, factor_to_come, m
 from ttrace.judge.tensors.values import Values
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.scale import judge_scale
-from ttrace.judge.tolerance.twins import is_zero, replica_tolerance
+from ttrace.judge.tolerance.twins import TINY, is_zero, replica_tolerance
 from ttrace.judge.verdict import Comparison, RegionError, Tolerance, Verdict
 from ttrace.layouts.ids import Kind, TensorId, make_scores_slot
 from ttrace.layouts.placement import INFERRED, LayoutSource, Provenance
 from ttrace.trace.reader import Shard, Trace
-from ttrace.values.stats import Stats
+from ttrace.values.stats import LEAST_DIVISOR, Stats
 
 _FIRST_FORWARD = Provenance(LayoutSource.FIRST_FORWARD)
 _FORWARD = (Kind.INPUT, Kind.OUTPUT, Kind.CALL)
+_AROUND_STEP = (Kind.BUFFER_AFTER, Kind.BUFFER)
+_MEAN, _VARIANCE = "running_mean", "running_var"
+"""The names that torch gives to the statistics of its batch and instance norms."""
+_SPREADS = 4.0
+"""How many times the deviation that own microbatches explain is allowed.
+
+Of 12,960 drawn batch norms (2-8 ranks, 1-4 microbatches on each, momentum 0.01 to 1, buffers broadcast or not),
+the worst came to 1.07.
+"""
 
 
 @dataclass(frozen=True)
@@ -181,6 +190,46 @@ class Comparer:
         ranks = {rank for piece in b.pieces for rank in piece.ranks}
         return any(not ranks <= self._ran.get((step, microbatch), frozenset()) for step, microbatch in ran)
 
+    def _find_flaw_of_statistics(self, tensor_id: TensorId, tolerance: Tolerance) -> Why | None:
+        """Find what own microbatches cannot explain in a buffer; None if they may explain all of it."""
+        held = {shard.coord.rank: shard for shard in self.candidate.shards[tensor_id]}
+        if not all(shard.record.has_values and shard.record.dtype.is_floating_point for shard in held.values()):
+            return None
+        if not all(bool(shard.tensor().isfinite().all()) for shard in held.values()):
+            return Why(Reason.NOT_FINITE)
+        name = tensor_id.name.rpartition(".")[2]
+        least = {rank: float(shard.tensor().min()) for rank, shard in held.items() if shard.tensor().numel()}
+        rank = min(least, key=least.__getitem__, default=None)
+        if name == _VARIANCE and rank is not None and least[rank] < 0.0:
+            return Why(Reason.NEGATIVE_VARIANCE, count=rank, value=least[rank])
+        is_first = tensor_id.kind is Kind.BUFFER_AFTER and tensor_id.step == self.candidate.manifest.first_step
+        return self._compare_changes(tensor_id, tolerance) if is_first and name in (_MEAN, _VARIANCE) else None
+
+    def _compare_changes(self, tensor_id: TensorId, tolerance: Tolerance) -> Why | None:
+        """Compare how the first step changed the ranks' statistics with how it changed the reference's."""
+        sides = []
+        for trace in (self.reference, self.candidate):
+            after, before = ({s.coord.rank: s for s in trace.shards.get(tensor_id.at(k), ())} for k in _AROUND_STEP)
+            if after.keys() != before.keys() or not all(
+                s.record.has_values for s in (*after.values(), *before.values())
+            ):
+                return None
+            sides.append({rank: (before[rank].tensor().double(), after[rank].tensor().double()) for rank in after})
+        (start, end), theirs = next(iter(sides[0].values())), sides[1]
+        if (
+            len(theirs) < 2
+            or end.numel() < TINY
+            or not all(torch.equal(start, before) for before, _ in theirs.values())
+        ):
+            return None
+        ran = [ranks for (step, _), ranks in self._ran.items() if step == tensor_id.step]
+        num_own = min(sum(rank in ranks for ranks in ran) for rank in theirs)
+        changes = torch.stack([after - before for before, after in theirs.values()])
+        off, explained = measure_changes(end - start, changes, num_own, len(ran))
+        size = max(float((end - start).norm()), LEAST_DIVISOR)
+        allowed = _SPREADS * explained + tolerance.value * float(end.norm())
+        return Why(Reason.OTHER_STATISTICS, value=off / size, limit=allowed / size) if off > allowed else None
+
     def _judge(self, tensor_id: TensorId, a: LogicalTensor, b: LogicalTensor) -> Comparison:
         tolerance, left_out = self.twins.tolerances[tensor_id], None
         factor = factor_to_come(tensor_id, self.reference, self.candidate)
@@ -195,7 +244,10 @@ class Comparer:
         if verdict is Verdict.FAIL and tensor_id.kind is Kind.DECISION:
             verdict, why = self._judge_decision(tensor_id, a, b)
         if verdict.is_wrong and self._is_of_some_microbatches(tensor_id, b):
-            return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.OWN_MICROBATCHES), layout=b.layout, by=b.by)
+            flaw = self._find_flaw_of_statistics(tensor_id, tolerance)
+            if flaw is None:
+                return Comparison(tensor_id, Verdict.UNJUDGED, Why(Reason.OWN_MICROBATCHES), layout=b.layout, by=b.by)
+            verdict, why = Verdict.FAIL, flaw
         if verdict is Verdict.PASS and left_out is not None and left_out.is_everything():
             verdict = Verdict.UNJUDGED
             why = Why(Reason.NOISE_DOMINATED_UPDATE if tolerance.is_proven_zero else Reason.UNPROVEN_UPDATE)
@@ -317,6 +369,23 @@ def judge_decision(
     if worst <= allowed:
         return Verdict.PASS, Why(Reason.CHOICES_TIED, count=count, total=total)
     return Verdict.FAIL, Why(Reason.CHOICES_DIFFER, count=count, total=total, value=worst, limit=allowed)
+
+
+def measure_changes(
+    change: torch.Tensor, changes: torch.Tensor, num_own: int, num_microbatches: int
+) -> tuple[float, float]:
+    """Measure how far the mean of the ranks' `changes` of a statistic is from the reference's, and what explains it.
+
+    Each forward pass moves a statistic by a fixed part of the way to that of its batch. The reference runs more of
+    them, so the mean over the ranks moves by a factor less: a factor between the share of microbatches that a rank
+    runs and 1. The rest is due to how much batches differ. By the inequality of Cauchy and Schwarz, it is at most the
+    spread between the ranks times the root of the number of microbatches, if each rank runs one.
+    """
+    mean = changes.mean(0)
+    factor = float(mean.flatten() @ change.flatten()) / max(float(change.square().sum()), LEAST_DIVISOR)
+    off = float((mean - min(max(factor, num_own / num_microbatches), 1.0) * change).norm())
+    spread = float((changes - mean).norm()) / math.sqrt(len(changes) - 1)
+    return off, math.sqrt(num_microbatches) * spread
 
 
 def judge_own_rows(comparison: Comparison, a: LogicalTensor, b: LogicalTensor, candidate: Trace) -> Comparison:

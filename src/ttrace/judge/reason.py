@@ -54,6 +54,8 @@ class Reason(Enum):
     NOT_FINITE = "not finite"
     REPLICAS_DIFFER = "replicas differ"
     MIS_SCALED = "mis-scaled"
+    NEGATIVE_VARIANCE = "negative variance"
+    OTHER_STATISTICS = "other statistics"
     CHOICES_DIFFER = "choices differ"
     CHOICES_TIED = "choices within rounding of a tie"
 
@@ -150,6 +152,11 @@ _SENTENCES: Mapping[Reason, str] = {
     Reason.MIS_SCALED: (
         "the candidate is {value:.5g} x the reference, rounding explains a factor within {limit:.1e} of 1; its error "
         "does not show it"
+    ),
+    Reason.NEGATIVE_VARIANCE: "a variance is never negative, but rank {count} has {value:.3g}",
+    Reason.OTHER_STATISTICS: (
+        "over the ranks, the mean change of this buffer differs from the reference's by {value:.2g} times the latter; "
+        "that each rank has its own microbatches explains {limit:.2g}"
     ),
     Reason.CHOICES_DIFFER: (
         "{count} of {total} choices differ, by up to {value:.1e} in score; rounding explains {limit:.1e}"
