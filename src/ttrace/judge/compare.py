@@ -329,6 +329,8 @@ def _decide_verdict(
     # Replicas that are all wrong, and nearly the same, are a failure rather than a conflict.
     if replicas[0] > (max(replicas[1], tolerance.value) if is_off else replicas[1]):
         return Verdict.CONFLICT, Why(Reason.REPLICAS_DIFFER, value=replicas[0])
+    if not is_off and tolerance.systematic:
+        return Verdict.UNJUDGED, Why(Reason.BEHIND_NOISE, value=tolerance.systematic, limit=tolerance.without_noise)
     return (Verdict.FAIL if is_off else Verdict.PASS), None
 
 

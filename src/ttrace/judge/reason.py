@@ -40,6 +40,7 @@ class Reason(Enum):
     OTHER_SHAPE = "other shape"
     DIFFERENT_SHAPES = "ranks disagree on the shape"
     OVERLAP = "overlap"
+    BEHIND_NOISE = "behind noise"
 
     # Something is not there.
     NO_TENSOR = "no such tensor"
@@ -140,6 +141,10 @@ _SENTENCES: Mapping[Reason, str] = {
     Reason.OTHER_SHAPE: "the candidate's shape {other_shapes} is not the reference's {first_shape}",
     Reason.DIFFERENT_SHAPES: "in the {side} the ranks state different shapes: {shapes}",
     Reason.OVERLAP: "in the {side} different shards hold the same {count} elements",
+    Reason.BEHIND_NOISE: (
+        "two runs of the candidate have an error of {value:.1e} in common, and rounding explains {limit:.1e}. It is "
+        "within the tolerance only because the runs also differ from each other: make the candidate deterministic"
+    ),
     Reason.NO_TENSOR: "the {side} has no such tensor",
     Reason.ONE_SIDE_CLIPS: "only the {side} clips gradients",
     Reason.NO_MODULE: "the {side} has no {few_names}",

@@ -86,6 +86,8 @@ class Tolerance:
     """The size of its siblings' elements, to which errors are relative, for a gradient that is zero; else 0."""
     is_repeated: bool = True
     """Whether the second runs of reference and candidate, as far as there were any, gave the same values."""
+    systematic: float = 0.0
+    """The error that two runs of a noisy candidate have in common, if only noise can excuse it; else 0."""
     is_proven_zero: bool = False
     """Whether this is a gradient that is proven to be zero but for rounding, or what a step made of one."""
     terms: tuple[ToleranceTerm, ...] = ()
@@ -96,6 +98,11 @@ class Tolerance:
         """The term that gave the value; None for integers, which must be equal."""
         apart = (ToleranceRule.SCALE, ToleranceRule.NOISE)
         return max((term for term in self.terms if term.rule not in apart), key=lambda term: term.value, default=None)
+
+    @property
+    def without_noise(self) -> float:
+        """The value without what the noise of the candidate added, which is the last term if there is any."""
+        return self.value - sum(term.value for term in self.terms[-1:] if term.rule is ToleranceRule.NOISE)
 
     def with_term(self, rule: ToleranceRule, value: float) -> Tolerance:
         """Add a term; the caller also sets the value."""

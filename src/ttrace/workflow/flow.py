@@ -122,13 +122,13 @@ class Flow:
         if fresh:
             self._candidate(self.run, self.settings, self.run.candidate).clear()
         if not self._trace_or_keep("candidate", self._candidate(self.run, self.settings, self.run.candidate)):
-            self._repeat.clear()
+            self._make_repeat().clear()
             shutil.rmtree(self.run.isolated.candidate, ignore_errors=True)
             shutil.rmtree(self.run.full.candidate, ignore_errors=True)
 
-    def trace_repeat(self) -> None:
-        """Trace the candidate a second time, unless that was done before."""
-        stage = self._repeat
+    def trace_repeat(self, sites: Sequence[str] = ()) -> None:
+        """Trace the candidate a second time, unless that was done before; the values of these sites are stored."""
+        stage = self._make_repeat(sites)
         if not stage.is_done():
             self._run("repeat", stage)
 
@@ -213,9 +213,8 @@ class Flow:
         plan = change(known, out=run.twin(number), role="twin", twin=number)
         return Stage(self.commands.reference, plan)
 
-    @property
-    def _repeat(self) -> Stage:
-        first = change(self.settings, repeats=self.run.candidate.resolve())
+    def _make_repeat(self, sites: Sequence[str] = ()) -> Stage:
+        first = change(self.settings, full=(*self.settings.full, *sites), repeats=self.run.candidate.resolve())
         return self._candidate(self.run, first, self.run.repeat)
 
     def _candidate(self, run: Run, settings: Plan, out: Path) -> Stage:

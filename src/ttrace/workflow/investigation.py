@@ -60,7 +60,8 @@ class Investigation:
         """Run the candidate again; if the second run differs from the first, judge with the noise between them."""
         run = self.flow.run
         try:
-            self.flow.trace_repeat()
+            # What the two runs have in common is measured where something is wrong first, and needs their values.
+            self.flow.trace_repeat(_list_accused(judgement))
             if is_complete(run.repeat) and not is_repeated(Trace(run.candidate), Trace(run.repeat)):
                 self.flow.on_stage("check with the candidate's noise")
                 return self.flow.run.judge_ordinary(self.strictness)
@@ -71,10 +72,8 @@ class Investigation:
 
     def record_in_full(self, judgement: Judgement) -> Judgement:
         """Record in full what was wrong first in sketches, and judge with the values."""
-        worst = judgement.findings[:_MOST_FULL]
-        names = dict.fromkeys(name for finding in worst for name in (finding.module, finding.comparison.id.name))
         try:
-            self.flow.trace_in_full([site for name in names for site in list_sites(name)])
+            self.flow.trace_in_full([site for name in _list_accused(judgement) for site in list_sites(name)])
             self.flow.on_stage("check in full")
             return self.flow.run.judge_ordinary(self.strictness)
         except TTraceError as error:
@@ -91,6 +90,12 @@ class Investigation:
         except TTraceError as error:
             shutil.rmtree(isolated.folder, ignore_errors=True)
             return _add_note(judgement, f"the isolated run failed: {error}")
+
+
+def _list_accused(judgement: Judgement) -> list[str]:
+    """List the modules and tensors of the first findings by name."""
+    worst = judgement.findings[:_MOST_FULL]
+    return list(dict.fromkeys(name for finding in worst for name in (finding.module, finding.comparison.id.name)))
 
 
 def list_sites(module: str) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from tests.support.traces import Case, TraceBuilder, draw_tensor, nudge
 from ttrace.judge.check import judge_candidate
 from ttrace.judge.margin import MARGIN
+from ttrace.judge.reason import Reason, describe
 from ttrace.judge.tolerance.model import ToleranceModel
 from ttrace.judge.tolerance.run_to_run import Noise, is_repeated
 from ttrace.judge.verdict import Exit, Judgement
@@ -50,6 +51,47 @@ def test_noise_is_added_to_the_tolerance(tmp_path: Path) -> None:
 def test_what_is_wrong_in_both_runs_is_found_through_noise(tmp_path: Path) -> None:
     _, after, _ = judge(tmp_path, noise=8.0, wrong=1e-2)
     assert after.exit is Exit.FOUND
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (0.0, Exit.PASSED),
+        (3 * NOISE, Exit.PASSED),  # within the tolerance without the noise
+        (30 * NOISE, Exit.UNJUDGED),
+        (100 * NOISE, Exit.FOUND),
+    ],
+)
+def test_noise_is_no_room_for_what_is_wrong_in_both_runs(wrong: float, expected: Exit, tmp_path: Path) -> None:
+    _, after, _ = judge(tmp_path, noise=8.0, wrong=wrong)
+    assert after.exit is expected
+    if expected is Exit.UNJUDGED:
+        assert {comparison.reason for comparison in after.comparisons} == {Reason.BEHIND_NOISE}
+        assert "have an error of 3.0e-04 in common, and rounding explains 3.9e-05" in describe(after.comparisons[0].why)
+
+
+def judge_errors(folder: Path, *errors: torch.Tensor) -> Judgement:
+    """A candidate whose two runs have these errors."""
+    case, full = Case(folder, noise=NOISE), draw_tensor(*errors[0].shape)
+    case.add_trusted("0/0/a/output", full)
+    case.candidate.record_parts("0/0/a/output", full + errors[0], "a b/tp")
+    again = TraceBuilder(folder / "again", "tp=2")
+    again.record_parts("0/0/a/output", full + errors[1], "a b/tp")
+    rounding, candidate = ToleranceModel.measure(case.reference.close(), [case.twin.close()]), case.candidate.close()
+    return judge_candidate(Noise.between(candidate, again.close(), rounding).widen(rounding), candidate)
+
+
+def test_one_noisy_number_that_moves_all_elements_is_not_taken_for_a_systematic_error(tmp_path: Path) -> None:
+    direction = NOISE * draw_tensor(64, 64, seed=5)
+    assert judge_errors(tmp_path / "noise", 16 * direction, 10 * direction).exit is Exit.PASSED
+    wrong = NOISE * draw_tensor(64, 64, seed=6)
+    found = judge_errors(tmp_path / "wrong", 16 * wrong + 3 * direction, 16 * wrong - 3 * direction)
+    assert found.exit is Exit.UNJUDGED
+
+
+def test_a_few_elements_may_agree_by_chance(tmp_path: Path) -> None:
+    wrong, direction = (NOISE * draw_tensor(2, 4, seed=seed) for seed in (6, 5))
+    assert judge_errors(tmp_path, 9 * wrong + 3 * direction, 9 * wrong - 3 * direction).exit is Exit.PASSED
 
 
 def test_a_race_excuses_nothing(tmp_path: Path) -> None:

@@ -4,23 +4,35 @@ Kernels with atomics or split-K, and the backward pass of flash attention, sum i
 iteration of the reference without a nudge shows the reference's noise, and a second run of the candidate shows the
 candidate's. Noise that is at most the margin times what rounding explains is treated as rounding. Larger noise is
 caused by a race or by random numbers, and excuses nothing.
+
+Noise is no room for bugs: the errors of two runs of the candidate have a systematic part in common, whatever its noise.
+Its square is the inner product of the two errors, <b - a, c - a> = (|b - a|^2 + |c - a|^2 - |b - c|^2) / 2. If it is
+beyond the tolerance without the noise, the tensor does not pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ttrace.errors import SketchError
-from ttrace.judge.tensors.logical import LogicalTensor, measure
+from ttrace.judge.tensors.logical import LogicalTensor, factor_to_come, measure
 from ttrace.judge.tolerance.model import ToleranceModel
+from ttrace.judge.tolerance.twins import TINY
 from ttrace.judge.verdict import Tolerance, ToleranceRule
 from ttrace.layouts.ids import Kind, TensorId
 from ttrace.trace.reader import Shard, Trace
-from ttrace.values.stats import Stats
+from ttrace.values.stats import LEAST_DIVISOR, Stats
+
+_LEAST_RATIO = 2.0
+"""A systematic part is at least this many times the noise of one run.
+
+Noise in many directions is nearly orthogonal in two runs, but the few numbers that a noisy scalar or a small tensor
+moves may agree by chance. Chosen, not measured.
+"""
 
 
 def is_repeated(one: Trace, again: Trace) -> bool:
@@ -48,10 +60,14 @@ class Noise:
     stats: dict[TensorId, Stats]
     side: str
     """The side: reference or candidate."""
+    systematic: Mapping[TensorId, float] = field(default_factory=dict)
+    """For the candidate, the relative error that its two runs have in common, where the second one stored values."""
 
     @classmethod
     def between(cls, first: Trace, again: Trace, rounding: ToleranceModel, side: str = "candidate") -> Noise:
-        return cls(dict(_measure_differences(first, again, rounding)), side)
+        stats = dict(_measure_differences(first, again, rounding))
+        ids = [t for t in stats if stats[t].dd > 0.0] if side == "candidate" else []
+        return cls(stats, side, {t: _measure_systematic(t, stats[t], first, again, rounding) for t in ids})
 
     def is_rounding(self, rounding: ToleranceModel) -> bool:
         """Whether all of it is as small as the effect of a different order of sums.
@@ -96,11 +112,13 @@ class Noise:
             return tolerance
         off = abs(stats.scale - 1.0) if stats.aa else 0.0
         noise = rounding.margin * tolerance.error(stats)
+        systematic = 0.0 if tolerance.size else self.systematic.get(tensor_id, 0.0)
         wider = replace(
             tolerance,
             is_repeated=tolerance.is_repeated and stats.dd == 0.0,
             value=tolerance.value + noise,
             scale=tolerance.scale + rounding.scale_margin * off,
+            systematic=systematic if systematic > tolerance.value else 0.0,
         )
         return wider.with_term(ToleranceRule.NOISE, noise) if noise else wider
 
@@ -114,6 +132,26 @@ def _allow_reordering(tolerance: Tolerance) -> float:
     Chosen, not measured.
     """
     return math.sqrt(tolerance.floor) / 4
+
+
+def _measure_systematic(tensor_id: TensorId, noise: Stats, one: Trace, again: Trace, rounding: ToleranceModel) -> float:
+    """Measure the relative error that two runs have in common; 0 if it is not known, or may be noise."""
+    reference = LogicalTensor.of(rounding.reference, tensor_id)
+    assert reference is not None, "it was measured"
+    first, second = (LogicalTensor.of(trace, tensor_id, reference.shape) for trace in (one, again))
+    if first is None or second is None or second.is_measured or noise.count < TINY:
+        return 0.0
+    factor, left_out = factor_to_come(tensor_id, rounding.reference, one), rounding.find_noise_dominated(tensor_id)
+    ours, theirs = (measure(reference, each, factor=factor, left_out=left_out)[0] for each in (first, second))
+    if not (ours.finite_a and ours.finite_b and theirs.finite_b):
+        return 0.0
+    apart = factor * factor * noise.dd
+    common = (ours.dd + theirs.dd - apart) / 2
+    # If a single number is noisy, as a clip factor, all errors are parallel to the difference between the two runs.
+    across = ours.dd - (ours.dd - common) ** 2 / max(apart, LEAST_DIVISOR)
+    squares = min(common, across)
+    is_noise = squares < _LEAST_RATIO**2 * apart / 2
+    return 0.0 if is_noise else math.sqrt(squares / max(ours.aa, LEAST_DIVISOR))
 
 
 def _measure_differences(one: Trace, again: Trace, rounding: ToleranceModel) -> Iterator[tuple[TensorId, Stats]]:
