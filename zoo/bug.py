@@ -54,6 +54,7 @@ class Topic(StrEnum):
     PORT = "port"
     DRIFT = "drift"
     INFERENCE = "inference"
+    HIDDEN = "hidden"
 
 
 @dataclass(frozen=True)

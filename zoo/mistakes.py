@@ -7,6 +7,7 @@ are proofs of a cause. They are not counted among the bugs of docs/evaluation.md
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -80,6 +81,61 @@ MISTAKES: Mapping[str, Bug] = {
         small("hand"),
         breaking.other_learning_rate,
         Expected("head", "update", "optimizer settings"),
+    ),
+    "other-momentum": mistake(
+        Topic.HIDDEN,
+        small("hand", optimizer=breaking.sgd),
+        breaking.set_in_optimizer(momentum=0.5),
+        Expected("words", "update", "optimizer settings"),
+    ),
+    "other-dampening": mistake(
+        Topic.HIDDEN,
+        small("hand", optimizer=breaking.sgd),
+        breaking.set_in_optimizer(dampening=0.5),
+        Expected("words", "update", "optimizer settings"),
+    ),
+    "no-weight-decay-in-bfloat16": mistake(
+        Topic.HIDDEN,
+        small("hand", dtype=torch.bfloat16),
+        breaking.set_in_optimizer(weight_decay=0.0),
+        Expected("words", "update", "optimizer settings"),
+    ),
+    "learning-rate-in-bfloat16": mistake(
+        Topic.HIDDEN,
+        small("hand", dtype=torch.bfloat16),
+        breaking.set_in_optimizer(lr=1.01e-3),
+        Expected("words", "update", "optimizer settings"),
+    ),
+    "warm-up-to-another-rate": mistake(
+        Topic.HIDDEN,
+        small("hand", optimizer=breaking.warming_up, num_steps=2),
+        breaking.warms_up_to_another_rate,
+        Expected("words", "update", "optimizer settings"),
+    ),
+    "schedule-stepped-by-every-rank": mistake(
+        Topic.HIDDEN,
+        small("hand", optimizer=breaking.warming_up, num_steps=2),
+        breaking.schedule_stepped_by_every_rank,
+        Expected("words", "update", "optimizer settings"),
+    ),
+    "left-out-during-warm-up": mistake(
+        Topic.HIDDEN,
+        small("hand", optimizer=breaking.warming_up),
+        breaking.left_out_of_optimizer,
+        Expected("layers.1.norm2", "update", "not updated"),
+    ),
+    "other-dropout": mistake(
+        Topic.HIDDEN,
+        small("ddp", shape=replace(breaking.SHAPE, adapt=breaking.with_dropout)),
+        breaking.other_dropout,
+        Expected("norm.1", "output", "module settings"),
+        is_early=True,
+    ),
+    "dropout-not-in-training-mode": mistake(
+        Topic.HIDDEN,
+        small("ddp", shape=replace(breaking.SHAPE, adapt=breaking.with_dropout)),
+        breaking.evaluated,
+        Expected("norm.1", "output", "module settings"),
     ),
     "bfloat16-matmul": mistake(
         Topic.DATA,

@@ -72,6 +72,11 @@ class TraceBuilder:
         self.mesh = Mesh.parse(mesh)
         self.sizes = {**self.mesh.sizes, MICROBATCH_AXIS: manifest.get("num_microbatches", 1)}
         self._manifest = {"role": role, "mesh": mesh, "num_ranks": self.mesh.num_ranks, "seed": 0, **manifest}
+        self.num_steps = 1
+        self.end: dict[str, Any] = {}
+        """More facts of the end of every rank."""
+        self.modules: dict[str, ModuleInfo] = {}
+        """The modules that are not of the usual class."""
         self._owns = {rank: set((owns or {}).get(rank, ())) for rank in range(self.mesh.num_ranks)}
         self._records: dict[int, list[tuple[Record, torch.Tensor]]] = {rank: [] for rank in range(self.mesh.num_ranks)}
 
@@ -127,11 +132,12 @@ class TraceBuilder:
         for rank in sorted(set(self._records) - set(without)):
             owned = self._owns[rank] | {record.id.name for record, _ in self._records[rank]}
             modules = {name: ModuleInfo(type="tests.Module", source="model.py:1") for name in sorted(owned)}
+            modules |= self.modules
             writer = Writer(self.folder, Manifest(rank=rank, modules=modules, **self._manifest))
             for record, tensor in self._records[rank]:
                 writer.write(record, tensor)
             end = End(
-                num_steps=1,
+                num_steps=self.num_steps,
                 grad_factor=self.grad_factor,
                 splits=self.splits,
                 batch_axes=self.batch_axes,
@@ -139,6 +145,7 @@ class TraceBuilder:
                 samples=self.samples[rank],
                 replaced=self.replaced[rank],
                 problems=tuple(problems),
+                **self.end,
             )
             writer.close(end)
             if rank in unfinished:

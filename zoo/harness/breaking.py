@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -272,6 +272,53 @@ def other_learning_rate(candidate: Candidate) -> None:
     group = candidate.optimizer.param_groups[0]
     group["params"] = [p for p in group["params"] if p is not weight]
     candidate.optimizer.param_groups.append({**group, "params": [weight], "lr": 1.5 * group["lr"]})
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+def warming_up(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer whose learning rate is 0 in the first step; its schedule follows each step."""
+    optimizer: Any = torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
+    optimizer.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+    optimizer.register_step_post_hook(lambda *_: optimizer.schedule.step())
+    return cast(torch.optim.Optimizer, optimizer)
+
+
+def set_in_optimizer(**settings: Any) -> Break:
+    """Give all groups of the optimizer other settings."""
+
+    def change(candidate: Candidate) -> None:
+        for group in candidate.optimizer.param_groups:
+            group.update(settings)
+
+    return change
+
+
+def warms_up_to_another_rate(candidate: Candidate) -> None:
+    optimizer: Any = candidate.optimizer
+    optimizer.schedule.base_lrs = [1.1 * rate for rate in optimizer.schedule.base_lrs]
+
+
+def schedule_stepped_by_every_rank(candidate: Candidate) -> None:
+    optimizer: Any = candidate.optimizer
+    optimizer.register_step_post_hook(lambda *_: optimizer.schedule.step())
+
+
+def with_dropout(model: nn.Module) -> None:
+    """Add a dropout after the last norm."""
+    model.norm = nn.Sequential(cast(nn.Module, model.norm), nn.Dropout(0.1))
+
+
+def other_dropout(candidate: Candidate) -> None:
+    for module in candidate.chunks[0].modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+
+
+def evaluated(candidate: Candidate) -> None:
+    candidate.chunks[0].eval()
 
 
 def counted_twice(candidate: Candidate) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,10 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
+
+
 @dataclass(frozen=True)
 class Cell:
     """One way to run the candidate."""
@@ -52,6 +56,8 @@ class Cell:
     num_steps: int = 1
     record: str = "auto"
     """What is recorded, as in a plan."""
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = adamw
+    """What both sides train with, in the layouts "hand" and "ddp"."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -139,7 +145,7 @@ def simple(
     loss_region: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Candidate:
     """A candidate that is trained like the reference."""
-    chosen = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    chosen = optimizer or cell.optimizer(model.parameters())
 
     def step(session: TracingSession) -> None:
         accumulated(

@@ -152,7 +152,7 @@ def reference_of(
 ) -> Path:
     """The traces of the reference and its twins, which the ranks make together."""
     loss = cell.trusted_loss or cell.loss
-    key = (build, shape, cell.dtype, total, cell.max_norm, tuple(cell.settings.items()), loss)
+    key = (build, shape, cell.dtype, total, cell.max_norm, tuple(cell.settings.items()), loss, cell.optimizer)
     if key not in known:
         known[key] = folder / f"reference-{len(known)}"
         for twins in (range(1), range(1, NUM_TWINS + 1)):
@@ -175,7 +175,7 @@ def trace_reference(
     gc.collect()  # an earlier model, of gigabytes perhaps
     torch.manual_seed(0)
     model = build(shape).to(cell.dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    optimizer = cell.optimizer(model.parameters())
     plan = planned(out=folder / "reference", **cell.settings, **settings)
     if twin:
         known = {"role": "twin", "twin": twin, "reference": folder / "reference"}

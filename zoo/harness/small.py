@@ -87,7 +87,10 @@ def trace_candidate(candidate: Candidate, plan: Plan, patch: Patch | None, *, is
     with patched(patch if is_early else None, candidate):
         session = attached(candidate, plan)
         with patched(None if is_early else patch, candidate):
-            candidate.step(session)
+            for number in range(plan.num_steps):
+                if number:
+                    candidate.optimizer.zero_grad()
+                candidate.step(session)
         session.close()
 
 
@@ -103,7 +106,7 @@ def by_hand(_shape: Shape, cell: Cell) -> Candidate:
 def train_by_hand(model: Gpt, cell: Cell, rules: dict[str, str]) -> Candidate:
     """A GPT that is tensor-parallel over all ranks, with these layouts."""
     model.to(cell.dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = cell.optimizer(model.parameters())
 
     def step(session: Any) -> None:
         accumulated(session, model, optimizer, HAND, cell.num_microbatches, loss=cell.loss)

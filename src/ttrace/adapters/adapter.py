@@ -251,13 +251,10 @@ class Adapter:
         self, optimizer: Optimizer | None, parameters: Iterable[nn.Parameter]
     ) -> Iterable[tuple[nn.Parameter, Mapping[str, object]]]:
         """Find which of the parameters this rank's optimizer updates, each with its parameter group (the settings)."""
-        groups = {
-            id(parameter): group
-            for each in self.find_torch_optimizers(optimizer)
-            for group in read_groups(each)
-            for parameter in group["params"]
-        }
-        return ((parameter, groups[id(parameter)]) for parameter in parameters if id(parameter) in groups)
+        updated = _group_parameters(self.find_torch_optimizers(optimizer))
+        # A schedule changes the outer optimizer; ZeroRedundancyOptimizer passes that on when it steps.
+        groups = updated | _group_parameters(list_optimizers(optimizer))
+        return ((parameter, groups[id(parameter)]) for parameter in parameters if id(parameter) in updated)
 
     def watch_steps(
         self, optimizer: Optimizer, before: Callable[[Optimizer | None], None], after: Callable[[], None]
@@ -388,6 +385,11 @@ def read_groups(optimizer: Optimizer) -> Sequence[Mapping[str, Any]]:
     """Read an optimizer's parameter groups; empty if they do not have the form of torch's."""
     groups = getattr(optimizer, "param_groups", ())
     return [group for group in groups if isinstance(group, Mapping) and isinstance(group.get("params"), Iterable)]
+
+
+def _group_parameters(optimizers: Iterable[Optimizer]) -> dict[int, Mapping[str, Any]]:
+    """Map the id of each parameter to its group."""
+    return {id(each): group for one in optimizers for group in read_groups(one) for each in group["params"]}
 
 
 def _call_after(closure: Callable[[], Any], function: Callable[[], None]) -> Callable[[], Any]:

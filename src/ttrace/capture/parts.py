@@ -114,6 +114,8 @@ class TracedModel:
         # Reference and twins must be traced in full, because tolerances come from them.
         self.compiled = Compiled(names, runs_eagerly=plan.role != "candidate" or plan.compiled == "eager")
         patches.on_remove(self.compiled.remove)
+        self.modules = list_modules(names)
+        """Every module, as it was before dropout is switched off."""
         self.notes = (*switch_dropout_off(names, patches), *self.compiled.notes())
 
     @property
@@ -170,7 +172,7 @@ class Observers:
         self.rng_use = RngUse(watched, lambda: clock.is_watched)
         patches.on_remove(self.rng_use.remove)
         self.buffers = Buffers(model.names.buffers, is_reference=plan.role == "reference")
-        tensors = HeldTensors(model.parameters, self.buffers, model.generated)
+        tensors = HeldTensors(model.parameters, self.buffers, model.generated, dict(model.names.modules()))
         add_problem = probes.recorder.add_problem
         self.state = ModelState(
             plan, adapter, parts.optimizer, tensors, probes.dispatcher, clock, probes.isolate, add_problem
@@ -190,7 +192,7 @@ def _make_manifest(parts: SessionParts, model: TracedModel) -> Manifest:
         num_microbatches=parts.declared.mb_axis_size,
         first_step=plan.first_step,
         isolated=plan.isolated,
-        modules=names.rename_keys(list_modules(model.names)),
+        modules=names.rename_keys(model.modules),
         parameters=names.rename_keys({name: each.requires_grad for name, each in model.parameters.items()}),
         aliases={names.rename(alias): names.rename(name) for alias, name in model.aliases.items()},
         padding=names.find_padding(model.placements),

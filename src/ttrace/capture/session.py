@@ -156,6 +156,7 @@ class TracingSession(SessionEvents):
                 batch_axes=self._model.resolver.batch_axes,
                 settings=self._observers.state.settings.groups,
                 settings_of=self._model.recorded_names.rename_keys(self._observers.state.settings.by_parameter),
+                evaluated=self._model.recorded_names.rename_all(self._observers.state.evaluated),
                 forward_buffers=self._model.recorded_names.rename_all(self._observers.buffers.changed),
                 samples=self._probes.batches.kept,
                 replaced=self._probes.batches.replaced,

@@ -38,6 +38,7 @@ from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scale
 from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
 from ttrace.judge.findings.operations import add_ledger, find_operations
 from ttrace.judge.findings.origins import find_origins, merge_gradients
+from ttrace.judge.findings.settings import add_settings, find_facts, note_settings
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.notes import note_attachment, note_blind_spots, note_communication, note_environment, note_log_probs
 from ttrace.judge.policy import STRICT, Policy
@@ -79,7 +80,9 @@ def judge_candidate(
     comparisons = _compare_all(rounding, candidate, engine, progress)
     comparisons = _excuse_unstated(comparisons, reference, candidate)
     absences = find_absences(comparisons, reference, candidate)
-    comparisons, allowances = policy.apply(add_absences(comparisons, absences))
+    facts = find_facts(comparisons, reference, candidate)
+    comparisons, allowances = policy.apply(add_absences(facts.mark(comparisons), absences))
+    comparisons = facts.unmark(comparisons)
     obstacles = _find_obstacles(comparisons, reference, candidate)
     if obstacles.moved_samples:
         comparisons = excuse_moved_samples(comparisons)
@@ -87,6 +90,10 @@ def judge_candidate(
         comparisons = [excuse_data(comparison) for comparison in comparisons]
     findings = _find_causes(comparisons, obstacles, absences, rounding, candidate)
     draws = find_draws(comparisons, reference, candidate)
+    findings = drop_random_findings(findings, comparisons, draws)
+    if obstacles.factor is None:  # learning rates and eps may be scaled by a factor of the gradients
+        comparisons = facts.mark(comparisons)
+        findings = add_settings(findings, comparisons, facts, candidate)
     problems = [
         *_collect_problems(rounding, candidate),
         *describe_random_numbers(draws),
@@ -99,7 +106,7 @@ def judge_candidate(
     notes = [*obstacles.moved_samples, *_collect_notes(comparisons, findings, allowances, reference, candidate)]
     return Judgement(
         tuple(comparisons),
-        drop_random_findings(findings, comparisons, draws),
+        findings,
         tuple(problems),
         tuple(notes),
         find_operations(comparisons, candidate) if candidate.manifest.isolated else WrongOperations(),
@@ -217,6 +224,7 @@ def _collect_notes(
         *(_note_one_rank(candidate) if is_trained else ()),
         *_note_inferred_layouts(comparisons),
         *_note_excused(comparisons),
+        *note_settings(reference, candidate),
         *note_communication(candidate),
         *note_log_probs(comparisons, reference, candidate),
         *note_repeated_rows(reference, candidate),

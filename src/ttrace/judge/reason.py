@@ -57,6 +57,8 @@ class Reason(Enum):
     MIS_SCALED = "mis-scaled"
     NEGATIVE_VARIANCE = "negative variance"
     OTHER_STATISTICS = "other statistics"
+    SETTINGS_DIFFER = "settings differ"
+    NOT_HELD = "not in the optimizer"
     CHOICES_DIFFER = "choices differ"
     CHOICES_TIED = "choices within rounding of a tie"
 
@@ -80,6 +82,24 @@ EXCUSED = frozenset(
 """The closed set of reasons for which not judging a tensor does not spoil the verdict of the run."""
 
 
+FACTS = frozenset({Reason.SETTINGS_DIFFER, Reason.NOT_HELD})
+"""The reasons that are facts of the run; the values of the tensor do not show them."""
+
+
+@dataclass(frozen=True)
+class DifferentSetting:
+    """A setting of an optimizer or a module that differs between the sides."""
+
+    name: str
+    value: str
+    """The candidate's value."""
+    needed: str
+    """The reference's value."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value} instead of {self.needed}"
+
+
 @dataclass(frozen=True)
 class Why:
     """A reason, with the facts that its sentence states; a reason leaves the facts that it does not need empty."""
@@ -100,6 +120,7 @@ class Why:
     """The value that rounding explains."""
     text: str = ""
     """The text of an allowance, as a user wrote it."""
+    settings: tuple[DifferentSetting, ...] = ()
 
 
 _MOST_NAMES = 4
@@ -163,6 +184,8 @@ _SENTENCES: Mapping[Reason, str] = {
         "over the ranks, the mean change of this buffer differs from the reference's by {value:.2g} times the latter; "
         "that each rank has its own microbatches explains {limit:.2g}"
     ),
+    Reason.SETTINGS_DIFFER: "its values agree, but its settings differ: {settings}",
+    Reason.NOT_HELD: "the candidate's optimizer does not hold it, and the reference's does",
     Reason.CHOICES_DIFFER: (
         "{count} of {total} choices differ, by up to {value:.1e} in score; rounding explains {limit:.1e}"
     ),
@@ -191,4 +214,5 @@ def describe(why: Why | None) -> str:
         value=why.value,
         limit=why.limit,
         text=why.text,
+        settings=", ".join(map(str, why.settings)),
     )

@@ -189,6 +189,7 @@ class CauseName(Enum):
     NOT_LOADED = "not loaded"
     NOT_UPDATED = "not updated"
     OPTIMIZER_SETTINGS = "optimizer settings"
+    MODULE_SETTINGS = "module settings"
     PADDED_VOCABULARY = "padded vocabulary"
     UPDATED_TWICE = "updated twice"
     ZEROS = "zeros"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ttrace.judge.communication import LedgerEvidence, LedgerFact
+from ttrace.judge.reason import FACTS
 from ttrace.judge.verdict import (
     FACTORS,
     UNEXAMINED,
@@ -24,6 +25,8 @@ from ttrace.trace.collectives import Collective
 PASSED = "every tensor agrees with the reference within rounding error"
 BUT_PROBLEMS = f"{PASSED}, but the run has problems"
 SYMBOLS = {Exit.PASSED: "✓", Exit.FOUND: "✗", Exit.UNJUDGED: "?"}
+_ALREADY_GROUPED = (CauseName.OPTIMIZER_SETTINGS, CauseName.MODULE_SETTINGS)
+"""Causes of which each finding is a difference of its own."""
 _ALONE = "wrong by itself: it is also wrong with generated inputs and gradients"
 _ALL_ALONE = "also wrong when the inputs and gradients of all modules are generated"
 _RIGHT_ALONE = "correct on generated inputs and gradients"
@@ -36,6 +39,8 @@ def group_alike(findings: Sequence[Finding]) -> list[list[Finding]]:
         cause = finding.cause
         is_alone = cause.name is CauseName.UNEXPLAINED and cause != UNEXAMINED
         key = str(i) if is_alone else cause.sentence if cause == UNEXAMINED else cause.name.value
+        if cause.name in _ALREADY_GROUPED:
+            key = cause.sentence
         groups.setdefault((key, finding.comparison.id.kind, cause.axis), []).append(finding)
     return list(groups.values())
 
@@ -52,6 +57,8 @@ def make_headline(finding: Finding, *, first: bool) -> tuple[str, str]:
     when = f"step {comparison.id.step}"
     if comparison.id.microbatch is not None:
         when += f", microbatch {comparison.id.microbatch}"
+    if comparison.reason in FACTS:
+        return str(comparison.id.site), f"is set differently  ({when})"
     what = "the first wrong tensor" if first else "wrong by itself too" if finding.alone else "wrong too"
     return str(comparison.id.site), f"is {what}  ({when})"
 
@@ -60,7 +67,8 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
     """Yield what is known of a finding, each fact with its label; `others` are wrong in the same way."""
     comparison, cause = finding.comparison, finding.cause
     yield "cause", cause.sentence
-    yield "error", _describe_error(comparison)
+    if comparison.tolerance is not None:
+        yield "error", _describe_error(comparison)
     for i, text in enumerate(cause.evidence):
         yield ("evidence" if i == 0 else ""), text
     if finding.ledger is not None:

@@ -26,6 +26,8 @@ from ttrace.values.generate import Distribution
 from ttrace.values.stats import Stats
 
 FORMAT = 4
+INITIAL_RATE, NEXT_RATE = "initial_lr", "next_lr"
+"""Settings of an optimizer that do not decide the update of this step."""
 MANIFEST, RECORDS, END = "manifest.json", "records.jsonl", "end.json"
 
 Line = Annotated[str, AfterValidator(clean_line)]
@@ -70,6 +72,11 @@ class ModuleInfo(BaseModel):
 
     type: Line
     source: Line = ""
+    settings: dict[Line, Line] = {}
+    """Numbers that it was made with: of torch's own modules those of a list, of others their attributes of type float.
+
+    Dropout is recorded as the script set it, before TTrace switches it off.
+    """
 
 
 class Attachment(BaseModel):
@@ -181,6 +188,8 @@ class End(BaseModel):
     """The optimizer's distinct settings."""
     settings_of: dict[Line, Count] = {}
     """For each parameter, an index into `settings`."""
+    evaluated: tuple[Line, ...] = ()
+    """Modules of torch that training mode changes, and that were not in it when the optimizer stepped."""
     forward_buffers: tuple[Line, ...] = ()
     """The buffers that forward passes change. Only the reference records this."""
     samples: dict[Line, tuple[Line, ...]] = {}

@@ -116,7 +116,7 @@ def test_several_optimizers_come_as_a_list(tmp_path: Path) -> None:
 def test_other_settings_are_the_cause_of_other_updates(tmp_path: Path) -> None:
     found = judge(tmp_path, step_each, lambda model: make_several(model, lr=0.02))
     assert found.findings[0].comparison.id.name == "2.weight"
-    words = "the optimizer's settings differ for 2.weight: lr 0.02 instead of 0.01"
+    words = "the optimizer's settings differ for 2 parameters: lr 0.02 instead of 0.01"
     assert found.findings[0].cause.sentence == words
 
 

@@ -172,9 +172,11 @@ def _read_number(chunks: Iterable[nn.Module], name: str) -> int:
 
 
 def list_modules(names: Names) -> dict[str, ModuleInfo]:
-    """List every module with its class, and the file and line where that class is defined."""
-    kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
-    return {name: _describe_class(kind) for name, kind in kinds.items()}
+    """List every module with its class, the file and line where that class is defined, and its settings."""
+    return {
+        name: _describe_class(type(module)).model_copy(update={"settings": _read_settings(module)})
+        for name, module in names.modules()
+    }
 
 
 def switch_dropout_off(names: Names, patches: Patches) -> list[str]:
@@ -208,3 +210,56 @@ def _describe_class(kind: type) -> ModuleInfo:
     except (OSError, TypeError):
         source = ""
     return ModuleInfo(type=f"{kind.__module__}.{kind.__qualname__}", source=source)
+
+
+_OF_MODULES = (
+    "p",
+    "dropout",
+    "eps",
+    "momentum",
+    "negative_slope",
+    "alpha",
+    "beta",
+    "threshold",
+    "lambd",
+    "approximate",
+)
+"""Settings of torch's modules that decide values, now or later."""
+_OF_TRAINING = ("p", "dropout", "momentum")
+"""Settings of modules that training mode changes."""
+_OWN_CLASSES = ("torch.nn.", "torch.distributed.")
+"""The modules of torch's own classes; FSDP2 makes classes of its own from them."""
+
+
+def _read_settings(module: nn.Module) -> dict[str, str]:
+    """Read a module's settings: of torch's own modules those of a list, of a user's module its public floats."""
+    if type(module).__module__.startswith(_OWN_CLASSES):
+        found = {key: getattr(module, key) for key in _OF_MODULES if hasattr(module, key)}
+        if not getattr(module, "track_running_stats", True):
+            found.pop("momentum", None)
+        return {
+            key: format_setting(value)
+            for key, value in found.items()
+            if value is None or isinstance(value, (int, float, str))
+        }
+    own = {key: value for key, value in vars(module).items() if type(value) is float and not key.startswith("_")}
+    return {key: format_setting(value) for key, value in own.items()}
+
+
+def find_evaluated(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Find the modules of torch that training mode changes, and that are not in it."""
+    return tuple(
+        name
+        for name, module in modules.items()
+        if not module.training
+        and type(module).__module__.startswith(_OWN_CLASSES)
+        and any(hasattr(module, key) for key in _OF_TRAINING)
+    )
+
+
+def format_setting(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(format_setting, value))})"
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    return f"{float(value):g}" if isinstance(value, (int, float)) else str(value)

@@ -20,11 +20,13 @@ from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.generator import GeneratedTensor, read_numbers
 from ttrace.capture.probes.isolation import Isolate
 from ttrace.capture.probes.probe import Visit
+from ttrace.capture.resolve.names import find_evaluated, format_setting
 from ttrace.capture.state.gradients import MicrobatchGradients, StreamedGradients
 from ttrace.large_references.parameter_source import find_source
 from ttrace.layouts.ids import Kind, Site, TensorId, encode_name
 from ttrace.layouts.placement import Placement
 from ttrace.layouts.region import Region
+from ttrace.trace.format import INITIAL_RATE, NEXT_RATE
 from ttrace.trace.tensor_bytes import view_memory
 from ttrace.values.generate import Distribution, Normal
 
@@ -81,6 +83,8 @@ class HeldTensors:
     parameters: Mapping[str, nn.Parameter]
     buffers: Buffers
     generated: Mapping[str, GeneratedTensor]
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    """The modules, by name."""
 
 
 class ModelState:
@@ -106,11 +110,13 @@ class ModelState:
         self.notes: list[str] = []
         """What could not be observed."""
         self.settings = OptimizerSettings()
-        """The optimizer's settings when it stepped, as far as they decide updates."""
+        """The optimizer's settings in the last step, as far as they decide updates."""
+        self.evaluated: tuple[str, ...] = ()
+        """The modules of torch that training mode changes, and that were not in it in the last step."""
         self.unloaded: tuple[str, ...] = ()
         """The parameters and buffers that a checkpoint did not change."""
         self._loads = LoadWatch(self._read_all) if plan.first_step else None
-        self._has_stepped = False
+        self._has_stepped = self._has_settings = False
         self._shown: set[str] = set()
         """The parameters whose final gradients this step has shown."""
         watched = tensors.parameters if plan.microbatch_grads else {}
@@ -124,7 +130,7 @@ class ModelState:
 
     def on_start(self) -> None:
         """Show parameters and buffers before a step."""
-        self._has_stepped = False
+        self._has_stepped = self._has_settings = False
         self._shown.clear()
         self._streamed_gradients.begin()
         if self._loads is not None:
@@ -169,10 +175,20 @@ class ModelState:
     def on_step_begin(self, optimizer: Optimizer | None = None) -> None:
         """Show the gradients that are final when this optimizer steps: all but those of other optimizers."""
         self._clock.is_in_update = True
+        if self._clock.is_running and not self._has_settings:
+            # Before the step, because an engine steps the schedule in its own step; and before the first of several
+            # optimizers, because their schedules may be stepped in between.
+            self._has_settings, self.settings = True, self._read_settings()
+            self.evaluated = find_evaluated(self._tensors.modules)
         updated = {id(each): _list_parameters(each) for each in self._list_optimizers()}
         now = updated.pop(id(optimizer), set())
         later = set().union(*updated.values()) - now if now else set()
         self._show_gradients({id(each) for each in self._tensors.parameters.values()} - later)
+
+    def _read_settings(self) -> OptimizerSettings:
+        names = {parameter: name for name, parameter in self._tensors.parameters.items()}
+        grouped = self._adapter.find_groups(self._optimizer, names)
+        return read_settings((names[parameter], group) for parameter, group in grouped)
 
     def _list_optimizers(self) -> list[Optimizer]:
         return list(self._adapter.find_torch_optimizers(self._optimizer))
@@ -194,18 +210,18 @@ class ModelState:
                 self._show_gradient(self._make_id(name, Kind.PARAM_GRAD), owned)
 
     def on_optimizer_step(self) -> None:
-        """Read the settings of an optimizer that has stepped; its results are read later, when all ranks have them."""
+        """Remember that an optimizer has stepped; its results are read later, when all ranks have them."""
         if self._clock.is_running:
             self._has_stepped = True
-            names = {parameter: name for name, parameter in self._tensors.parameters.items()}
-            grouped = self._adapter.find_groups(self._optimizer, names)
-            self.settings = read_settings((names[parameter], group) for parameter, group in grouped)
 
     def on_end(self) -> None:
         """Show the state after the step."""
         self._show_buffers(Kind.BUFFER_AFTER)  # even if no optimizer has stepped: forward passes change them
+        if not self._has_settings:
+            self.evaluated = find_evaluated(self._tensors.modules)
         if not self._has_stepped:
             return
+        self.settings = self.settings.with_next_rates(self._read_settings())
         for name, parameter in self._tensors.parameters.items():
             if find_source(parameter) is not None:
                 continue
@@ -303,8 +319,13 @@ _DECIDING = (
     "amsgrad",
     "maximize",
     "alpha",
+    "rho",
+    "lr_decay",
+    "momentum_decay",
+    "decoupled_weight_decay",
+    INITIAL_RATE,
 )
-"""Settings of torch's optimizers that decide the value of an update; others decide how it is computed."""
+"""Settings of torch's optimizers that decide the value of an update, now or later; others decide how it is computed."""
 
 
 @dataclass(frozen=True)
@@ -315,25 +336,32 @@ class OptimizerSettings:
     by_parameter: Mapping[str, int] = field(default_factory=dict)
     """By name, an index into `groups`. A parameter that is in no group is left out."""
 
+    def with_next_rates(self, later: OptimizerSettings) -> OptimizerSettings:
+        """Add the learning rates of `later`: those of the next step, if the script has stepped its schedule."""
+        texts = {}
+        for name, number in self.by_parameter.items():
+            after = later.groups[later.by_parameter[name]] if name in later.by_parameter else {}
+            rate = {NEXT_RATE: after["lr"]} if "lr" in after else {}
+            texts[name] = tuple((self.groups[number] | rate).items())
+        return _number_settings(texts)
+
 
 def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> OptimizerSettings:
     """Read the settings of every parameter, given by name with its group. Groups with equal settings become one."""
     texts: dict[int, tuple[tuple[str, str], ...]] = {}  # by group, as many parameters share one
-    numbers: dict[tuple[tuple[str, str], ...], int] = {}
     by_parameter = {}
     for name, group in grouped:
         if id(group) not in texts:
-            texts[id(group)] = tuple((key, _format(group[key])) for key in _DECIDING if group.get(key) is not None)
-        by_parameter[name] = numbers.setdefault(texts[id(group)], len(numbers))
-    return OptimizerSettings(tuple(map(dict, numbers)), by_parameter)
+            texts[id(group)] = tuple(
+                (key, format_setting(group[key])) for key in _DECIDING if group.get(key) is not None
+            )
+        by_parameter[name] = texts[id(group)]
+    return _number_settings(by_parameter)
 
 
-def _format(value: object) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_format, value))})"
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        value = value.item()
-    return f"{float(value):g}" if isinstance(value, (int, float)) else str(value)
+def _number_settings(texts: Mapping[str, tuple[tuple[str, str], ...]]) -> OptimizerSettings:
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts.values()))}
+    return OptimizerSettings(tuple(map(dict, numbers)), {name: numbers[text] for name, text in texts.items()})
 
 
 Read = Callable[[], Mapping[str, torch.Tensor]]

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from ttrace.judge.causes.evidence import MOST_OF_ERROR, MOST_TOLERANCES, Evidence, cause
+from ttrace.judge.reason import DifferentSetting
 from ttrace.judge.tensors.logical import LogicalTensor, Piece, measure, measure_shards
 from ttrace.judge.verdict import Cause, CauseName, Verdict
 from ttrace.layouts.ids import ROOT, STEP, Kind, TensorId
+from ttrace.trace.format import INITIAL_RATE, NEXT_RATE
 from ttrace.trace.reader import Settings, Shard, Trace
+
+_NEEDED = {
+    "dampening": "momentum",
+    "nesterov": "momentum",
+    "decoupled_weight_decay": "weight_decay",
+}
+"""Settings that decide nothing if another one is 0."""
+_ROUNDING = 2e-5
+"""Settings are recorded with six digits, and a learning rate may be a float32 tensor on one side."""
+_TINY = 1e-15
+"""A schedule that ends at 0 may end beside it."""
 
 
 @cause(
@@ -64,9 +77,8 @@ def find_not_updated(evidence: Evidence) -> Cause | None:
 def find_other_settings(evidence: Evidence) -> Cause | None:
     """Find other settings of the candidate's optimizer for this parameter."""
     name = evidence.comparison.id.name
-    words = _name_different_settings(evidence.reference_trace, evidence.candidate_trace, name)
-    sentence = f"the optimizer's settings differ for {name}: {words}"
-    return Cause(CauseName.OPTIMIZER_SETTINGS, sentence) if words else None
+    settings = find_different_settings(evidence.reference_trace, evidence.candidate_trace, name)
+    return describe_settings([name], settings) if settings else None
 
 
 @cause(
@@ -167,16 +179,57 @@ def find_tied_copies(evidence: Evidence) -> Cause | None:
     )
 
 
-def _name_different_settings(reference: Trace, candidate: Trace, parameter: str) -> str:
-    """Describe how a parameter's settings differ; empty if they do not, or if a side has no settings for it."""
+def describe_settings(parameters: Sequence[str], settings: Iterable[DifferentSetting]) -> Cause:
+    """Make the cause that these settings differ for some parameters."""
+    names = parameters[0] if len(parameters) == 1 else f"{len(parameters)} parameters"
+    words = ", ".join(map(str, settings))
+    return Cause(CauseName.OPTIMIZER_SETTINGS, f"the optimizer's settings differ for {names}: {words}")
+
+
+def find_different_settings(reference: Trace, candidate: Trace, parameter: str) -> tuple[DifferentSetting, ...]:
+    """Find how a parameter's settings in the last step differ; only settings that both sides have are compared."""
+    ends = {trace.ranks[0].end.num_steps for trace in (reference, candidate) if trace.ranks[0].end}
     ours, theirs = (trace.settings.get(parameter, ()) for trace in (reference, candidate))
-    keys = dict.fromkeys(key for settings in ours for key in settings if any(key in other for other in theirs))
-    pairs = ((key, _join_values(theirs, key), _join_values(ours, key)) for key in keys)
-    return ", ".join(f"{key} {found} instead of {needed}" for key, found, needed in pairs if found != needed)
+    if len(ends) > 1:
+        return ()  # their schedules are at different steps
+    keys = dict.fromkeys(key for settings in ours for key in settings if key not in (INITIAL_RATE, NEXT_RATE))
+    found = (compare_values(key, _list_values(ours, key), _list_values(theirs, key)) for key in keys)
+    return tuple(each for each in found if each is not None and _matters(each.name, (*ours, *theirs)))
 
 
-def _join_values(groups: Iterable[Settings], key: str) -> str:
-    return " and ".join(sorted({settings[key] for settings in groups if key in settings}))
+def compare_values(name: str, ours: Set[str], theirs: Set[str]) -> DifferentSetting | None:
+    """Compare the values of a setting on all ranks of each side; None if they agree, or if a side has none."""
+    if not ours or not theirs:
+        return None
+    if all(any(_is_same(a, b) for b in theirs) for a in ours) and all(
+        any(_is_same(a, b) for a in ours) for b in theirs
+    ):
+        return None
+    return DifferentSetting(name, " and ".join(sorted(theirs)), " and ".join(sorted(ours)))
+
+
+def _list_values(groups: Iterable[Settings], key: str) -> Set[str]:
+    return {settings[key] for settings in groups if key in settings}
+
+
+def _matters(key: str, groups: Iterable[Settings]) -> bool:
+    """Whether a setting decides anything: what belongs to momentum or weight decay does not without them."""
+    needed = _NEEDED.get(key)
+    return needed is None or any(settings.get(needed, "0") != "0" for settings in groups)
+
+
+def _is_same(a: str, b: str) -> bool:
+    """Whether two values are equal, numbers up to rounding; lists of different lengths cannot be compared."""
+    if a == b:
+        return True
+    ours, theirs = (text.strip("()").split(", ") for text in (a, b))
+    if len(ours) != len(theirs):
+        return True
+    try:
+        pairs = [(float(x), float(y)) for x, y in zip(ours, theirs, strict=True) if len(ours) == 1 or x != "None" != y]
+    except ValueError:
+        return False
+    return all(math.isclose(x, y, rel_tol=_ROUNDING, abs_tol=_TINY) for x, y in pairs)
 
 
 def _measure_two_steps(evidence: Evidence) -> float:

@@ -18,6 +18,11 @@ _FROM_FINDINGS = (
         unproven="no entry is that small; tests/judge/tolerance/test_scale.py",
     ),
     KnownCause(
+        CauseName.MODULE_SETTINGS,
+        "modules of one class of torch have other settings: the rate of dropout, momentum, eps, training mode",
+        bug="other-dropout",
+    ),
+    KnownCause(
         CauseName.RECOMPUTE, "recomputation gives other values than the first forward", bug="recomputed-otherwise"
     ),
     KnownCause(

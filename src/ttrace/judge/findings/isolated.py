@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
-from ttrace.judge.reason import Reason, Why, describe
+from ttrace.judge.reason import FACTS, Reason, Why, describe
 from ttrace.judge.verdict import CauseName, Finding, Judgement, Verdict, WrongOperation
 from ttrace.layouts.ids import Kind, Phase, TensorId
 
@@ -52,6 +52,8 @@ def _is_wrong_alone(
 ) -> bool | None:
     """Whether the module is wrong in isolation in the same phase; None if this tensor was not judged there."""
     own = finding.comparison.id
+    if finding.comparison.reason in FACTS:
+        return None
     verdict = verdicts.get(own)
     if verdict is None or not (verdict is Verdict.PASS or verdict.is_wrong):
         return None

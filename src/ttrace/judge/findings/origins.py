@@ -66,7 +66,7 @@ def find_origins(comparisons: Sequence[Comparison], reference: Trace, candidate:
         Finding(
             wrong[start],
             sites.maker_of(start),
-            _find_source(sites.maker_of(start), candidate),
+            find_source(sites.maker_of(start), candidate),
             _choose_cause(wrong[start], sites.maker_of(start), surroundings, reference, candidate)
             if number < _MOST_EXAMINED
             else UNEXAMINED,
@@ -317,7 +317,7 @@ def _find_phase(t: TensorId) -> Phase:
     return Phase.BACKWARD if t.kind is Kind.LOSS and t.name != ROOT else t.kind.phase
 
 
-def _find_source(module: str, candidate: Trace) -> str:
+def find_source(module: str, candidate: Trace) -> str:
     """Find the file and line of a module; for torch's own layers, those of the module around them."""
     while True:
         for rank in candidate.ranks:

@@ -1,0 +1,233 @@
+"""Settings that differ between the sides: those of the optimizer for a parameter, and those of torch's modules.
+
+The values of one step do not show all of them. Momentum acts from the second step on, a bfloat16 parameter rounds away
+a learning rate that is 10% too large, and dropout is switched off. So settings are recorded and compared as facts. The
+update of a parameter, or the output of a module, fails if only its settings show that it is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ttrace.judge.causes.optimizer import compare_values, describe_settings, find_different_settings
+from ttrace.judge.findings.origins import find_source
+from ttrace.judge.reason import FACTS, DifferentSetting, Reason, Why
+from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Verdict
+from ttrace.layouts.ids import ROOT, Kind, TensorId
+from ttrace.trace.format import INITIAL_RATE, NEXT_RATE, ModuleInfo
+from ttrace.trace.reader import Trace
+
+_OWN_CLASSES = ("torch.nn.", "torch.distributed.")
+_DROPOUT = ("p", "dropout")
+"""The rates of dropout: at 0, training mode changes nothing."""
+_MOST_NOTES = 3
+_ABSENT = (Verdict.MISSING, Verdict.GAP)
+_HIDDEN = ("the values of this step do not show it",)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What differs between the sides beside values, by the tensor that stands for it."""
+
+    whys: Mapping[TensorId, Why]
+    by_values: Mapping[TensorId, Comparison]
+    """The comparisons of those of these tensors that are not wrong by their values."""
+
+    def mark(self, comparisons: Sequence[Comparison]) -> list[Comparison]:
+        """Fail each of these tensors, unless its values fail already or the policy allows it."""
+        known = {comparison.id for comparison in comparisons}
+        added = [Comparison(own, Verdict.FAIL, why) for own, why in self.whys.items() if own not in known]
+        return [*map(self._mark, comparisons), *added]
+
+    def _mark(self, comparison: Comparison) -> Comparison:
+        if comparison.id not in self.by_values or comparison.reason is Reason.ALLOWED:
+            return comparison
+        return replace(comparison, verdict=Verdict.FAIL, why=self.whys[comparison.id])
+
+    def unmark(self, comparisons: Sequence[Comparison]) -> list[Comparison]:
+        """Return the comparisons by values alone, among which origins are searched."""
+        kept = (c for c in comparisons if c.reason not in FACTS or c.id in self.by_values)
+        return [self.by_values[c.id] if c.reason in FACTS else c for c in kept]
+
+
+def find_facts(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> Facts:
+    """Find the parameters and modules whose settings differ, and the parameters that no optimizer holds."""
+    if reference.manifest.isolated:
+        return Facts({}, {})  # the ordinary run shows the same
+    by_id = {comparison.id: comparison for comparison in comparisons}
+    whys = {
+        **dict(_compare_parameters(by_id, reference, candidate)),
+        **dict(_compare_modules(by_id, reference, candidate)),
+    }
+    return Facts(whys, {own: by_id[own] for own in whys if own in by_id and not by_id[own].verdict.is_wrong})
+
+
+def add_settings(
+    findings: Sequence[Finding], comparisons: Sequence[Comparison], facts: Facts, candidate: Trace
+) -> tuple[Finding, ...]:
+    """Add one finding for each difference, whatever the number of tensors; findings of the same cause become it."""
+    groups: dict[tuple[Kind, Why], list[Comparison]] = {}
+    for comparison in comparisons:
+        if comparison.id in facts.whys and comparison.verdict.is_wrong:
+            groups.setdefault((comparison.id.kind, facts.whys[comparison.id]), []).append(comparison)
+    result = list(findings)
+    for (_, why), group in groups.items():
+        names = [comparison.id.name for comparison in group]
+        alike = [f for f in result if f.cause.name is CauseName.OPTIMIZER_SETTINGS and f.comparison.id.name in names]
+        first = alike[0].comparison if alike else next((c for c in group if c.reason in FACTS), None)
+        if first is None:
+            continue  # their values are wrong for another cause, which is reported
+        cause = _describe(why, names, first, candidate)
+        covers = frozenset(c.id for c in group if c.id != first.id)
+        if alike:
+            merged = replace(alike[0], cause=cause, covers=covers | alike[0].covers)
+            result = [merged if f is alike[0] else f for f in result if f is alike[0] or f not in alike]
+        else:
+            module = first.id.name if first.id.kind is Kind.OUTPUT else first.id.name.rpartition(".")[0] or ROOT
+            source = find_source(module, candidate)
+            result.append(Finding(first, module, source, replace(cause, evidence=_HIDDEN), num_after=0, covers=covers))
+    return tuple(result)
+
+
+def _describe(why: Why, names: Sequence[str], first: Comparison, candidate: Trace) -> Cause:
+    if why.reason is Reason.NOT_HELD:
+        words = f"the optimizer does not hold {_count(names, 'parameters')}: only the reference's optimizer does"
+        return Cause(CauseName.NOT_UPDATED, words)
+    if first.id.kind is Kind.UPDATE:
+        return describe_settings(names, why.settings)
+    kind = _list_modules(candidate)[first.id.name].type.rpartition(".")[2]
+    words = ", ".join(map(str, why.settings))
+    return Cause(CauseName.MODULE_SETTINGS, f"the settings of {kind} differ in {_count(names, 'modules')}: {words}")
+
+
+def _count(names: Sequence[str], what: str) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} {what}"
+
+
+def _compare_parameters(
+    by_id: Mapping[TensorId, Comparison], reference: Trace, candidate: Trace
+) -> Iterator[tuple[TensorId, Why]]:
+    end = candidate.ranks[0].end
+    if end is None or not candidate.settings:
+        return
+    stateful = {own.name for own in candidate.shards if own.kind is Kind.OPTIM}
+    for name in reference.settings:
+        own = TensorId.of(max(end.num_steps - 1, 0), None, name, Kind.UPDATE)
+        update, gradient = by_id.get(own), by_id.get(own.at(Kind.PARAM_GRAD))
+        if update is not None and update.verdict in _ABSENT:
+            continue
+        if name in candidate.settings:
+            found = find_different_settings(reference, candidate, name)
+            if gradient is not None and gradient.verdict.is_wrong:
+                found = tuple(each for each in found if each.name != "eps")  # it may be scaled like the gradient
+            if found:
+                yield own, Why(Reason.SETTINGS_DIFFER, settings=found)
+        elif name not in stateful and _is_left_out(update, gradient):
+            yield own, Why(Reason.NOT_HELD)
+
+
+def _is_left_out(update: Comparison | None, gradient: Comparison | None) -> bool:
+    """Whether a parameter has the right gradient, and no rank changes it."""
+    has_gradient = gradient is not None and gradient.verdict is Verdict.PASS and gradient.stats.bb > 0.0
+    return has_gradient and update is not None and update.stats.bb == 0.0
+
+
+def _compare_modules(
+    by_id: Mapping[TensorId, Comparison], reference: Trace, candidate: Trace
+) -> Iterator[tuple[TensorId, Why]]:
+    """Compare the modules that both sides ran, by the first output of each."""
+    ours, theirs = _list_modules(reference), _list_modules(candidate)
+    evaluated = [_list_evaluated(trace) for trace in (reference, candidate)]
+    ran = {own.name: own for own, c in reversed(by_id.items()) if own.kind is Kind.OUTPUT and c.verdict not in _ABSENT}
+    for name, own in ran.items():
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None or not _find_class(a) or _find_class(a) != _find_class(b):
+            continue
+        found = [compare_values(key, {a.settings[key]}, {b.settings[key]}) for key in a.settings if key in b.settings]
+        if _trains_differently(a) and _trains_differently(b):
+            modes = [{str(name not in names)} for names in evaluated]
+            found.append(compare_values("training", modes[0], modes[1]))
+        settings = tuple(each for each in found if each is not None)
+        if settings:
+            yield own, Why(Reason.SETTINGS_DIFFER, settings=settings)
+
+
+def _list_modules(trace: Trace) -> dict[str, ModuleInfo]:
+    """List the modules of all ranks; thousands of ranks share few tables."""
+    tables = {id(rank.manifest.modules): rank.manifest.modules for rank in trace.ranks}
+    return {name: info for table in tables.values() for name, info in table.items()}
+
+
+def _list_evaluated(trace: Trace) -> frozenset[str]:
+    return frozenset(name for rank in trace.ranks if rank.end for name in rank.end.evaluated)
+
+
+def _find_class(info: ModuleInfo) -> str:
+    """Find a module's class of torch; empty for a user's. Batch norms are alike, and FSDP2 makes its own classes."""
+    if not info.type.startswith(_OWN_CLASSES):
+        return ""
+    name = info.type.rpartition(".")[2].removeprefix("FSDP")
+    return "BatchNorm" if "BatchNorm" in name else name
+
+
+def _trains_differently(info: ModuleInfo) -> bool:
+    return "momentum" in info.settings or any(info.settings.get(key, "0") != "0" for key in _DROPOUT)
+
+
+def note_settings(reference: Trace, candidate: Trace) -> list[str]:
+    """Note differences that are no findings: learning rates of other steps, frozen parameters, dtypes, own numbers."""
+    return [
+        *_group("learning rates of other steps differ", _find_other_rates(reference, candidate)),
+        *_group("frozen parameters differ", _find_frozen(reference, candidate)),
+        *_group("dtypes of parameters differ", _find_dtypes(reference, candidate)),
+        *_group("numbers of the model's own modules differ", _find_own_numbers(reference, candidate)),
+    ]
+
+
+def _group(what: str, found: Iterable[tuple[str, DifferentSetting | None]]) -> Iterator[str]:
+    names: dict[DifferentSetting, list[str]] = {}
+    for name, setting in found:
+        if setting is not None:
+            names.setdefault(setting, []).append(name)
+    words = [
+        f"{setting} for {each[0]}{f' and {len(each) - 1} more' if len(each) > 1 else ''}"
+        for setting, each in names.items()
+    ]
+    if words:
+        more = f", and {len(words) - _MOST_NOTES} more" if len(words) > _MOST_NOTES else ""
+        yield f"{what}: {', '.join(words[:_MOST_NOTES])}{more}"
+
+
+def _find_other_rates(reference: Trace, candidate: Trace) -> Iterator[tuple[str, DifferentSetting | None]]:
+    for name, ours in reference.settings.items():
+        sides = (ours, candidate.settings.get(name, ()))
+        rates = [{key: {s[key] for s in side if key in s} for key in ("lr", INITIAL_RATE, NEXT_RATE)} for side in sides]
+        if compare_values("lr", rates[0]["lr"], rates[1]["lr"]) is None:
+            yield from ((name, compare_values(key, rates[0][key], rates[1][key])) for key in (INITIAL_RATE, NEXT_RATE))
+
+
+def _find_frozen(reference: Trace, candidate: Trace) -> Iterator[tuple[str, DifferentSetting | None]]:
+    ours, theirs = (
+        {n: t for rank in s.ranks for n, t in rank.manifest.parameters.items()} for s in (reference, candidate)
+    )
+    for name in ours.keys() & theirs.keys():
+        yield name, compare_values("requires_grad", {str(ours[name])}, {str(theirs[name])})
+
+
+def _find_dtypes(reference: Trace, candidate: Trace) -> Iterator[tuple[str, DifferentSetting | None]]:
+    for own, shards in reference.shards.items():
+        if own.kind is Kind.PARAM and own in candidate.shards:
+            ours, theirs = (
+                {str(s.record.dtype).removeprefix("torch.") for s in t} for t in (shards, candidate.shards[own])
+            )
+            yield own.name, compare_values("dtype", ours, theirs)
+
+
+def _find_own_numbers(reference: Trace, candidate: Trace) -> Iterator[tuple[str, DifferentSetting | None]]:
+    ours, theirs = _list_modules(reference), _list_modules(candidate)
+    for name, a in ours.items():
+        b = theirs.get(name)
+        if b is not None and a.type == b.type and not a.type.startswith(_OWN_CLASSES):
+            both = a.settings.keys() & b.settings.keys()
+            yield from ((name, compare_values(key, {a.settings[key]}, {b.settings[key]})) for key in sorted(both))
