@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from ttrace.adapters.native.adapter import Native
 from ttrace.capture.parts import Declarations, SessionParts
 from ttrace.capture.plan import Plan
-from ttrace.capture.resolve.names import Names
+from ttrace.capture.resolve.names import Names, find_evaluated, list_modules
 from ttrace.capture.session import TracingSession
 from ttrace.errors import CaptureError
 from ttrace.layouts.rules import Rules
@@ -104,3 +104,49 @@ def test_any_name_of_a_module_is_traced(tmp_path: Path) -> None:
     assert found >= {"0/-/a%2Fb.weight/param_grad", "0/0/./batch.in%20put", "0/0/./batch.in%2Fput"}
     assert set(trace.manifest.modules) == {".", "a%2Fb", "a%20b", "x%401", "50%25"}
     assert not trace.notes, "the rule matched"
+
+
+class Numbered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.num, self._hidden = 0.5, 3, 0.25
+
+
+def test_modules_are_listed_with_their_settings() -> None:
+    model = nn.ModuleDict(
+        {"drop": nn.Dropout(0.1), "norm": nn.BatchNorm1d(4, momentum=None), "act": nn.GELU("tanh"), "own": Numbered()}
+    )
+    found = {name: info.settings for name, info in list_modules(Names([model])).items()}
+    assert found == {
+        ".": {},
+        "drop": {"p": "0.1"},
+        "norm": {"eps": "1e-05", "momentum": "None"},
+        "act": {"approximate": "tanh"},
+        "own": {"scale": "0.5"},
+    }
+
+
+def test_a_norm_without_statistics_has_no_momentum() -> None:
+    model = nn.ModuleList([nn.InstanceNorm1d(4)])
+    assert list_modules(Names([model]))["0"].settings == {"eps": "1e-05"}
+
+
+def test_modules_that_training_mode_changes_are_found() -> None:
+    model = nn.ModuleDict({"drop": nn.Dropout(0.1), "norm": nn.BatchNorm1d(4), "fc": nn.Linear(4, 4)})
+    assert find_evaluated(dict(model.named_modules())) == ()
+    assert find_evaluated(dict(model.eval().named_modules())) == ("drop", "norm")
+    model["drop"].train()
+    assert find_evaluated(dict(model.named_modules())) == ("norm",)
+
+
+def test_the_rate_of_dropout_is_recorded_before_it_is_switched_off(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3)).eval()
+    plan = Plan(out=tmp_path / "reference", stop=False)
+    session = TracingSession(SessionParts(plan, model, None, Native([model])))
+    with session.step():
+        model(session.batch(torch.randn(2, 4))).sum().backward()
+    trace = Trace(plan.out)
+    assert trace.manifest.modules["1"].settings == {"p": "0.3"}
+    end = trace.ranks[0].end
+    assert end is not None
+    assert end.evaluated == ("1",)

@@ -120,6 +120,41 @@ def test_other_settings_are_the_cause_of_other_updates(tmp_path: Path) -> None:
     assert found.findings[0].cause.sentence == words
 
 
+def test_settings_are_those_before_the_step(tmp_path: Path) -> None:
+    """An engine steps the schedule in its own step; the learning rate of the next step is only noted."""
+
+    def change_rate(_: nn.Module, optimizer: Any) -> None:
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.02
+
+    found = judge(tmp_path, change_rate)
+    assert found.exit is Exit.PASSED
+    assert "learning rates of other steps differ: next_lr 0.02 instead of 0.01 for 0.weight and 3 more" in found.notes
+
+
+def test_a_schedule_between_the_steps_of_two_optimizers_is_no_difference(tmp_path: Path) -> None:
+    def change_first(_: nn.Module, optimizers: list[Any]) -> None:
+        optimizers[0].step()
+        optimizers[0].param_groups[0]["lr"] = 0.02
+        optimizers[1].step()
+
+    def change_last(_: nn.Module, optimizers: list[Any]) -> None:
+        step_each(_, optimizers)
+        optimizers[0].param_groups[0]["lr"] = 0.02
+
+    found = judge(tmp_path, change_first, make_several, reference=change_last, reference_optimizer=make_several)
+    assert (found.exit, found.findings) == (Exit.PASSED, ())
+
+
+def test_momentum_that_the_first_step_does_not_show_is_found(tmp_path: Path) -> None:
+    def make_sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
+
+    found = judge(tmp_path, step, lambda model: make_sgd(model, 0.5), reference_optimizer=make_sgd)
+    words = "the optimizer's settings differ for 4 parameters: momentum 0.5 instead of 0.9"
+    assert [finding.cause.sentence for finding in found.findings] == [words]
+
+
 def make_decaying(model: nn.Module, *exempt: str) -> torch.optim.Optimizer:
     """Make an optimizer with weight decay for all parameters except some."""
     parameters = dict(model.named_parameters())

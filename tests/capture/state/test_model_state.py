@@ -165,3 +165,14 @@ def test_an_optimizer_of_another_make_says_what_it_has() -> None:
     own = SimpleNamespace(param_groups=[{"params": [model.weight], "lr": "cosine", "betas": [0.9, None]}])
     found = settings_of([own, SimpleNamespace(), SimpleNamespace(param_groups=["odd"])], model)
     assert found == OptimizerSettings(({"lr": "cosine", "betas": "(0.9, None)"},), {"weight": 0})
+
+
+def test_the_settings_of_an_outer_optimizer_are_the_newer_ones() -> None:
+    """ZeroRedundancyOptimizer gives what a schedule changed to its inner optimizer when it steps."""
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    outer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    outer.optim = torch.optim.AdamW(model[0].parameters(), lr=0.01)
+    outer.param_groups[0]["lr"] = 0.5
+    found = settings_of(outer, model)
+    assert found.by_parameter == {"0.weight": 0, "0.bias": 0}  # the others belong to other ranks
+    assert found.groups[0]["lr"] == "0.5"

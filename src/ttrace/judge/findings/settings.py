@@ -74,11 +74,11 @@ def add_settings(
     result = list(findings)
     for (_, why), group in groups.items():
         names = [comparison.id.name for comparison in group]
-        alike = [f for f in result if f.cause.name is CauseName.OPTIMIZER_SETTINGS and f.comparison.id.name in names]
+        alike = [finding for finding in result if _is_explained(finding, names)]
         first = alike[0].comparison if alike else next((c for c in group if c.reason in FACTS), None)
         if first is None:
             continue  # their values are wrong for another cause, which is reported
-        cause = _describe(why, names, first, candidate)
+        cause = _describe(why, names, group[0].id.kind, candidate)
         covers = frozenset(c.id for c in group if c.id != first.id)
         if alike:
             merged = replace(alike[0], cause=cause, covers=covers | alike[0].covers)
@@ -90,15 +90,22 @@ def add_settings(
     return tuple(result)
 
 
-def _describe(why: Why, names: Sequence[str], first: Comparison, candidate: Trace) -> Cause:
+def _is_explained(finding: Finding, names: Sequence[str]) -> bool:
+    """Whether settings of these parameters or modules explain a finding."""
+    if finding.cause.name is CauseName.OPTIMIZER_SETTINGS:
+        return finding.comparison.id.name in names
+    return finding.module in names and not finding.comparison.id.kind.is_of_param
+
+
+def _describe(why: Why, names: Sequence[str], kind: Kind, candidate: Trace) -> Cause:
     if why.reason is Reason.NOT_HELD:
         words = f"the optimizer does not hold {_count(names, 'parameters')}: only the reference's optimizer does"
         return Cause(CauseName.NOT_UPDATED, words)
-    if first.id.kind is Kind.UPDATE:
+    if kind is Kind.UPDATE:
         return describe_settings(names, why.settings)
-    kind = _list_modules(candidate)[first.id.name].type.rpartition(".")[2]
+    name = _list_modules(candidate)[names[0]].type.rpartition(".")[2]
     words = ", ".join(map(str, why.settings))
-    return Cause(CauseName.MODULE_SETTINGS, f"the settings of {kind} differ in {_count(names, 'modules')}: {words}")
+    return Cause(CauseName.MODULE_SETTINGS, f"the settings of {name} differ in {_count(names, 'modules')}: {words}")
 
 
 def _count(names: Sequence[str], what: str) -> str:
