@@ -290,9 +290,11 @@ class Trace:
     def settings(self) -> dict[str, tuple[Settings, ...]]:
         """For each parameter, its distinct optimizer settings: only one if all ranks that update it agree."""
         found: dict[str, dict[frozenset[tuple[str, str]], Settings]] = {}
-        for rank in self.ranks:
-            groups = [(frozenset(group.items()), group) for group in rank.end.settings] if rank.end else []
-            for name, number in rank.end.settings_of.items() if rank.end else ():
+        # Thousands of ranks have few distinct tables.
+        ends = {(str(rank.end.settings), *rank.end.settings_of.items()): rank.end for rank in self.ranks if rank.end}
+        for end in ends.values():
+            groups = [(frozenset(group.items()), group) for group in end.settings]
+            for name, number in end.settings_of.items():
                 found.setdefault(name, {}).setdefault(*groups[number])
         return {name: tuple(settings.values()) for name, settings in found.items()}
 

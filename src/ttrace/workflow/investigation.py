@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ttrace.errors import TTraceError
 from ttrace.judge.findings.isolated import combine
+from ttrace.judge.reason import FACTS
 from ttrace.judge.tolerance.run_to_run import is_repeated
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.ids import ROOT
@@ -43,16 +44,16 @@ class Investigation:
         """Judge the traces of the run's folder, and follow up findings."""
         self.flow.on_stage("check")
         judgement = self.flow.run.judge_ordinary(self.strictness)
-        if judgement.findings and (self.repeats or self.isolates):
+        if _has_wrong_values(judgement) and (self.repeats or self.isolates):
             self.flow.on_stage("")
             self.flow.on_note(
                 f"so far wrong first: {judgement.findings[0].comparison.id}. Running again to explain it."
             )
-        if judgement.findings and self.repeats:
+        if _has_wrong_values(judgement) and self.repeats:
             judgement = self.repeat(judgement)
-        if judgement.findings and Trace(self.flow.run.reference).has_sketches:
+        if _has_wrong_values(judgement) and Trace(self.flow.run.reference).has_sketches:
             judgement = self.record_in_full(judgement)
-        if judgement.findings and self.isolates:
+        if _has_wrong_values(judgement) and self.isolates:
             judgement = self.isolate(judgement)
         return judgement
 
@@ -101,6 +102,11 @@ def _list_accused(judgement: Judgement) -> list[str]:
 def list_sites(module: str) -> list[str]:
     """What of a module is recorded in full: itself and all that is inside."""
     return [module] if module == ROOT else [module, f"{module}.*"]
+
+
+def _has_wrong_values(judgement: Judgement) -> bool:
+    """Whether anything is wrong that another run can explain: different settings need no explanation."""
+    return any(finding.comparison.reason not in FACTS for finding in judgement.findings)
 
 
 def _add_note(judgement: Judgement, note: str) -> Judgement:

@@ -157,11 +157,19 @@ def test_an_optimizer_whose_parameters_are_not_known_is_not_accused(tmp_path: Pa
 
 
 def judge_modules(
-    folder: Path, ours: ModuleInfo, theirs: ModuleInfo, evaluated: tuple[str, ...] = (), *, ran: bool = True
+    folder: Path,
+    ours: ModuleInfo,
+    theirs: ModuleInfo,
+    evaluated: tuple[str, ...] = (),
+    *,
+    ran: bool = True,
+    trains: bool = True,
 ) -> Judgement:
     case = Case(folder)
     for name in ("0/0/a.drop/output", "1/0/a.drop/output", "0/0/b.drop/output") if ran else ("0/0/c/output",):
         case.add(name, draw_tensor(4, 8), "a b/tp")
+    if trains:
+        case.add("0/-/a.weight/param_grad", draw_tensor(4, 8), "a b")
     for side, info in ((case.reference, ours), (case.candidate, theirs)):
         side.modules |= {"a.drop": info, "b.drop": info}
     case.candidate.end["evaluated"] = evaluated
@@ -212,6 +220,11 @@ def test_modules_that_cannot_be_compared_are_right(
 ) -> None:
     judgement = judge_modules(tmp_path, make_module(*ours), make_module(*theirs), evaluated, ran=ran)
     assert (judgement.exit, judgement.findings) == (Exit.PASSED, ())
+
+
+def test_a_rollout_has_no_dropout(tmp_path: Path) -> None:
+    ours, theirs = (make_module("torch.nn.Dropout", {"p": p}) for p in ("0.1", "0.3"))
+    assert judge_modules(tmp_path, ours, theirs, ("a.drop", "b.drop"), trains=False).exit is Exit.PASSED
 
 
 # Notes.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ttrace.judge.causes.optimizer import compare_values, describe_settings, find_different_settings
 from ttrace.judge.findings.origins import find_source
@@ -19,8 +20,10 @@ from ttrace.trace.format import INITIAL_RATE, NEXT_RATE, ModuleInfo
 from ttrace.trace.reader import Trace
 
 _OWN_CLASSES = ("torch.nn.", "torch.distributed.")
+_Fact = TypeVar("_Fact")
 _DROPOUT = ("p", "dropout")
 """The rates of dropout: at 0, training mode changes nothing."""
+_OF_TRAINING = (*_DROPOUT, "momentum")
 _MOST_NOTES = 3
 _ABSENT = (Verdict.MISSING, Verdict.GAP)
 _HIDDEN = ("the values of this step do not show it",)
@@ -147,12 +150,15 @@ def _compare_modules(
     ours, theirs = _list_modules(reference), _list_modules(candidate)
     evaluated = [_list_evaluated(trace) for trace in (reference, candidate)]
     ran = {own.name: own for own, c in reversed(by_id.items()) if own.kind is Kind.OUTPUT and c.verdict not in _ABSENT}
+    # A side that only runs forward, such as a rollout, has no use for what acts in training.
+    trains = any(own.kind is Kind.PARAM_GRAD and c.verdict not in _ABSENT for own, c in by_id.items())
     for name, own in ran.items():
         a, b = ours.get(name), theirs.get(name)
         if a is None or b is None or not _find_class(a) or _find_class(a) != _find_class(b):
             continue
-        found = [compare_values(key, {a.settings[key]}, {b.settings[key]}) for key in a.settings if key in b.settings]
-        if _trains_differently(a) and _trains_differently(b):
+        keys = [key for key in a.settings if key in b.settings and (trains or key not in _OF_TRAINING)]
+        found = [compare_values(key, {a.settings[key]}, {b.settings[key]}) for key in keys]
+        if trains and _trains_differently(a) and _trains_differently(b):
             modes = [{str(name not in names)} for names in evaluated]
             found.append(compare_values("training", modes[0], modes[1]))
         settings = tuple(each for each in found if each is not None)
@@ -161,9 +167,13 @@ def _compare_modules(
 
 
 def _list_modules(trace: Trace) -> dict[str, ModuleInfo]:
-    """List the modules of all ranks; thousands of ranks share few tables."""
-    tables = {id(rank.manifest.modules): rank.manifest.modules for rank in trace.ranks}
-    return {name: info for table in tables.values() for name, info in table.items()}
+    return _merge(rank.manifest.modules for rank in trace.ranks)
+
+
+def _merge(tables: Iterable[Mapping[str, _Fact]]) -> dict[str, _Fact]:
+    """Merge the tables of all ranks; thousands of ranks share few."""
+    distinct = {id(table): table for table in tables}
+    return {name: fact for table in distinct.values() for name, fact in table.items()}
 
 
 def _list_evaluated(trace: Trace) -> frozenset[str]:
@@ -215,11 +225,10 @@ def _find_other_rates(reference: Trace, candidate: Trace) -> Iterator[tuple[str,
 
 
 def _find_frozen(reference: Trace, candidate: Trace) -> Iterator[tuple[str, DifferentSetting | None]]:
-    ours, theirs = (
-        {n: t for rank in s.ranks for n, t in rank.manifest.parameters.items()} for s in (reference, candidate)
-    )
-    for name in ours.keys() & theirs.keys():
-        yield name, compare_values("requires_grad", {str(ours[name])}, {str(theirs[name])})
+    ours, theirs = (_merge(rank.manifest.parameters for rank in side.ranks) for side in (reference, candidate))
+    for name, is_trained in ours.items():
+        if name in theirs:
+            yield name, compare_values("requires_grad", {str(is_trained)}, {str(theirs[name])})
 
 
 def _find_dtypes(reference: Trace, candidate: Trace) -> Iterator[tuple[str, DifferentSetting | None]]:
