@@ -136,7 +136,7 @@ def test_an_optimizer_that_steps_its_groups_one_by_one(tmp_path: Path) -> None:
     end = trace_loop(tmp_path, loop).ranks[0].end
     assert end is not None
     rates = {name: float(end.settings[number]["lr"]) for name, number in end.settings_of.items()}
-    assert rates == {"2.weight": 0.5, "2.bias": 0.5}  # those of the group that stepped last
+    assert rates == {"0.weight": 0.1, "0.bias": 0.1, "2.weight": 0.5, "2.bias": 0.5}
 
 
 def test_a_step_that_only_makes_the_optimizers_state_is_not_the_first(tmp_path: Path) -> None:

@@ -175,15 +175,24 @@ class ModelState:
     def on_step_begin(self, optimizer: Optimizer | None = None) -> None:
         """Show the gradients that are final when this optimizer steps: all but those of other optimizers."""
         self._clock.is_in_update = True
-        if self._clock.is_running and not self._has_settings:
-            # Before the step, because an engine steps the schedule in its own step; and before the first of several
-            # optimizers, because their schedules may be stepped in between.
-            self._has_settings, self.settings = True, self._read_settings()
-            self.evaluated = find_evaluated(self._tensors.modules)
+        if self._clock.is_running:
+            self._read_facts()
         updated = {id(each): _list_parameters(each) for each in self._list_optimizers()}
         now = updated.pop(id(optimizer), set())
         later = set().union(*updated.values()) - now if now else set()
         self._show_gradients({id(each) for each in self._tensors.parameters.values()} - later)
+
+    def _read_facts(self) -> None:
+        """Read the optimizer's settings before it steps, because an engine steps the schedule in its own step.
+
+        What was read first in a step counts: several optimizers may step their schedules in between. Later reads add
+        parameters, because an optimizer may step one group after the other.
+        """
+        known = self.settings if self._has_settings else OptimizerSettings()
+        self.settings = _number_settings(self._read_settings().texts | known.texts)
+        if not self._has_settings:
+            self.evaluated = find_evaluated(self._tensors.modules)
+        self._has_settings = True
 
     def _read_settings(self) -> OptimizerSettings:
         names = {parameter: name for name, parameter in self._tensors.parameters.items()}
@@ -336,14 +345,15 @@ class OptimizerSettings:
     by_parameter: Mapping[str, int] = field(default_factory=dict)
     """By name, an index into `groups`. A parameter that is in no group is left out."""
 
+    @property
+    def texts(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        """The settings of each parameter."""
+        return {name: tuple(self.groups[number].items()) for name, number in self.by_parameter.items()}
+
     def with_next_rates(self, later: OptimizerSettings) -> OptimizerSettings:
         """Add the learning rates of `later`: those of the next step, if the script has stepped its schedule."""
-        texts = {}
-        for name, number in self.by_parameter.items():
-            after = later.groups[later.by_parameter[name]] if name in later.by_parameter else {}
-            rate = {NEXT_RATE: after["lr"]} if "lr" in after else {}
-            texts[name] = tuple((self.groups[number] | rate).items())
-        return _number_settings(texts)
+        rates = {name: [(NEXT_RATE, value) for key, value in text if key == "lr"] for name, text in later.texts.items()}
+        return _number_settings({name: (*text, *rates.get(name, ())) for name, text in self.texts.items()})
 
 
 def read_settings(grouped: Iterable[tuple[str, Mapping[str, object]]]) -> OptimizerSettings:
