@@ -215,9 +215,12 @@ class FirstStep:
         self._snapshots.append(Snapshot(models, optimizers, with_parameters=with_parameters))
 
     def restore(self) -> None:
-        """Restore the state from before the step, the first snapshot last: its random generators are the right ones."""
+        """Restore the state from before the step, the first snapshot last: its random generators are the right ones.
+
+        The script itself must set gradients to zero: the session shows if it does not, and then drops them.
+        """
         for snapshot in reversed(self._snapshots):
-            snapshot.restore()
+            snapshot.restore(keeps_gradients=True)
         self._snapshots.clear()
 
     def describe_problem(self) -> str:

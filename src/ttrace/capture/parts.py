@@ -33,7 +33,8 @@ from ttrace.capture.probes.twins import Perturb, SplitSums
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.names import Names, PortNames, list_modules, make_port, switch_dropout_off
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
-from ttrace.capture.state.gradients import Streaming
+from ttrace.capture.state.gradients import StaleGradients, Streaming
+from ttrace.capture.state.initial_values import InitialState
 from ttrace.capture.state.model_state import Buffers, HeldTensors, ModelState
 from ttrace.errors import CaptureError
 from ttrace.large_references.blocks import SkippedBlocks
@@ -103,6 +104,8 @@ class TracedModel:
         tables = names.list_table_lengths()
         self.generator = Generator(plan, adapter, self.resolver, self.reference, tables, self.port)
         self.parameters, self.aliases = names.parameters(self.reference.aliases)
+        replaced = self.parameters if _replaces_initial_values(parts) else {}
+        self.initial = InitialState(replaced, adapter, is_reference=plan.role == "reference")
         self.generated = self.generator.fill_parameters(self.parameters)
         if plan.parameters != "own":
             adapter.on_parameters_replaced(parts.optimizer)
@@ -177,7 +180,21 @@ class Observers:
         self.state = ModelState(
             plan, adapter, parts.optimizer, tensors, probes.dispatcher, clock, probes.isolate, add_problem
         )
+        self.stale = StaleGradients(model.parameters, adapter, drops_untraced=parts.attachment is not None)
         patches.on_remove(self.state.remove)
+
+
+def _replaces_initial_values(parts: SessionParts) -> bool:
+    """Whether generated values replace those that the script trains: not those of an earlier session or step.
+
+    The parts of a port are not those of the other side, so nothing is compared there.
+    """
+    plan = parts.plan
+    is_first = plan.role in ("reference", "candidate") and not plan.isolated and plan.repeats is None
+    # After steps that nothing watched, replicas may differ by rounding.
+    optimizers = parts.adapter.find_torch_optimizers(parts.optimizer)
+    has_stepped = parts.attachment is None and any(each.state for each in optimizers)
+    return is_first and plan.parameters == "generated" and plan.port is None and not has_stepped
 
 
 def _make_manifest(parts: SessionParts, model: TracedModel) -> Manifest:

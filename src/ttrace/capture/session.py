@@ -64,6 +64,7 @@ class TracingSession(SessionEvents):
             state = self._observers.state
             for handle in self._adapter.watch_steps(self._optimizer, state.on_step_begin, state.on_optimizer_step):
                 self._patches.on_remove(handle.remove)
+        self._model.initial.on_attached()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -81,8 +82,10 @@ class TracingSession(SessionEvents):
             calls = self._observers.calls if self._plan.inside else nullcontext()
             compiled, split_sums = self._model.compiled.running(), self._probes.split_sums
             with self._clock.running(), patch_torch(self), calls, compiled, split_sums:
+                self._model.initial.on_start()
                 self._observers.ledger.begin_step()
                 self._observers.state.on_start()
+                self._observers.stale.on_start()
                 yield
                 self._probes.tensors.flush()
                 if self._optimizer is None:
@@ -160,6 +163,8 @@ class TracingSession(SessionEvents):
                 forward_buffers=self._model.recorded_names.rename_all(self._observers.buffers.changed),
                 samples=self._probes.batches.kept,
                 replaced=self._probes.batches.replaced,
+                initial=self._model.recorded_names.rename_keys(self._model.initial.values),
+                stale=self._observers.stale.names,
                 unloaded=self._model.recorded_names.rename_all(self._observers.state.unloaded),
                 random=self._model.recorded_names.rename_all(self._observers.rng_use.modules),
                 flags=self._flags,
@@ -174,6 +179,7 @@ class TracingSession(SessionEvents):
     def on_call(self, name: str, *, again: bool) -> ModuleCall | None:
         """Begin a call of a module that is about to run, or to be recomputed; return None if it is not watched."""
         clock = self._clock
+        self._model.initial.on_forward()
         if not clock.is_watched or (again and not clock.is_repeat_clear(name)):
             return None
         if again and self._model.streaming.recomputes:
@@ -196,6 +202,7 @@ class TracingSession(SessionEvents):
     def on_loss(self, loss: torch.Tensor) -> None:
         """Record the loss, from which backward starts."""
         self._observers.buffers.on_backward()
+        self._observers.stale.on_backward()
         number, dispatcher = self._clock.microbatch, self._probes.dispatcher
         dispatcher.visit(Visit(dispatcher.id_of(Site(ROOT, Kind.LOSS), number), loss, None, number))
 
@@ -221,6 +228,7 @@ class TracingSession(SessionEvents):
         A node of the graph has no value that could be recorded.
         """
         self._observers.buffers.on_backward()
+        self._observers.stale.on_backward()
         tensors = [root for root in roots if isinstance(root, torch.Tensor)]
         is_reported = self._clock.is_pipelined or self._adapter.is_in_loss
         if len(tensors) == len(roots) == 1 and tensors[0].numel() == 1 and not is_reported:

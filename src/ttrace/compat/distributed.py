@@ -210,6 +210,20 @@ def observe_collectives(observe: Callable[[str, Mapping[str, Any], Callable[[], 
     return end
 
 
+def count_collectives() -> int | None:
+    """Count what all groups of this process have issued: `ProcessGroup._get_sequence_number_for_group`, since 2.6.
+
+    None if some backend does not count. Without it, own initial values of parameters are not compared.
+    """
+    dist: Any = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    try:
+        return sum(group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map)
+    except (AttributeError, RuntimeError):
+        return None
+
+
 def _make_kernel(name: str, operator: Any, observe: Callable[..., Any]) -> Callable[..., Any]:
     """Make a kernel that observes, and runs the backend's kernel. See `observe_collectives`."""
     names = [argument.name for argument in operator._schema.arguments]

@@ -35,6 +35,7 @@ from ttrace.judge.findings.excuses import (
     note_repeated_rows,
 )
 from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
+from ttrace.judge.findings.initial_values import find_behind_values, note_behind_values
 from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
 from ttrace.judge.findings.operations import add_ledger, find_operations
 from ttrace.judge.findings.origins import find_origins, merge_gradients
@@ -89,6 +90,7 @@ def judge_candidate(
     if obstacles.other_data:
         comparisons = [excuse_data(comparison) for comparison in comparisons]
     findings = _find_causes(comparisons, obstacles, absences, rounding, candidate)
+    behind = find_behind_values(comparisons, reference, candidate)
     draws = find_draws(comparisons, reference, candidate)
     findings = drop_random_findings(findings, comparisons, draws)
     if obstacles.factor is None:  # learning rates and eps may be scaled by a factor of the gradients
@@ -106,7 +108,7 @@ def judge_candidate(
     notes = [*obstacles.moved_samples, *_collect_notes(comparisons, findings, allowances, reference, candidate)]
     return Judgement(
         tuple(comparisons),
-        findings,
+        (*findings, *behind),
         tuple(problems),
         tuple(notes),
         find_operations(comparisons, candidate) if candidate.manifest.isolated else WrongOperations(),
@@ -228,6 +230,7 @@ def _collect_notes(
         *note_communication(candidate),
         *note_log_probs(comparisons, reference, candidate),
         *note_repeated_rows(reference, candidate),
+        *note_behind_values(reference),
         *allowances,
     ]
     if not reference.manifest.isolated:

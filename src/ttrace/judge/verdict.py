@@ -226,12 +226,23 @@ class CauseName(Enum):
     MIS_SCALED = "mis-scaled"
     RECOMPUTE = "recompute"
     SKIPPED = "skipped"
+    NOT_BROADCAST = "not broadcast"
+    SAME_SEED = "same seed"
+    SHARD_FAN_IN = "fan-in of a shard"
+    STALE_GRADIENTS = "stale gradients"
     MISSING_MODULES = "missing modules"
     UNEXPLAINED = "unexplained"
 
 
 FACTORS = (CauseName.CONSTANT_FACTOR, CauseName.DOUBLE_REDUCTION)
 """The causes that multiply everything by one number."""
+BEHIND_VALUES = (
+    CauseName.NOT_BROADCAST,
+    CauseName.SAME_SEED,
+    CauseName.SHARD_FAN_IN,
+    CauseName.STALE_GRADIENTS,
+)
+"""Causes that the compared values do not show, because generated values replaced what was wrong."""
 VAGUE = (CauseName.UNEXPLAINED, CauseName.REPLICAS_DIFFER)
 """Causes that explain less than any other."""
 

@@ -97,6 +97,23 @@ class Attachment(BaseModel):
     """Whether it is known where labels enter. If not, a difference of the loss may come from different labels."""
 
 
+class InitialValues(BaseModel):
+    """What a parameter of this rank held before generated values replaced it: sums, not the values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    crc: Count
+    """The CRC-32C of the bytes."""
+    mean: float
+    std: float
+    repeats: bool = False
+    """Whether equal parts of it, one beside the other along some dim, may hold the same values."""
+
+    @property
+    def is_constant(self) -> bool:
+        return self.std <= 1e-6 * abs(self.mean)
+
+
 class Operation(BaseModel):
     """One torch function that a module's own code called."""
 
@@ -178,6 +195,11 @@ class End(BaseModel):
     """The factor that the gradient reduction still applies to activation gradients. Some adapters learn it late."""
     unloaded: tuple[Line, ...] = ()
     """Parameters and buffers that loading a checkpoint did not change, although it changed others."""
+    initial: dict[Line, InitialValues] = {}
+    """For parameters whose values were replaced: what they held before, as far as it was what the script trains."""
+    stale: tuple[Line, ...] | None = None
+    """The parameters whose gradients were not zero when the first backward pass of a step began; None if no backward
+    pass was observed."""
     random: tuple[Line, ...] = ()
     """The innermost modules that drew random numbers."""
     splits: dict[Line, Line] = {}

@@ -66,7 +66,8 @@ class Generator:
         """Replace the values of parameters, unless the plan keeps them."""
         owned = {name: self.adapter.read_values(parameter) for name, parameter in parameters.items()}
         chosen = self._choose_distributions(
-            {name: each.tensor for name, each in owned.items() if find_source(parameters[name]) is None}
+            {name: each.tensor for name, each in owned.items() if find_source(parameters[name]) is None},
+            [name for name, parameter in parameters.items() if not parameter.requires_grad],
         )
         return {
             name: self._fill_parameter(name, parameter, owned[name], chosen.get(name))
@@ -149,7 +150,9 @@ class Generator:
             device=like.device,
         )
 
-    def _choose_distributions(self, parameters: Mapping[str, torch.Tensor]) -> Mapping[str, Distribution | None]:
+    def _choose_distributions(
+        self, parameters: Mapping[str, torch.Tensor], frozen: Collection[str]
+    ) -> Mapping[str, Distribution | None]:
         if self.plan.parameters == "own":
             return {}
         if self.plan.reference is not None:
@@ -164,6 +167,10 @@ class Generator:
             measured = [Normal(float(round(own.mean)), 0.02) for own in measured]
         if self.port is not None:
             measured = self._pool(self.port, parameters, measured)
+        elif self.adapter.mesh.num_ranks == 1:
+            # Tables and masks keep their values on every side, as buffers do, so a wrong one is found.
+            computed = {name for name in frozen if name in parameters and is_computed(parameters[name])}
+            return {n: None if n in computed else own for n, own in zip(parameters, measured, strict=True)}
         return dict(zip(parameters, measured, strict=True))
 
     def _pool(self, port: Port, parameters: Mapping[str, torch.Tensor], measured: Sequence[Normal]) -> list[Normal]:
@@ -243,6 +250,38 @@ def _compute_moments(parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     data = parameter.detach().to(torch.float64)
     zero = torch.zeros((), dtype=torch.float64, device=data.device)
     return data.mean() if data.numel() else zero, data.std(correction=0) if data.numel() > 1 else zero
+
+
+_LEAST_CORRELATION = 0.5
+_NUM_SIGMAS = 5.0
+_MOST_READ = 1 << 20
+"""About so many elements of a large tensor show whether it was computed."""
+
+
+def is_computed(tensor: torch.Tensor) -> bool:
+    """Whether values were computed without random numbers, such as a table of positions or a mask.
+
+    This is so if elements follow from their neighbours along some dim. The correlation of neighbours is that of a
+    sinusoidal table (0.54 at its highest frequency, 1 at its lowest) or a causal mask (above 0.8); that of n random
+    numbers is 0 +- n**-0.5. Values of a constant are not correlated, and a constant may be replaced.
+    """
+    if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() < 2:
+        return False
+    edge = max(2, int(_MOST_READ ** (1 / tensor.ndim)))
+    data = tensor.detach()[(slice(edge),) * tensor.ndim].to(torch.float64)
+    finite = data.masked_fill(~data.isfinite(), 0.0)
+    # Infinities of a mask count as its largest value, with their sign.
+    data = torch.where(data.isinf(), data.sign() * (2.0 * finite.abs().max() + 1.0), data)
+    data = data - data.mean()
+    square = float(data.square().mean())
+    limit = max(_LEAST_CORRELATION, _NUM_SIGMAS * data.numel() ** -0.5)
+    return square > 0.0 and any(_correlate(data, dim) > limit * square for dim in range(data.ndim))
+
+
+def _correlate(data: torch.Tensor, dim: int) -> float:
+    """Compute the mean product of neighbours along a dim."""
+    num_pairs = data.shape[dim] - 1
+    return float((data.narrow(dim, 0, num_pairs) * data.narrow(dim, 1, num_pairs)).mean()) if num_pairs else 0.0
 
 
 def _stack(numbers: Iterable[torch.Tensor]) -> torch.Tensor:

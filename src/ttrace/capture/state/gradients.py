@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ttrace.adapters.adapter import Adapter
+from ttrace.capture.probes.generator import read_numbers
 from ttrace.compat.torch import read_sparse_rows
 from ttrace.large_references.parameter_source import ParameterSource, find_source
 from ttrace.large_references.streamed_tensor import sum_rows
@@ -191,6 +193,54 @@ class MicrobatchGradients:
                 self._totals[name] = microbatch, total + gradient.detach()
         if total is not None and number != microbatch:
             self._deliver(name, number, total)
+
+
+class StaleGradients:
+    """Observer of gradients that are not zero when the first backward pass of a step begins.
+
+    A script that accumulates over microbatches within a step does not have such gradients.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], adapter: Adapter, *, drops_untraced: bool) -> None:
+        """Set up an observer; with `drops_untraced`, steps that nothing compares came before the first traced one."""
+        self._parameters = parameters
+        self._adapter = adapter
+        self._drops = drops_untraced
+        self._is_due = self._was_observed = False
+        self._names: dict[str, None] = {}
+        self._is_nonzero: list[tuple[str, torch.Tensor]] = []
+        """Whether each gradient has an element that is not zero: not read from the device yet."""
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The parameters with stale gradients; None if no backward pass was observed."""
+        results = read_numbers(result for _, result in self._is_nonzero)
+        self._names |= {name: None for (name, _), result in zip(self._is_nonzero, results, strict=True) if result}
+        self._is_nonzero.clear()
+        return tuple(self._names) if self._was_observed else None
+
+    def on_start(self) -> None:
+        """Begin a step."""
+        self._is_due = True
+
+    def on_backward(self) -> None:
+        """Look at the gradients if this is the first backward pass of the step.
+
+        Gradients of untraced steps are dropped: the two sides made them from different parameters and data.
+        """
+        if not self._is_due:
+            return
+        self._is_due, self._was_observed = False, True
+        for name, parameter in self._parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            local = self._adapter.to_local(gradient).detach()
+            values = local.coalesce().values() if local.is_sparse else local
+            self._is_nonzero.append((name, (values != 0).any()))
+            if self._drops:
+                parameter.grad = None
+        self._drops = False
 
 
 _UNTRACED = (Kind.UPDATE, Kind.PARAM_AFTER, Kind.OPTIM, Kind.GRAD_NORM, Kind.CLIP, Kind.MAIN_GRAD)

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from ttrace.capture.probes.generator import is_computed
 from ttrace.compat.torch import read_own_buffers
 
 Restore = Callable[[], None]
@@ -19,7 +21,8 @@ Restore = Callable[[], None]
 class Snapshot:
     """The state of a model, its optimizers and the random generators, at the time when this object was made.
 
-    Generated parameters are not saved: they are generated again.
+    Generated parameters are not saved: they are generated again. Frozen ones that may keep their own values are saved,
+    because scripts change those of a teacher that follows the model.
     """
 
     def __init__(
@@ -32,19 +35,21 @@ class Snapshot:
         tensors = [buffer for _, _, buffer in self._buffers]
         if with_parameters:
             tensors += [parameter for chunk in chunks for parameter in nn.Module.parameters(chunk)]
+        else:
+            tensors += [each for chunk in chunks for each in nn.Module.parameters(chunk) if _keeps_values(each)]
         self._chunks = chunks
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._optimizers = [(optimizer, _copy_state(optimizer)) for optimizer in optimizers]
         self._random = [save() for save in _SAVE_GENERATORS]
 
-    def restore(self) -> None:
-        """Restore the state, and drop all gradients."""
+    def restore(self, *, keeps_gradients: bool = False) -> None:
+        """Restore the state, and drop all gradients unless the caller wants to see which ones the script left."""
         with torch.no_grad():
             for tensor, values in self._tensors:
                 tensor.copy_(values)
         for module, name, buffer in self._buffers:
             read_own_buffers(module)[name] = buffer
-        for chunk in self._chunks:
+        for chunk in () if keeps_gradients else self._chunks:
             nn.Module.zero_grad(chunk)
         for optimizer, (state, options) in self._optimizers:
             optimizer.state.clear()
@@ -54,6 +59,11 @@ class Snapshot:
                 group.update(copy.deepcopy(old))
         for restore in self._random:
             restore()
+
+
+def _keeps_values(parameter: nn.Parameter) -> bool:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return not parameter.requires_grad and is_computed(local)
 
 
 def _copy_state(

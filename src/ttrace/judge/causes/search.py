@@ -30,6 +30,24 @@ _FROM_FINDINGS = (
         "the candidate has modules that never ran, and the reference ran them",
         unproven="every entry that leaves out a module also lacks it; tests/judge/findings/test_origins.py",
     ),
+    KnownCause(
+        CauseName.NOT_BROADCAST,
+        "ranks that hold replicas of a parameter started with their own values",
+        bug="hidden_replicas_not_broadcast",
+    ),
+    KnownCause(
+        CauseName.SAME_SEED, "ranks that hold parts of a parameter started with the same values", bug="hidden_same_seed"
+    ),
+    KnownCause(
+        CauseName.SHARD_FAN_IN,
+        "the spread of initial values was computed from the size of a shard",
+        bug="hidden_fan_in_of_shard",
+    ),
+    KnownCause(
+        CauseName.STALE_GRADIENTS,
+        "gradients of an earlier step were still there before a step",
+        bug="hidden_gradients_not_zeroed",
+    ),
     KnownCause(CauseName.MISSING_MODULES, "modules or parameters that only one side has", bug="layer-lost"),
     KnownCause(CauseName.UNEXPLAINED, "no known pattern explains the difference", bug="cp-keys-gathered-along-heads"),
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from ttrace.judge.reason import FACTS, Reason, Why, describe
-from ttrace.judge.verdict import CauseName, Finding, Judgement, Verdict, WrongOperation
+from ttrace.judge.verdict import BEHIND_VALUES, CauseName, Finding, Judgement, Verdict, WrongOperation
 from ttrace.layouts.ids import Kind, Phase, TensorId
 
 _BEFORE = (Kind.PARAM, Kind.BUFFER)
@@ -55,6 +55,8 @@ def _is_wrong_alone(
     if finding.comparison.reason in FACTS:
         return None
     verdict = verdicts.get(own)
+    if finding.cause.name in BEHIND_VALUES:
+        return None
     if verdict is None or not (verdict is Verdict.PASS or verdict.is_wrong):
         return None
     return verdict.is_wrong or (finding.module, own.kind.phase) in blamed
