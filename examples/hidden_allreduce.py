@@ -63,7 +63,7 @@ if DEVICE != "cpu":
     torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
 if TP > 1:
     dist.init_process_group()
-torch.manual_seed(0)
+torch.manual_seed(int(os.environ.get("RANK", "0")))  # each rank draws its own parts
 layers = [Block("--bug" in sys.argv and i == BUGGY_LAYER) for i in range(NUM_LAYERS)]
 model = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers))).to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

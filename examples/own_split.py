@@ -53,7 +53,9 @@ if DEVICE != "cpu":
 if WORLD > 1:
     dist.init_process_group()
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Dealt(HIDDEN // WORLD, HIDDEN, bias=False)).to(DEVICE)
+first = nn.Linear(HIDDEN, HIDDEN)
+torch.manual_seed(1 + RANK)  # each rank draws its own columns
+model = nn.Sequential(first, Dealt(HIDDEN // WORLD, HIDDEN, bias=False)).to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = ttrace.attach(model, optimizer, mesh={"deal": WORLD}, rules={"1.weight": "out in/deal:dealt"})  # 3
 for _ in range(10):

@@ -53,7 +53,7 @@ RULES = {
 
 
 def train() -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(dist.get_rank())  # each rank draws its own parts
     model = nn.Sequential(Mlp(), Mlp(bug=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = ttrace.attach(model, optimizer, mesh={"tp": dist.get_world_size()}, rules=RULES)

@@ -18,9 +18,11 @@ from ttrace.layouts.layout import Layout
 from ttrace.layouts.mesh import MICROBATCH_AXIS, Mesh
 from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.layouts.region import Region, Shape
-from ttrace.trace.format import End, Manifest, ModuleInfo, Record, SketchInfo
+from ttrace.trace.collectives import Collective, encode_collective
+from ttrace.trace.format import End, InitialValues, Manifest, ModuleInfo, Record, SketchInfo
 from ttrace.trace.reader import Trace
 from ttrace.trace.writer import Writer
+from ttrace.values.generate import Distribution
 from ttrace.values.sketch import compute_sketch
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -69,6 +71,9 @@ class TraceBuilder:
         self.forward_buffers = tuple(forward_buffers)
         self.samples: dict[int, dict[str, tuple[str, ...]]] = defaultdict(dict)
         self.replaced: dict[int, dict[str, tuple[str, ...]]] = defaultdict(dict)
+        self.initial: dict[int, dict[str, InitialValues]] = defaultdict(dict)
+        self.stale: dict[int, tuple[str, ...]] = {}
+        self.collectives: dict[int, list[Collective]] = defaultdict(list)
         self.mesh = Mesh.parse(mesh)
         self.sizes = {**self.mesh.sizes, MICROBATCH_AXIS: manifest.get("num_microbatches", 1)}
         self._manifest = {"role": role, "mesh": mesh, "num_ranks": self.mesh.num_ranks, "seed": 0, **manifest}
@@ -90,6 +95,8 @@ class TraceBuilder:
         shape: Shape | None = None,
         region: Region | None = None,
         microbatch: int = 0,
+        values: Distribution | None = None,
+        by: Provenance = RULE,
     ) -> None:
         """Record one rank's tensor, placed by `layout` and the logical `shape`, or by `region`, or not at all."""
         read = Layout.parse(layout) if layout is not None else Layout(())
@@ -103,8 +110,9 @@ class TraceBuilder:
             region=region,
             pending=read.pending,
             layout=layout or "",
-            by=RULE if region is not None else None,
+            by=by if region is not None else None,
             microbatch=microbatch,
+            values=values,
         )
         if self.num_buckets and region is not None and tensor.numel() > self.num_buckets:
             tensor = compute_sketch(tensor, region, self.num_buckets)
@@ -136,6 +144,8 @@ class TraceBuilder:
             writer = Writer(self.folder, Manifest(rank=rank, modules=modules, **self._manifest))
             for record, tensor in self._records[rank]:
                 writer.write(record, tensor)
+            for one in self.collectives[rank]:
+                writer.write_collective(encode_collective(one))
             end = End(
                 num_steps=self.num_steps,
                 grad_factor=self.grad_factor,
@@ -144,6 +154,8 @@ class TraceBuilder:
                 forward_buffers=self.forward_buffers,
                 samples=self.samples[rank],
                 replaced=self.replaced[rank],
+                initial=self.initial[rank],
+                stale=self.stale.get(rank),
                 problems=tuple(problems),
                 **self.end,
             )

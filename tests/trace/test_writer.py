@@ -162,6 +162,8 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "collectives_sum": "",
         "operations": {},
         "unloaded": [],
+        "initial": {},
+        "stale": None,
         "num_steps": 1,
         "launch": "",
         "grad_factor": 1.0,

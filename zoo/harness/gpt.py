@@ -40,10 +40,18 @@ def summed(x: torch.Tensor, wanted: bool) -> torch.Tensor:
     return x
 
 
+def keep_part(whole: torch.Tensor, dim: int, tp: int, num_fused: int = 1) -> nn.Parameter:
+    """Keep this rank's part of a parameter that every rank has drawn as a whole."""
+    rank = dist.get_rank() if tp > 1 and dist.is_initialized() else 0
+    parts = whole.detach().unflatten(dim, (num_fused, tp, -1)).select(dim + 1, rank)
+    return nn.Parameter(parts.flatten(dim, dim + 1).clone())
+
+
 class Column(nn.Linear):
-    def __init__(self, size_in: int, size_out: int, tp: int) -> None:
-        super().__init__(size_in, size_out // tp)
-        self.tp = tp
+    def __init__(self, size_in: int, size_out: int, tp: int, num_fused: int = 1) -> None:
+        super().__init__(size_in, size_out)
+        self.tp, self.out_features = tp, size_out // tp
+        self.weight, self.bias = (keep_part(each, 0, tp, num_fused) for each in (self.weight, self.bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(AllReduce.apply(x, False, self.tp > 1))  # type: ignore[no-untyped-call]
@@ -51,8 +59,9 @@ class Column(nn.Linear):
 
 class Row(nn.Linear):
     def __init__(self, size_in: int, size_out: int, tp: int) -> None:
-        super().__init__(size_in // tp, size_out)
-        self.tp = tp
+        super().__init__(size_in, size_out)
+        self.tp, self.in_features = tp, size_in // tp
+        self.weight = keep_part(self.weight, 1, tp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = AllReduce.apply(F.linear(x, self.weight), self.tp > 1, False)  # type: ignore[no-untyped-call]
@@ -63,7 +72,7 @@ class Attention(nn.Module):
     def __init__(self, tp: int) -> None:
         super().__init__()
         self.heads = HEADS // tp
-        self.qkv, self.proj = Column(HIDDEN, 3 * HIDDEN, tp), Row(HIDDEN, HIDDEN, tp)
+        self.qkv, self.proj = Column(HIDDEN, 3 * HIDDEN, tp, 3), Row(HIDDEN, HIDDEN, tp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, _ = x.shape

@@ -112,8 +112,13 @@ class Block(nn.Module):
         super().__init__()
         self.layout, tp = layout, layout.tp
         self.norm1, self.norm2 = Norm(layout), Norm(layout)
-        self.qkv, self.proj = _linear(HIDDEN, 3 * HIDDEN // tp), _linear(HIDDEN // tp, HIDDEN)
-        self.fc1, self.fc2 = _linear(HIDDEN, 4 * HIDDEN // tp), _linear(4 * HIDDEN // tp, HIDDEN)
+        self.qkv, self.proj = _linear(HIDDEN, 3 * HIDDEN), _linear(HIDDEN, HIDDEN)
+        self.fc1, self.fc2 = _linear(HIDDEN, 4 * HIDDEN), _linear(4 * HIDDEN, HIDDEN)
+        if tp > 1:  # every rank has drawn whole layers, and keeps its parts
+            place = dist.get_rank(layout.groups["tp"])
+            for layer, dim, num_fused in ((self.qkv, 0, 3), (self.proj, 1, 1), (self.fc1, 0, 1), (self.fc2, 1, 1)):
+                parts = layer.weight.detach().unflatten(dim, (num_fused, tp, -1)).select(dim + 1, place)
+                layer.weight = nn.Parameter(parts.flatten(dim, dim + 1).clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self._summed(self.proj(self._attended(self.qkv(self._entering(self.norm1(x))))))

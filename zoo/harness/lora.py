@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zoo.harness.candidate import Candidate, Cell
-from zoo.harness.gpt import RULES, AllReduce, Column, Gpt, Row
+from zoo.harness.gpt import RULES, AllReduce, Column, Gpt, Row, keep_part
 from zoo.harness.small import HAND, Small, train_by_hand
 from zoo.harness.transformer import Shape
 
@@ -39,7 +39,8 @@ class ColumnLora(nn.Module):
         super().__init__()
         self.base = base.requires_grad_(False)
         self.a = nn.Linear(base.in_features, RANK, bias=False)
-        self.b = nn.Linear(RANK, base.out_features, bias=False)
+        self.b = nn.Linear(RANK, base.out_features * base.tp, bias=False)
+        self.b.weight = keep_part(self.b.weight, 0, base.tp)
         self.sums_gradients = base.tp > 1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,7 +55,8 @@ class RowLora(nn.Module):
     def __init__(self, base: Row) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.a = nn.Linear(base.in_features, RANK, bias=False)
+        self.a = nn.Linear(base.in_features * base.tp, RANK, bias=False)
+        self.a.weight = keep_part(self.a.weight, 1, base.tp)
         self.b = nn.Linear(RANK, base.out_features, bias=False)
         self.sums_again = False
 
