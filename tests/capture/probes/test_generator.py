@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttrace.capture.probes.generator import measure_batch, measure_parameters
+from ttrace.capture.probes.generator import is_computed, measure_batch, measure_parameters
 from ttrace.capture.resolve.names import Names
 from ttrace.values.generate import Distribution, Integers, Normal, Rows
 
@@ -40,3 +40,35 @@ def test_tables_are_found_by_what_embeddings_call_their_length() -> None:
     own.num_embeddings = 128  # type: ignore[assignment]  # as Megatron's has it
     model = nn.Sequential(nn.Embedding(61, 4), nn.Linear(4, 4), own)
     assert Names([model]).list_table_lengths() == {61, 128}
+
+
+def make_sinusoids(num_positions: int, width: int) -> torch.Tensor:
+    angles = torch.arange(num_positions)[:, None] * 1e4 ** (-torch.arange(width // 2) / (width // 2))
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        make_sinusoids(16, 32),
+        make_sinusoids(2048, 64).to(torch.bfloat16)[None],
+        torch.ones(16, 16).triu(1) * -1e4,
+        torch.full((16, 16), -torch.inf).triu(1),
+        torch.arange(512.0),
+    ],
+    ids=["sinusoids", "many-sinusoids", "mask", "mask-of-infinities", "positions"],
+)
+def test_tables_and_masks_are_computed(tensor: torch.Tensor) -> None:
+    assert is_computed(tensor)
+
+
+@pytest.mark.parametrize("shape", [(4,), (12,), (3, 5), (16, 16), (64, 3, 3), (1024, 128)])
+def test_random_numbers_and_constants_are_not_computed(shape: tuple[int, ...]) -> None:
+    for seed in range(100):
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        assert not is_computed(drawn)
+        assert not is_computed(drawn.sign())
+    for value in (0.0, 1.0, 0.1, torch.inf, torch.nan):
+        assert not is_computed(torch.full(shape, value))
+    assert not is_computed(torch.empty(shape, device="meta"))
+    assert not is_computed(torch.zeros(0))
