@@ -78,6 +78,25 @@ def test_a_loop_with_a_loader(tmp_path: Path) -> None:
     assert names == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
+def test_a_float_mask_keeps_the_rows_that_it_has(tmp_path: Path) -> None:
+    masks = (torch.arange(16) < torch.arange(1, 17)[:, None]).float()
+    numbers = torch.randn(16, 16)
+
+    def loop() -> None:
+        model = nn.Linear(16, 1)
+        update = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for x, mask in DataLoader(TensorDataset(numbers, masks), 8):
+            (model(x) * mask).sum().backward()
+            update.step()
+
+    trace = trace_loop(tmp_path, loop)
+    assert values(trace, "0/0/./batch.1").equal(masks[8:])
+    assert not values(trace, "0/0/./batch.0").equal(numbers[8:]), "measurements are generated"
+    masks = masks.flip(0)
+    follower = trace_loop(tmp_path / "other", loop, role="candidate", reference=str(tmp_path / "trace"))
+    assert values(follower, "0/0/./batch.1").equal(masks.flip(0)[8:]), "the rows of the reference"
+
+
 def test_the_second_step_starts_where_the_first_one_did(tmp_path: Path) -> None:
     """With the script's own parameters and data, the traced step is the script's first one, bit for bit."""
     bare = make_model()

@@ -15,7 +15,7 @@ from ttrace.layouts.region import Region
 from ttrace.values.chunks import cut_chunks
 from ttrace.values.generate import Normal, generate_values
 from ttrace.values.kernels.choice import choose_kernels, use_kernels
-from ttrace.values.stats import Stats, measure_difference, measure_sums
+from ttrace.values.stats import Stats, has_few_values, measure_difference, measure_sums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -307,3 +307,20 @@ def test_chunks_are_small_and_come_in_row_major_order(shape: tuple[int, ...], si
     assert all(0 < part.numel() <= size for part in parts)
     joined = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0)
     assert joined.tolist() == list(range(full.numel()))
+
+
+def test_masks_have_few_values_and_measurements_and_constants_do_not() -> None:
+    mask = torch.arange(16)[None] < torch.arange(1, 9)[:, None]
+    lowest = torch.finfo(torch.float32).min
+    for dtype in (torch.float32, torch.bfloat16):
+        assert has_few_values(mask.to(dtype))
+    for masked in (-1e9, lowest, -math.inf):
+        assert has_few_values(torch.zeros(8, 16).masked_fill(~mask, masked))
+    assert not has_few_values(mask.long()), "integers are measured in other ways"
+    assert not has_few_values(mask[:3].float()), "too few numbers"
+    assert not has_few_values(torch.ones(8, 16))
+    noise, _ = pair((8, 16), torch.bfloat16)
+    assert not has_few_values(noise)
+    rare = torch.zeros(8, 1024)
+    rare[0, 1::8] = noise.float().view(-1)
+    assert not has_few_values(rare), "values that a sample of every second number does not have"

@@ -140,7 +140,10 @@ class Probes:
         self.decisions = Decisions(resolver, reference) if replays else None
         """The reference's choices, in a run that repeats them."""
         self.isolate = Isolate(plan, adapter, resolver, reference) if plan.isolated else None
-        nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated) if plan.role == "twin" else None
+        nudge = None
+        if plan.role == "twin":
+            has_embeddings = bool(model.generator.tables)
+            nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated, has_embeddings=has_embeddings)
         self.split_sums: AbstractContextManager[Any] = nullcontext()
         """What a twin enters around each step."""
         if plan.role == "twin":

@@ -86,6 +86,20 @@ def measure_rms(squares: float, count: int) -> float:
     return math.sqrt(squares / max(count, 1))
 
 
+def has_few_values(data: torch.Tensor) -> bool:
+    """Whether floats have few distinct values and are not constant, as 0/1 masks, additive masks and classes."""
+    if not data.is_floating_point() or data.numel() < _LEAST_MASK:
+        return False
+    numbers = data.detach().reshape(-1)
+    sample = numbers[:: -(-len(numbers) // _NUM_SAMPLES)]  # sorting all of an image takes long
+    return len(sample.unique()) <= _FEW_VALUES and 1 < len(numbers.unique()) <= _FEW_VALUES
+
+
+_LEAST_MASK = 64
+"""Fewer floats have few distinct values by chance."""
+_FEW_VALUES = 16
+"""A mask has at most so many values; measurements have far more, even if they are rounded to bf16."""
+_NUM_SAMPLES = 1 << 12
 _SUMS = ("count", "aa", "bb", "dd", "ab", "nan_a", "inf_a", "nan_b", "inf_b")
 _WORTH_A_THREAD = 1 << 20
 """Smaller tensors are measured in one thread."""

@@ -33,6 +33,14 @@ def nudge(tensor: torch.Tensor, placement: Placement | None, rank: int = 0) -> t
     return found
 
 
+def test_a_mask_is_not_nudged_where_embeddings_are() -> None:
+    mask = (torch.arange(16)[None] < torch.arange(1, 9)[:, None]).float()
+    entry, rank = Visit(ENTRY, mask, None, entry=True), SimulatedRank(Mesh.of(dp=2), 0)
+    assert Perturb(1, 0, rank, has_embeddings=True).visit(entry) is None
+    assert Perturb(1, 0, rank).visit(entry) is not None, "nothing else may be nudged"
+    assert Perturb(1, 0, rank, has_embeddings=True).visit(entry._replace(tensor=torch.randn(8, 16))) is not None
+
+
 def test_shards_are_nudged_where_they_lie() -> None:
     whole = nudge(FULL, Placement(Region.whole((6, 4)))) - FULL
     for rank, rows in enumerate((slice(0, 3), slice(3, 6))):

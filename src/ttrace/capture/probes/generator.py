@@ -33,6 +33,7 @@ from ttrace.layouts.region import Region
 from ttrace.ports.port import Port, Ported
 from ttrace.trace.tensor_bytes import is_asynchronous, view_memory
 from ttrace.values.generate import Distribution, Integers, Mask, Normal, Rows, generate_values
+from ttrace.values.stats import has_few_values
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,12 @@ class Generator:
         tables = self.tables if self.adapter.mesh.num_ranks == 1 and not exact else ()
         keys = [(tensor_id.site, leaf.shape, leaf.dtype, exact) for tensor_id, leaf in leaves]
         new = {key: leaf for key, (_, leaf) in zip(keys, leaves, strict=True) if key not in self._measured}
+        is_whole = self.adapter.mesh.num_ranks == 1  # one rank's part of a mask may have few values, another's one
         for key, leaf in zip(new, copy_to_host(list(new.values())), strict=True):
-            self._measured[key] = measure_batch(leaf, tables)
+            # Normal numbers are far from any mask: attention saturates, and the gradients of queries and keys are zero
+            # on both sides. Random draws of a mask's own values could mask all keys of a row.
+            is_kept = is_whole and has_few_values(leaf)
+            self._measured[key] = None if is_kept else measure_batch(leaf, tables)
         return [self._measured[key] for key in keys]
 
 

@@ -19,9 +19,10 @@ import torch
 from ttrace.adapters.adapter import Adapter
 from ttrace.capture.probes.probe import Visit
 from ttrace.compat import torch as torch_compat
+from ttrace.layouts.ids import Kind
 from ttrace.layouts.region import Region
 from ttrace.values.generate import Normal, generate_values
-from ttrace.values.stats import LEAST_DIVISOR
+from ttrace.values.stats import LEAST_DIVISOR, has_few_values
 
 NUDGE = 2.0
 """The norm of a twin's nudge relative to the tensor's norm, in units of u = eps / 2."""
@@ -57,17 +58,24 @@ class Perturb:
     It nudges them where they enter the model or, in isolation, where they enter any module, forward or backward.
     """
 
-    def __init__(self, twin: int, seed: int, adapter: Adapter, *, isolated: bool = False) -> None:
+    def __init__(
+        self, twin: int, seed: int, adapter: Adapter, *, isolated: bool = False, has_embeddings: bool = False
+    ) -> None:
         self._twin = twin
         self._seed = seed
         self._adapter = adapter
         self._isolated = isolated
+        self._keeps_masks = has_embeddings and not isolated
+        """Whether masks are not nudged: a script multiplies them by -1e4 or more, and so the nudge. The outputs of
+        embeddings are nudged then."""
 
     def visit(self, visit: Visit) -> torch.Tensor | None:
         here = visit.enters_module if self._isolated else visit.entry
         if not here or not visit.tensor.is_floating_point():
             return None
         local = self._adapter.to_local(visit.tensor).detach()
+        if self._keeps_masks and visit.id.kind is Kind.INPUT and has_few_values(local):
+            return None
         # A tensor with values that are not finite is not nudged. `where`, not `if`: reading the answer would wait for
         # the device.
         nudged = torch.where(local.isfinite().all(), self._nudge(visit, local), local)
