@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -238,6 +239,24 @@ def test_labels_made_in_the_loop_are_generated_and_those_with_ignored_ones_compa
     (tmp_path / "ignored").mkdir()
     trace = trace_loop(tmp_path / "ignored", lambda: loop(-100))
     assert values(trace, "0/0/labels/batch.target").tolist() == [0, 1, 2, -100]
+
+
+def test_ids_and_labels_have_a_class_if_the_vocabulary_is_padded(tmp_path: Path) -> None:
+    def compute_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return -logits.log_softmax(-1).gather(-1, labels[..., None]).mean()
+
+    def loop(loss: Any) -> None:
+        model = nn.Sequential(nn.Embedding(128, 8), nn.Linear(8, 97))
+        update = torch.optim.SGD(model.parameters(), lr=1e-2)
+        data = torch.arange(512).view(64, 8) * 31 % 97
+        for ids, labels in DataLoader(TensorDataset(data, data.flip(0)), 16):
+            loss(model(ids), labels).backward()
+            update.step()
+
+    for name, loss in (("torch", lambda logits, y: F.cross_entropy(logits.mT, y)), ("own", compute_loss)):
+        trace = trace_loop(tmp_path / name, functools.partial(loop, loss))
+        for slot in ("0", "1"):
+            assert values(trace, f"0/0/./batch.{slot}").max() == 96
 
 
 def test_random_numbers_that_a_loop_draws_are_generated(tmp_path: Path) -> None:

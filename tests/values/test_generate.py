@@ -286,6 +286,15 @@ def test_rows_reach_every_edge_at_which_a_table_may_be_cut() -> None:
     assert (made(Region.whole((100_000,)), Rows(9, keep=0.5, hole=-1), torch.int64) == -1).sum() > 49_000
 
 
+def test_rows_below_a_limit_are_at_the_edges_of_the_whole_table() -> None:
+    found = made(Region.whole((512,)), Rows(128, limit=97), torch.int64)
+    assert found.max() == 96
+    assert {0, 31, 32, 63, 64, 95, 96} <= set(found.tolist()), "shards of 128 rows, not of 97"
+    assert made(Region.whole((512,)), Rows(128, limit=128), torch.int64).equal(
+        made(Region.whole((512,)), Rows(128), torch.int64)
+    )
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 17])
 def test_rows_of_a_tiny_table_are_all_rows_of_it(num_rows: int) -> None:
     assert made(Region.whole((400,)), Rows(num_rows), torch.int64).unique().tolist() == list(range(num_rows))

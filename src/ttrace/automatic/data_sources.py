@@ -30,6 +30,8 @@ OnBatch = Callable[[Any, Any], Any]
 """A function that gets a loader and its batch, and returns the batch to use instead."""
 OnTarget = Callable[[torch.Tensor], torch.Tensor]
 """A function that gets the labels of a loss, and returns the labels to use instead."""
+OnClasses = Callable[[int], object]
+"""A function that gets the number of classes in the logits of a loss."""
 Line = tuple[str, int]
 """A file and a line number."""
 OnDraw = Callable[[Line, torch.Tensor, bool], torch.Tensor]
@@ -41,6 +43,7 @@ context, which gives the arguments to use instead."""
 _TARGET = "target"
 _REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 """Losses whose labels may be any real numbers."""
+_OF_CLASSES = ("cross_entropy", "nll_loss")
 _UNIT = ("rand", "rand_like")
 _OTHER = ("randn", "randn_like", "randint", "randint_like", "normal", "bernoulli")
 _script = OutermostCall()
@@ -87,13 +90,17 @@ def watch_loaders(on_batch: OnBatch, patches: Patches) -> dict[str, OnImport]:
     return {"accelerate.data_loader": on_accelerate}
 
 
-def watch_losses(on_target: OnTarget, patches: Patches) -> None:
-    """Call `on_target` with the labels of every loss whose labels can be replaced, until the patches are removed."""
+def watch_losses(on_target: OnTarget, on_classes: OnClasses, patches: Patches) -> None:
+    """Call `on_target` with the labels of every loss whose labels can be replaced, until the patches are removed.
+
+    Before that, call `on_classes` if the labels are numbers of classes.
+    """
     for name, function in inspect.getmembers(functional, inspect.isfunction):
         parameters = list(inspect.signature(function).parameters)
         if _TARGET in parameters:
             position = parameters.index(_TARGET)
-            patches.wrap(functional, name, functools.partial(_wrap_loss, position=position, on_target=on_target))
+            events = {"on_target": on_target, "on_classes": on_classes}
+            patches.wrap(functional, name, functools.partial(_wrap_loss, position=position, **events))
 
 
 def watch_draws(on_draw: OnDraw, patches: Patches) -> None:
@@ -145,13 +152,17 @@ def _list_subclasses(kind: type[Any]) -> list[type[Any]]:
     return [each for child in children for each in (child, *_list_subclasses(child))]
 
 
-def _wrap_loss(function: FunctionType, *, position: int, on_target: OnTarget) -> Callable[..., Any]:
+def _wrap_loss(
+    function: FunctionType, *, position: int, on_target: OnTarget, on_classes: OnClasses
+) -> Callable[..., Any]:
     def replace_target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling() or _script.is_running:
             return function(*args, **kwargs)
         target: Any = kwargs.get(_TARGET, args[position] if position < len(args) else None)
         outputs = args[0] if args else kwargs.get("input")
         if _is_data(function.__name__, target) and isinstance(outputs, torch.Tensor) and outputs.requires_grad:
+            if function.__name__ in _OF_CLASSES:
+                on_classes(outputs.shape[min(1, outputs.ndim - 1)])
             replacement = on_target(target)
             if _TARGET in kwargs:
                 kwargs[_TARGET] = replacement

@@ -49,6 +49,9 @@ class FirstStep:
         self._last_loader: Any = None
         self._num_chunks = self._num_batches = 0
         self._has_loss = False
+        self._class_counts: set[int] = set()
+        self._widths: set[int] = set()
+        """The last dims of the model's outputs, which are logits if the script computes its loss without torch's."""
         self._snapshots: list[Snapshot] = []
 
     @cached_property
@@ -78,11 +81,13 @@ class FirstStep:
             self._loaders.add(self._last_loader)
 
     def on_result(self, module: nn.Module, result: Any) -> None:
-        """Note whether the model returns a loss, which means that labels were among its arguments."""
+        """Note whether the model returns a loss, which means that labels were among its arguments, or logits."""
         if module not in self._calls:
             return
         leaves = pytree.tree_leaves(result)
-        self._has_loss |= any(isinstance(x, torch.Tensor) and x.ndim == 0 and x.requires_grad for x in leaves)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        self._has_loss |= any(output.ndim == 0 for output in outputs)
+        self._widths.update(output.shape[-1] for output in outputs if output.ndim > 1)
 
     def on_batch(self, loader: Any) -> None:
         self._last_loader = loader
@@ -95,6 +100,10 @@ class FirstStep:
     def on_target(self) -> None:
         """Note that a loss function outside of the model got labels."""
         self._has_target = True
+
+    def on_classes(self, count: int) -> None:
+        """Note the number of classes in the logits of a loss."""
+        self._class_counts.add(count)
 
     def on_draw(self, line: Line) -> None:
         if self._optimizers and not self._stepped:
@@ -194,6 +203,7 @@ class FirstStep:
             keeps_data=self.plan.data == "own",
             num_microbatches=self.num_microbatches,
             labels=bool(self._loaders or self._has_target or self.has_draws or self._has_loss),
+            class_counts=tuple(sorted(self._class_counts or self._widths)),
         )
 
     @property

@@ -87,7 +87,7 @@ class Watch:
             **watch_frameworks(self.close, self._on_model, self._patches),
         }
         watch_imports(on_imports, self._patches)
-        watch_losses(self._on_target, self._patches)
+        watch_losses(self._on_target, self._first.on_classes, self._patches)
         watch_draws(self._on_draw, self._patches)
 
     def withdraw(self) -> None:

@@ -102,7 +102,8 @@ class TracedModel:
         self.resolver = LayoutResolver(adapter, rules, self.reference, mb_axis_size, self.port)
         self.names = names = Names(parts.chunks, adapter.name)
         tables = names.list_table_lengths()
-        self.generator = Generator(plan, adapter, self.resolver, self.reference, tables, self.port)
+        class_counts = parts.attachment.class_counts if parts.attachment is not None else ()
+        self.generator = Generator(plan, adapter, self.resolver, self.reference, tables, self.port, class_counts)
         self.parameters, self.aliases = names.parameters(self.reference.aliases)
         replaced = self.parameters if _replaces_initial_values(parts) else {}
         self.initial = InitialState(replaced, adapter, is_reference=plan.role == "reference")

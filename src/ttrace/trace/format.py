@@ -95,6 +95,8 @@ class Attachment(BaseModel):
     """The number of microbatches of this rank's first step."""
     labels: bool
     """Whether it is known where labels enter. If not, a difference of the loss may come from different labels."""
+    class_counts: tuple[Count, ...] = ()
+    """The numbers of classes in the logits of the first step."""
 
 
 class InitialValues(BaseModel):

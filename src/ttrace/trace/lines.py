@@ -308,8 +308,9 @@ def _check_parameter(name: str, value: float) -> None:
     # math.isfinite raises OverflowError for integers of hundreds of digits.
     if not (-MOST - 1 <= value <= MOST if isinstance(value, int) else math.isfinite(value)):
         raise ValueError(f"{name} is {value}, but must be finite and fit into 64 bits")
-    if (name == "keep" and not 0.0 <= value <= 1.0) or (name == "num_rows" and value < 1):
-        raise ValueError(f"{name} is {value}, but keep must be from 0 to 1, and num_rows at least 1")
+    least = {"num_rows": 1, "limit": 0}.get(name, value)
+    if (name == "keep" and not 0.0 <= value <= 1.0) or value < least:
+        raise ValueError(f"{name} is {value}, but keep must be from 0 to 1, num_rows at least 1 and limit at least 0")
 
 
 @lru_cache(maxsize=1 << 12)

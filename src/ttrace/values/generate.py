@@ -84,10 +84,14 @@ class Rows:
     num_rows: int
     keep: float = 1.0
     hole: int = -100
+    limit: int = 0
+    """All indices are below this number, unless it is 0: the rows from there on are padding, which has no logits."""
 
     def draw(self, words: torch.Tensor, index: torch.Tensor, numel: int, stream: WordStream) -> torch.Tensor:
-        value = Integers(0, self.num_rows).draw(words, index, numel, stream)
-        edges = torch.tensor(_list_edges(self.num_rows), dtype=torch.int64, device="cpu")
+        limit = self.limit or self.num_rows
+        value = Integers(0, limit).draw(words, index, numel, stream)
+        rows = [row for row in _list_edges(self.num_rows) if row < limit]
+        edges = torch.tensor(list(dict.fromkeys([*rows, limit - 1])), dtype=torch.int64, device="cpu")
         edges = edges.to(words.device, non_blocking=True)
         turn = torch.div(index, _EDGE_EVERY, rounding_mode="floor") % len(edges)
         value = torch.where(index % _EDGE_EVERY == 0, edges[turn], value)

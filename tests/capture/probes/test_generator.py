@@ -27,6 +27,12 @@ def test_integers_that_reach_into_a_table_are_its_rows(data: list[list[int]], ex
     assert measure_batch(torch.tensor(data), {64, 2}) == expected
 
 
+@pytest.mark.parametrize(("class_count", "limit"), [(50, 50), (40, 0), (64, 0), (1000, 0)])
+def test_ids_have_a_class_where_the_vocabulary_is_padded(class_count: int, limit: int) -> None:
+    assert measure_batch(torch.tensor([[3, 40, 7]]), {64}, {class_count}) == Rows(64, limit=limit)
+    assert measure_batch(torch.tensor([[3, 40, -1]]), {64}, {class_count}) == Rows(64, 2 / 3, -1, limit)
+
+
 @pytest.mark.parametrize("value", [float("-inf"), float("nan")])
 def test_a_mask_of_infinities_is_kept_and_an_uninitialised_parameter_gets_finite_values(value: float) -> None:
     data = torch.zeros(4, 4)

@@ -58,6 +58,8 @@ class Generator:
     tables: Collection[int]
     """The lengths of the model's embeddings."""
     port: Port | None = None
+    class_counts: Collection[int] = ()
+    """The numbers of classes in the model's logits, as far as they are known."""
 
     def __post_init__(self) -> None:
         self._measured: dict[Any, Distribution | None] = {}
@@ -200,7 +202,7 @@ class Generator:
             # Normal numbers are far from any mask: attention saturates, and the gradients of queries and keys are zero
             # on both sides. Random draws of a mask's own values could mask all keys of a row.
             is_kept = is_whole and has_few_values(leaf)
-            self._measured[key] = None if is_kept else measure_batch(leaf, tables)
+            self._measured[key] = None if is_kept else measure_batch(leaf, tables, self.class_counts)
         return [self._measured[key] for key in keys]
 
 
@@ -293,12 +295,14 @@ def _stack(numbers: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.stack([number.detach().reshape(()).to(torch.float64) for number in numbers])
 
 
-def measure_batch(data: torch.Tensor, tables: Collection[int] = ()) -> Distribution | None:
+def measure_batch(
+    data: torch.Tensor, tables: Collection[int] = (), class_counts: Collection[int] = ()
+) -> Distribution | None:
     """Measure the distribution of a batch's tensor on the host.
 
     None for data with a structure that random numbers would destroy. `tables` are the lengths of the model's
     embeddings. Integers whose maximum is in the second half of a table are treated as rows of that table, or as labels;
-    generated integers may then be any row of it.
+    generated integers may then be any row of it that has a class in all logits with so many classes.
     """
     if data.numel() == 0:
         return None
@@ -310,14 +314,16 @@ def measure_batch(data: torch.Tensor, tables: Collection[int] = ()) -> Distribut
     if data.ndim > 0 and data.shape[-1] > 1 and _is_counted(data):
         return None
     num_rows = min((length for length in tables if high < length <= 2 * high), default=None)
+    # A vocabulary may be padded: the embedding then has more rows than the logits have classes.
+    limit = min((count for count in class_counts if high < count < (num_rows or 0)), default=0)
     if low >= 0:
-        return Integers(low, high + 1) if num_rows is None else Rows(num_rows)
+        return Integers(low, high + 1) if num_rows is None else Rows(num_rows, limit=limit)
     is_kept = data >= 0
     if not bool(is_kept.any()) or bool((data[~is_kept] != low).any()):
         return None
     share = float(is_kept.to(torch.float64).mean())
     if num_rows is not None:
-        return Rows(num_rows, keep=share, hole=low)
+        return Rows(num_rows, keep=share, hole=low, limit=limit)
     return Integers(int(data[is_kept].min()), high + 1, keep=share, hole=low)
 
 
