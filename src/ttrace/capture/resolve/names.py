@@ -212,18 +212,7 @@ def _describe_class(kind: type) -> ModuleInfo:
     return ModuleInfo(type=f"{kind.__module__}.{kind.__qualname__}", source=source)
 
 
-_OF_MODULES = (
-    "p",
-    "dropout",
-    "eps",
-    "momentum",
-    "negative_slope",
-    "alpha",
-    "beta",
-    "threshold",
-    "lambd",
-    "approximate",
-)
+_OF_MODULES = ("p", "dropout", "eps", "momentum", "negative_slope", "alpha", "beta", "approximate")
 """Settings of torch's modules that decide values, now or later."""
 _OF_TRAINING = ("p", "dropout", "momentum")
 """Settings of modules that training mode changes."""

@@ -318,21 +318,8 @@ def _list_parameters(optimizer: Optimizer) -> set[int]:
 
 
 _DECIDING = (
-    "lr",
-    "betas",
-    "eps",
-    "weight_decay",
-    "momentum",
-    "dampening",
-    "nesterov",
-    "amsgrad",
-    "maximize",
-    "alpha",
-    "rho",
-    "lr_decay",
-    "momentum_decay",
-    "decoupled_weight_decay",
-    INITIAL_RATE,
+    *("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "amsgrad", "maximize", "alpha"),
+    *("rho", "lr_decay", "momentum_decay", "decoupled_weight_decay", INITIAL_RATE),
 )
 """Settings of torch's optimizers that decide the value of an update, now or later; others decide how it is computed."""
 

@@ -14,11 +14,7 @@ from ttrace.layouts.ids import ROOT, STEP, Kind, TensorId
 from ttrace.trace.format import INITIAL_RATE, NEXT_RATE
 from ttrace.trace.reader import Settings, Shard, Trace
 
-_NEEDED = {
-    "dampening": "momentum",
-    "nesterov": "momentum",
-    "decoupled_weight_decay": "weight_decay",
-}
+_NEEDED = {"dampening": "momentum", "nesterov": "momentum", "decoupled_weight_decay": "weight_decay"}
 """Settings that decide nothing if another one is 0."""
 _ROUNDING = 2e-5
 """Settings are recorded with six digits, and a learning rate may be a float32 tensor on one side."""
