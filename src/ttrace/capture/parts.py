@@ -106,7 +106,9 @@ class TracedModel:
         self.generator = Generator(plan, adapter, self.resolver, self.reference, tables, self.port, class_counts)
         self.parameters, self.aliases = names.parameters(self.reference.aliases)
         replaced = self.parameters if _replaces_initial_values(parts) else {}
-        self.initial = InitialState(replaced, adapter, is_reference=plan.role == "reference")
+        self.initial = InitialState(
+            replaced, adapter, is_reference=plan.role == "reference", was_trained=parts.attachment is not None
+        )
         self.generated = self.generator.fill_parameters(self.parameters)
         if plan.parameters != "own":
             adapter.on_parameters_replaced(parts.optimizer)
@@ -197,7 +199,7 @@ def _replaces_initial_values(parts: SessionParts) -> bool:
     is_first = plan.role in ("reference", "candidate") and not plan.isolated and plan.repeats is None
     # After steps that nothing watched, replicas may differ by rounding.
     optimizers = parts.adapter.find_torch_optimizers(parts.optimizer)
-    has_stepped = parts.attachment is None and any(each.state for each in optimizers)
+    has_stepped = parts.attachment is None and any(getattr(each, "state", None) for each in optimizers)
     return is_first and plan.parameters == "generated" and plan.port is None and not has_stepped
 
 

@@ -21,6 +21,7 @@ from ttrace.values.checksum import compute_checksum
 
 _MOST_PARTS = 64
 """Two shards of a dim that is cut into more parts are not compared."""
+_MOST_AT_ONCE = 1 << 22
 _NUM_SAMPLED = 4
 """How many indices of each other dim are read to find out whether parts of a dim are equal."""
 
@@ -28,8 +29,12 @@ _NUM_SAMPLED = 4
 class InitialState:
     """The parameters' own values, from the start of a session to its first forward pass."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], adapter: Adapter, *, is_reference: bool) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], adapter: Adapter, *, is_reference: bool, was_trained: bool = False
+    ) -> None:
+        """Read the values; with `was_trained`, an optimizer has just stepped, and may still exchange its results."""
         self._parameters = parameters
+        self._was_trained = was_trained
         self._waiting = read_initial_values(parameters, adapter, is_reference=is_reference)
         self._before: tuple[int | None, dict[str, int]] = (None, {})
         self.values: dict[str, InitialValues] = {}
@@ -44,16 +49,21 @@ class InitialState:
 
         The ledger shows the collectives that follow (judge/findings/initial_values.py).
         """
-        count, _ = self._before
-        if self._waiting and (count is None or count != count_collectives()):
+        if self._waiting and self._has_communicated():
             self._waiting = {}
 
     def on_forward(self) -> None:
         """Choose what still counts when the first forward pass begins; later calls do nothing."""
         if self._waiting:
             waiting, self._waiting = self._waiting, {}
+            if self._was_trained and self._has_communicated():
+                return
             (_, versions), now = self._before, self._read_versions()
             self.values = {name: own for name, own in waiting.items() if versions[name] == now[name]}
+
+    def _has_communicated(self) -> bool:
+        count, _ = self._before
+        return count is None or count != count_collectives()
 
     def _read_versions(self) -> dict[str, int]:
         return {name: parameter._version for name, parameter in self._parameters.items()}
@@ -72,13 +82,22 @@ def read_initial_values(
         if owned.run is not None or local.is_meta or not local.numel():
             continue
         local = local.cpu().contiguous()
-        std, mean = torch.std_mean(local.to(torch.float64), correction=0)
-        if not (math.isfinite(mean) and math.isfinite(std)):
-            continue
-        repeats = is_reference and may_repeat(local)
-        own = InitialValues(crc=compute_checksum(local), mean=float(mean), std=float(std), repeats=repeats)
-        found[name] = own
+        mean, std = _measure(local)
+        if math.isfinite(mean) and math.isfinite(std):
+            repeats = is_reference and may_repeat(local)
+            found[name] = InitialValues(crc=compute_checksum(local), mean=mean, std=std, repeats=repeats)
     return found
+
+
+def _measure(tensor: torch.Tensor) -> tuple[float, float]:
+    """Measure the mean and the standard deviation, with little memory."""
+    total = square = 0.0
+    for part in tensor.view(-1).split(_MOST_AT_ONCE):
+        data = part.to(torch.float64)
+        total, square = total + float(data.sum()), square + float(data.dot(data))
+    mean = total / tensor.numel()
+    variance = square / tensor.numel() - mean**2
+    return mean, math.sqrt(variance) if variance > 0.0 else variance * 0.0
 
 
 def may_repeat(tensor: torch.Tensor) -> bool:
