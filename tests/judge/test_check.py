@@ -50,6 +50,17 @@ def test_findings_outrank_what_could_not_be_judged(case: Case) -> None:
     assert judgement.exit is Exit.FOUND
 
 
+def test_choices_within_rounding_of_a_tie_are_counted(case: Case) -> None:
+    scores = torch.tensor([[1.0, 1.0 + 1e-7, 0.0], [0.0, 1.0, 2.0]])
+    case.add("0/0/router/decision.0.scores", scores)
+    case.add("0/0/router/decision.0", torch.tensor([[1], [2]]), change=lambda _: torch.tensor([[0], [2]]))
+    judgement = case.judge()
+    assert judgement.exit is Exit.PASSED
+    assert [note.split(":")[0] for note in judgement.notes] == [
+        "1 of 2 choices differ, in 1 tensor, all within rounding of a tie"
+    ]
+
+
 @pytest.mark.parametrize(("size", "expected"), [(0.0, Exit.UNJUDGED), (1.0, Exit.PASSED)])
 def test_a_check_without_any_gradient_is_no_success(case: Case, size: float, expected: Exit) -> None:
     case.add("0/-/fc.weight/param_grad", torch.zeros(4, 8))

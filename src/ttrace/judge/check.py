@@ -227,6 +227,7 @@ def _collect_notes(
         *_note_inferred_layouts(comparisons),
         *_note_excused(comparisons),
         *note_settings(reference, candidate),
+        *_note_choices(comparisons),
         *note_communication(candidate),
         *note_log_probs(comparisons, reference, candidate),
         *note_repeated_rows(reference, candidate),
@@ -306,6 +307,21 @@ def _note_excused(comparisons: list[Comparison]) -> Iterator[str]:
     for sentence, count in sorted(sentences.items()):
         if count:
             yield f"{count} of {len(comparisons)} tensors were not judged: {sentence}"
+
+
+def _note_choices(comparisons: list[Comparison]) -> Iterator[str]:
+    """Note how many discrete choices differ and were excused because their scores are nearly equal.
+
+    Nothing is concluded from them: twins replay the reference's choices, so it is not known how many rounding flips,
+    and a preference of a few choices for some experts may be chance.
+    """
+    tied = [c.why for c in comparisons if c.why is not None and c.reason is Reason.CHOICES_TIED]
+    if tied:
+        count, total = sum(why.count for why in tied), sum(why.total for why in tied)
+        yield (
+            f"{count} of {total} choices differ, in {len(tied)} tensor{'s' * (len(tied) > 1)}, "
+            "all within rounding of a tie: a small wrong preference, for some experts for instance, would look the same"
+        )
 
 
 def _note_inferred_layouts(comparisons: list[Comparison]) -> Iterator[str]:
