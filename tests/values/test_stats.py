@@ -318,6 +318,8 @@ def test_masks_have_few_values_and_measurements_and_constants_do_not() -> None:
         assert has_few_values(torch.zeros(8, 16).masked_fill(~mask, masked))
     assert not has_few_values(mask.long()), "integers are measured in other ways"
     assert not has_few_values(mask[:3].float()), "too few numbers"
+    assert not has_few_values(mask.to(torch.float8_e4m3fn)), "torch cannot sort them"
+    assert not has_few_values(mask.float().to_sparse())
     assert not has_few_values(torch.ones(8, 16))
     noise, _ = pair((8, 16), torch.bfloat16)
     assert not has_few_values(noise)

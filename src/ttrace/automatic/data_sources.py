@@ -161,7 +161,7 @@ def _wrap_loss(
         target: Any = kwargs.get(_TARGET, args[position] if position < len(args) else None)
         outputs = args[0] if args else kwargs.get("input")
         if _is_data(function.__name__, target) and isinstance(outputs, torch.Tensor) and outputs.requires_grad:
-            if function.__name__ in _OF_CLASSES:
+            if function.__name__ in _OF_CLASSES and not outputs.is_nested:
                 on_classes(outputs.shape[min(1, outputs.ndim - 1)])
             replacement = on_target(target)
             if _TARGET in kwargs:

@@ -87,7 +87,7 @@ class FirstStep:
         leaves = pytree.tree_leaves(result)
         outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         self._has_loss |= any(output.ndim == 0 for output in outputs)
-        self._widths.update(output.shape[-1] for output in outputs if output.ndim > 1)
+        self._widths.update(output.shape[-1] for output in outputs if output.ndim > 1 and not output.is_nested)
 
     def on_batch(self, loader: Any) -> None:
         self._last_loader = loader

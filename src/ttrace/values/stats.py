@@ -88,13 +88,15 @@ def measure_rms(squares: float, count: int) -> float:
 
 def has_few_values(data: torch.Tensor) -> bool:
     """Whether floats have few distinct values and are not constant, as 0/1 masks, additive masks and classes."""
-    if not data.is_floating_point() or data.numel() < _LEAST_MASK:
+    is_sortable = data.dtype in _SORTABLE and data.layout is torch.strided and not data.is_nested
+    if not is_sortable or data.numel() < _LEAST_MASK:
         return False
     numbers = data.detach().reshape(-1)
     sample = numbers[:: -(-len(numbers) // _NUM_SAMPLES)]  # sorting all of an image takes long
     return len(sample.unique()) <= _FEW_VALUES and 1 < len(numbers.unique()) <= _FEW_VALUES
 
 
+_SORTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LEAST_MASK = 64
 """Fewer floats have few distinct values by chance."""
 _FEW_VALUES = 16
