@@ -104,9 +104,9 @@ def _compare_sums(random: Random, variant: str) -> str:
         for count in (random.choice((1, 2, 3)), random.choice((1, 2, 3)))
     ]
     with choice.use_kernels(variant):
-        ours = measure_sums(*sides)
+        ours = measure_sums(sides[0], sides[1])
     with choice.use_kernels(choice.TORCH):
-        theirs = measure_sums(*sides)
+        theirs = measure_sums(sides[0], sides[1])
     return _find_difference(f"sums {variant} {shape}", ours, theirs)
 
 

@@ -65,7 +65,7 @@ FLOORS = {
         {"tolerance"},
         {"compare"},
         {"causes"},
-        {"findings", "notes", "depth", "policy"},
+        {"findings", "notes", "depth", "policy", "reach"},
         {"check", "selftest", "explanation"},
     ),
     "capture": (

@@ -13,7 +13,7 @@ from torch import nn
 from ttrace.capture.parts import SessionParts
 from ttrace.capture.session import TracingSession
 from ttrace.judge.check import check
-from ttrace.judge.verdict import Exit, Judgement
+from ttrace.judge.verdict import Exit, Judgement, Reach, Untested
 from ttrace.trace.reader import Trace
 from zoo.harness.plans import planned
 from zoo.harness.runs import SimulatedRank
@@ -84,7 +84,8 @@ def test_however_a_sequence_is_filled_it_is_the_same(parts: list[int], tmp_path:
     assert {"sum/output", "sum.linear/input", "./output", "logprobs/output"} <= sites
     [note] = [note for note in judgement.notes if note.startswith("logprobs: ")]
     assert "on average 1 x the reference's" in note
-    assert not [note for note in judgement.notes if "not tested" in note or "one rank" in note]
+    assert not [note for note in judgement.notes if "one rank" in note]
+    assert judgement.reach == Reach(None, {}, (Untested.OWN_DATA,))
 
 
 def test_a_forgotten_cache_is_found_in_its_module(tmp_path: Path) -> None:

@@ -6,7 +6,18 @@ import math
 import random
 
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Judgement, Tolerance, Verdict
+from ttrace.judge.verdict import (
+    Cause,
+    CauseName,
+    Comparison,
+    Finding,
+    Judgement,
+    Reach,
+    Tolerance,
+    Untested,
+    Verdict,
+    Weakness,
+)
 from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.placement import LayoutSource, Provenance
 from ttrace.values.stats import Stats
@@ -33,7 +44,10 @@ def large(num_layers: int, num_microbatches: int, *, wrong_from: int | None = No
         for kind in (Kind.PARAM_GRAD, Kind.UPDATE, Kind.PARAM_AFTER)
     ]
     if wrong_from is None:
-        return Judgement(tuple(made), (), (), ("120 of 240 layouts were inferred from shapes",))
+        weak = {"layers.3.attn.key.bias": Weakness.NO_GRADIENT}
+        untested = (Untested.LATER_STEPS, Untested.NO_CLIPPING, Untested.IGNORED_LABELS, Untested.OWN_DATA)
+        notes = ("120 of 240 layouts were inferred from shapes",)
+        return Judgement(tuple(made), (), (), notes, reach=Reach(2.1e-6, weak, untested))
     made = [_broken(c) if _is_reached(c.id, wrong_from) else c for c in made]
     first = next(c for c in made if c.id.name == BUG.format(wrong_from) and c.id.kind is Kind.GRAD_INPUT)
     cause = Cause(

@@ -99,8 +99,8 @@ def watch_losses(on_target: OnTarget, on_classes: OnClasses, patches: Patches) -
         parameters = list(inspect.signature(function).parameters)
         if _TARGET in parameters:
             position = parameters.index(_TARGET)
-            events = {"on_target": on_target, "on_classes": on_classes}
-            patches.wrap(functional, name, functools.partial(_wrap_loss, position=position, **events))
+            wrapper = functools.partial(_wrap_loss, position=position, on_target=on_target, on_classes=on_classes)
+            patches.wrap(functional, name, wrapper)
 
 
 def watch_draws(on_draw: OnDraw, patches: Patches) -> None:

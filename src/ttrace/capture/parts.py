@@ -122,7 +122,8 @@ class TracedModel:
         patches.on_remove(self.compiled.remove)
         self.modules = list_modules(names)
         """Every module, as it was before dropout is switched off."""
-        self.notes = (*switch_dropout_off(names, patches), *self.compiled.notes())
+        self.dropout = switch_dropout_off(names, patches)
+        """The modules whose dropout is switched off."""
 
     @property
     def placements(self) -> dict[str, Placement]:
@@ -224,7 +225,8 @@ def _make_manifest(parts: SessionParts, model: TracedModel) -> Manifest:
         divided=names.rename_all(adapter.divided),
         untraced=(*adapter.untraced, *model.streaming.untraced),
         reduced=tuple(sorted(adapter.reduced_axes)),
-        notes=(*model.notes, *adapter.notes, *model.streaming.notes),
+        dropout=names.rename_all(model.dropout),
+        notes=(*model.compiled.notes(), *adapter.notes, *model.streaming.notes),
         attachment=parts.attachment,
         versions=environment.read_versions(),
         environment=environment.read_environment(),

@@ -41,8 +41,9 @@ from ttrace.judge.findings.operations import add_ledger, find_operations
 from ttrace.judge.findings.origins import find_origins, merge_gradients
 from ttrace.judge.findings.settings import add_settings, find_facts, note_settings
 from ttrace.judge.margin import MARGIN
-from ttrace.judge.notes import note_attachment, note_blind_spots, note_communication, note_environment, note_log_probs
+from ttrace.judge.notes import note_attachment, note_communication, note_dropout, note_environment, note_log_probs
 from ttrace.judge.policy import STRICT, Policy
+from ttrace.judge.reach import measure_reach
 from ttrace.judge.reason import EXCUSED, Reason, Why, describe
 from ttrace.judge.tensors.difference import add_microbatches
 from ttrace.judge.tensors.logical import note_factor
@@ -112,6 +113,7 @@ def judge_candidate(
         tuple(problems),
         tuple(notes),
         find_operations(comparisons, candidate) if candidate.manifest.isolated else WrongOperations(),
+        None if reference.manifest.isolated else measure_reach(comparisons, reference, candidate),
     )
 
 
@@ -222,6 +224,7 @@ def _collect_notes(
         *note_attachment(reference, candidate),
         *reference.notes,
         *candidate.notes,
+        *note_dropout(reference, candidate),
         *note_factor(reference, candidate),
         *(_note_one_rank(candidate) if is_trained else ()),
         *_note_inferred_layouts(comparisons),
@@ -235,7 +238,7 @@ def _collect_notes(
         *allowances,
     ]
     if not reference.manifest.isolated:
-        notes += [*note_depth(comparisons), *(note_blind_spots(comparisons, candidate) if is_trained else ())]
+        notes += note_depth(comparisons)
     return tuple(dict.fromkeys(notes))
 
 

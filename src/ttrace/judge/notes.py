@@ -1,4 +1,4 @@
-"""Notes of a check: on communication, attachment, environments, log-probabilities and blind spots.
+"""Notes of a check: on communication, attachment, environments, dropout and log-probabilities.
 
 They are evidence and never change the verdict. Communication is compared within the candidate, without a reference:
 ranks of one group, senders with receivers, and layers of one stack.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 
 import torch
 
 from ttrace.judge.communication import Communication
 from ttrace.judge.tensors.logical import LogicalTensor
-from ttrace.judge.verdict import Comparison, Verdict
+from ttrace.judge.verdict import Comparison
 from ttrace.layouts.ids import Kind, Phase, TensorId, drop_layers
 from ttrace.trace.collectives import Collective
 from ttrace.trace.format import Attachment
@@ -25,7 +24,6 @@ _LEAST_LAYERS = 4
 _COMPARED = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 _MOST_NOTES = 3
 _MOST_DIFFERENCES = 5
-_MOST_NAMED = 3
 _LOG_PROBS = "logprobs"
 """The name of a module that returns log-probabilities."""
 _MOST_TOKENS = 1 << 22
@@ -188,6 +186,13 @@ def _describe_difference(name: str, ours: Mapping[str, str], theirs: Mapping[str
     return "" if a == b else f"{name} {a} in the reference, {b} in the candidate"
 
 
+def note_dropout(reference: Trace, candidate: Trace) -> Iterator[str]:
+    """Note in how many modules dropout was switched off."""
+    for trace in (reference, candidate):
+        if trace.dropout:
+            yield f"dropout switched off in {len(trace.dropout)} modules, the first is {trace.dropout[0]}"
+
+
 def note_log_probs(comparisons: Iterable[Comparison], reference: Trace, candidate: Trace) -> Iterator[str]:
     """Note how token probabilities differ between the sides, for instance a trainer and its rollout.
 
@@ -212,48 +217,3 @@ def note_log_probs(comparisons: Iterable[Comparison], reference: Trace, candidat
             f"{tensor_id.name}: the candidate's probability of a token is on average {ratio:.6g} x the reference's; "
             f"the worst token is {index}, with log-probability {theirs_there:.6g} instead of {ours_there:.6g}"
         )
-
-
-def find_blind_spots(
-    comparisons: Sequence[Comparison], candidate: Trace, blind: AbstractSet[TensorId] = frozenset()
-) -> dict[str, str]:
-    """Find the blind spots of a check: trained parameters of which no tensor would have shown a fault, and why.
-
-    `blind` are tensors that are known to reveal nothing.
-    """
-    trained = {name for rank in candidate.ranks for name, is_trained in rank.manifest.parameters.items() if is_trained}
-    protected: dict[str, set[Kind]] = {}
-    for comparison in comparisons:
-        if comparison.id.name in trained and comparison.id.microbatch is None:
-            kinds = protected.setdefault(comparison.id.name, set())
-            if _has_power(comparison) and comparison.id not in blind:
-                kinds.add(comparison.id.kind)
-    return {name: words for name, kinds in protected.items() if (words := _describe_blind_spot(kinds))}
-
-
-def note_blind_spots(comparisons: Sequence[Comparison], candidate: Trace) -> list[str]:
-    """Note the blind spots of a check, one note for each reason."""
-    found: Mapping[str, str] = find_blind_spots(comparisons, candidate)
-    notes = []
-    for words, count in Counter(found.values()).items():
-        names = [name for name, reason in found.items() if reason == words]
-        more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
-        notes.append(f"not tested: {', '.join(names[:_MOST_NAMED])}{more} ({words})")
-    return notes
-
-
-def _has_power(comparison: Comparison) -> bool:
-    """Whether the check would see the loss of the whole tensor; not if it is zero but for rounding."""
-    is_judged = comparison.verdict is Verdict.PASS or comparison.verdict.is_wrong
-    tolerance = comparison.tolerance
-    if tolerance is None or tolerance.size:
-        return False
-    return is_judged and comparison.stats.aa > 0.0 and tolerance.value < 1.0
-
-
-def _describe_blind_spot(protected: AbstractSet[Kind]) -> str:
-    if Kind.UPDATE in protected:
-        return ""
-    if protected & {Kind.PARAM_GRAD, Kind.MAIN_GRAD}:
-        return "its update is zero or not judged, so nothing tests the optimizer there"
-    return "its gradient and its update are zero or not judged"

@@ -6,7 +6,6 @@ layouts, replicas and tolerances, so the result shows what the check can see.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,11 +14,11 @@ from typing_extensions import override  # the standard library has it only from 
 
 from ttrace.judge.compare import Comparer
 from ttrace.judge.engine import OnProgress
-from ttrace.judge.notes import find_blind_spots
+from ttrace.judge.reach import find_blind_spots
 from ttrace.judge.reason import describe
 from ttrace.judge.tensors.logical import LogicalTensor
 from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.judge.verdict import Comparison, Exit, Judgement, Verdict
+from ttrace.judge.verdict import Comparison, Exit, Judgement, Verdict, Weakness
 from ttrace.layouts.ids import TensorId
 from ttrace.trace.reader import Shard, Trace
 
@@ -54,13 +53,7 @@ class Power:
     @property
     def error(self) -> float | None:
         """The check reveals any change of at least this size, relative to the tensor; None if it reveals nothing."""
-        tolerance, stats = self.comparison.tolerance, self.comparison.stats
-        if not self.is_judged or tolerance is None:
-            return None
-        error = tolerance.value + self.comparison.error
-        if tolerance.size:  # the tolerance is relative to the siblings' size
-            return error * tolerance.size * math.sqrt(stats.count) / stats.norm if stats.norm else math.inf
-        return error
+        return self.comparison.detectable_error
 
     @property
     def scale(self) -> float | None:
@@ -90,7 +83,7 @@ class SelfTest:
     """What the check of a clean run would have revealed."""
 
     powers: tuple[Power, ...]
-    unprotected: Mapping[str, str]
+    unprotected: Mapping[str, Weakness]
     """The parameters whose faults no tensor would reveal, and why."""
 
     @property

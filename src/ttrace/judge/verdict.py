@@ -157,6 +157,18 @@ class Comparison:
         return self.stats.error if self.tolerance is None else self.tolerance.error(self.stats)
 
     @property
+    def detectable_error(self) -> float | None:
+        """The check reveals any change of at least this size, relative to the tensor; None if it judged nothing."""
+        if self.verdict is not Verdict.PASS or self.tolerance is None:
+            return None
+        error = self.tolerance.value + self.error
+        if self.tolerance.size:  # the tolerance is relative to the siblings' size
+            error *= (
+                self.tolerance.size * math.sqrt(self.stats.count) / self.stats.norm if self.stats.norm else math.inf
+            )
+        return error
+
+    @property
     def scale_error(self) -> float:
         """How far the scale is from 1; 0 if the reference is zero."""
         return abs(self.stats.scale - 1.0) if self.stats.aa else 0.0
@@ -310,6 +322,43 @@ class Finding:
     """Other tensors that are wrong for the same cause and have no findings of their own."""
 
 
+class Weakness(Enum):
+    """Why the check would not have found a fault in a trained parameter; the value is the name in reports."""
+
+    NO_GRADIENT = "no gradient"
+    """Its gradient is zero, or nothing but rounding, or was not judged. Its update may be weight decay."""
+    NO_UPDATE = "no update"
+    """Its gradient was judged, but its update is zero or was not judged."""
+    WIDE_TOLERANCE = "wide tolerance"
+    """The tolerance of its gradient is much wider than that of the others."""
+
+
+class Untested(Enum):
+    """What this run could have tested and did not, in the order of reports; the value is the name there."""
+
+    LATER_STEPS = "later steps"
+    SCHEDULE = "learning-rate schedule"
+    LEARNING_RATE_ZERO = "learning rate zero"
+    CLIPPING_NOT_REACHED = "clipping threshold not reached"
+    NO_CLIPPING = "no clipping"
+    IGNORED_LABELS = "ignored labels"
+    MASKS = "masks"
+    DROPOUT = "dropout"
+    OWN_DATA = "own data"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a check could have found, and what it could not."""
+
+    error: float | None
+    """An error of this size, relative to the gradient, would have been found in every parameter that is not weak; None
+    if no gradient would have shown any."""
+    weak: Mapping[str, Weakness]
+    """The trained parameters in which a fault may pass."""
+    untested: tuple[Untested, ...]
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The result of a check."""
@@ -321,6 +370,8 @@ class Judgement:
     notes: tuple[str, ...] = ()
     operations: WrongOperations = field(default_factory=WrongOperations)
     """For an isolated run, the first wrong operation of each module and pass."""
+    reach: Reach | None = None
+    """What this check could have found; None for an isolated run."""
 
     @property
     def exit(self) -> Exit:

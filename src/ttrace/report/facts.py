@@ -1,4 +1,4 @@
-"""Facts in words and numbers, the same in every report: findings, collectives, sizes and the sources of layouts."""
+"""Facts in words and numbers, the same in every report: findings, reach, collectives, sizes and sources of layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from ttrace.judge.verdict import (
     Exit,
     Finding,
     Judgement,
+    Untested,
     Verdict,
+    Weakness,
     WrongOperation,
 )
 from ttrace.layouts.placement import LayoutSource, Provenance
@@ -93,6 +95,58 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
     if finding.num_after:
         after = "1 tensor after it is" if finding.num_after == 1 else f"{finding.num_after} tensors after it are"
         yield "then", f"{after} wrong"
+
+
+def list_reach(judgement: Judgement) -> Iterator[tuple[str, str]]:
+    """Yield what a check that passed could have found and what it could not, each with its label."""
+    reach = judgement.reach
+    if judgement.exit is not Exit.PASSED or reach is None:
+        return
+    updates = [name for name, weakness in reach.weak.items() if weakness is Weakness.NO_UPDATE]
+    gradients = [name for name in reach.weak if name not in updates]
+    if reach.error is not None:
+        why = " or ".join(dict.fromkeys(WEAKNESSES[reach.weak[name]] for name in gradients))
+        but = f", except in {_name_some(gradients)} ({why})" if gradients else ""
+        yield "power", f"an error of {_format_percent(reach.error)} of any gradient's norm would have been found{but}"
+    elif gradients:
+        yield "power", f"no gradient was tested: {_name_some(gradients)} ({WEAKNESSES[Weakness.NO_GRADIENT]})"
+    if updates:
+        yield "", f"not tested: {_name_some(updates)} ({WEAKNESSES[Weakness.NO_UPDATE]})"
+    if reach.untested:
+        yield "untested", ", ".join(_UNTESTED[each] for each in reach.untested)
+
+
+WEAKNESSES = {
+    Weakness.NO_GRADIENT: "its gradient is zero but for rounding, or not judged",
+    Weakness.NO_UPDATE: "its update is zero or not judged, so nothing tests the optimizer there",
+    Weakness.WIDE_TOLERANCE: "the tolerance of its gradient is wide",
+}
+"""Why a fault in a parameter may pass."""
+_UNTESTED = {
+    Untested.LATER_STEPS: "later steps (one step was traced)",
+    Untested.SCHEDULE: "the schedule of learning rates",
+    Untested.LEARNING_RATE_ZERO: "updates (the learning rate is 0)",
+    Untested.CLIPPING_NOT_REACHED: "clipping (the norm was below the threshold)",
+    Untested.NO_CLIPPING: "clipping (none was seen)",
+    Untested.IGNORED_LABELS: "ignored labels (the batch has no -100)",
+    Untested.MASKS: "masks (all ones or all zeros)",
+    Untested.DROPOUT: "dropout (switched off)",
+    Untested.OWN_DATA: "the script's own data (replaced by generated values)",
+}
+_MOST_NAMED = 3
+
+
+def _name_some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
+
+
+def _format_percent(error: float) -> str:
+    """Format a relative error in percent, rounded up to one digit: `0.0003%`."""
+    if not error:
+        return "0%"
+    digits = -math.floor(math.log10(100 * error))
+    return f"{math.ceil(100 * error * 10.0**digits) / 10.0**digits:.{max(digits, 0)}f}%"
 
 
 def _describe_ledger(evidence: LedgerEvidence, module: str) -> str:

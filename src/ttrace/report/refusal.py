@@ -37,6 +37,7 @@ def make_failure_report(message: str) -> dict[str, Any]:
         "findings": [],
         "problems": [message],
         "notes": [],
+        "reach": None,
         "next": "",
         "tensors": [],
     }

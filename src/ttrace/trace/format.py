@@ -171,6 +171,8 @@ class Manifest(BaseModel):
     """Axes over which the framework reduces gradients, so along them final gradients have the same bits."""
     measured: Line | None = None
     """The launch that tensors were measured against instead of being stored; None if they were stored."""
+    dropout: tuple[Line, ...] = ()
+    """Modules whose dropout was switched off."""
     notes: tuple[Line, ...] = ()
     attachment: Attachment | None = None
     """What automatic attachment found; None if the script attached by itself."""

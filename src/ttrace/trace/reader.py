@@ -18,7 +18,7 @@ from ttrace.layouts.ids import Kind, TensorId, is_inside
 from ttrace.layouts.mesh import MICROBATCH_AXIS, Coord, Mesh
 from ttrace.layouts.splits import Split
 from ttrace.trace.agreement import check_ranks, list_missing
-from ttrace.trace.format import MANIFEST, Manifest, Operation, Record, is_update_known, rank_folder
+from ttrace.trace.format import INITIAL_RATE, MANIFEST, Manifest, Operation, Record, is_update_known, rank_folder
 from ttrace.trace.rank import RankTrace
 from ttrace.trace.store import Place
 from ttrace.untrusted import Limits, check_memory, refuse_more
@@ -275,6 +275,11 @@ class Trace:
         """The innermost modules that drew random numbers on some rank."""
         return tuple(dict.fromkeys(name for rank in self.ranks if rank.end for name in rank.end.random))
 
+    @property
+    def dropout(self) -> tuple[str, ...]:
+        """The modules whose dropout was switched off on some rank."""
+        return tuple(dict.fromkeys(name for rank in self.ranks for name in rank.manifest.dropout))
+
     @cached_property
     def splits(self) -> dict[str, Split]:
         """How axes cut activations, as stated by the framework while it ran."""
@@ -297,6 +302,12 @@ class Trace:
             for name, number in end.settings_of.items():
                 found.setdefault(name, {}).setdefault(*groups[number])
         return {name: tuple(settings.values()) for name, settings in found.items()}
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a schedule changes the learning rates on some rank."""
+        groups = (group for rank in self.ranks if rank.end for group in rank.end.settings)
+        return any(INITIAL_RATE in group for group in groups)  # a schedule keeps the first rate there
 
     @property
     def flags(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ttrace.capture.plan import Plan
 from ttrace.judge.check import check, judge_candidate
 from ttrace.judge.reason import Reason
 from ttrace.judge.tolerance.model import ToleranceModel
-from ttrace.judge.verdict import Exit, Judgement, Verdict
+from ttrace.judge.verdict import Exit, Judgement, Verdict, Weakness
 from ttrace.trace.reader import Trace
 from zoo.harness.gpt import HEADS, HIDDEN, Gpt
 
@@ -139,14 +139,15 @@ def test_twins_that_agree_on_noise_prove_a_zero_and_excuse_its_update(tmp_path: 
     assert judgement.exit is Exit.PASSED
 
 
-def test_losing_all_of_it_goes_unseen_and_a_note_says_so(tmp_path: Path) -> None:
+def test_losing_all_of_it_goes_unseen_and_the_report_says_so(tmp_path: Path) -> None:
     case = Case(tmp_path, parameters={"attention.key.bias": True})
     case.add_right("0/0/attention/output")
     case.add(WEIGHT, draw_tensor(64, 64), "a/tp b")
     case.add(BIAS, 1e-7 * draw_tensor(64), "a/tp", lambda x: 0 * x, noise=1.0)
     judgement = case.judge()
     assert judgement.exit is Exit.PASSED
-    assert any(note.startswith("not tested: attention.key.bias") for note in judgement.notes)
+    assert judgement.reach is not None
+    assert judgement.reach.weak == {"attention.key.bias": Weakness.NO_GRADIENT}
 
 
 def test_replicas_of_noise_may_differ_by_noise(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.judgements import large
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.tensors.difference import find_difference
 from ttrace.judge.verdict import Verdict
@@ -32,11 +33,12 @@ def report(tmp_path: Path) -> Any:
 
 
 def test_the_report_has_everything_a_program_needs(report: Any) -> None:
-    assert set(report) == {"schema", "exit", "counts", "findings", "problems", "notes", "next", "tensors"}
+    assert set(report) == {"schema", "exit", "counts", "findings", "problems", "notes", "reach", "next", "tensors"}
     assert (report["schema"], report["exit"], report["next"]) == (1, 1, "ttrace show runs/a")
     assert report["counts"] == {"PASS": 1, "FAIL": 1, "CONFLICT": 0, "GAP": 0, "MISSING": 1, "UNJUDGED": 0}
     assert set(report["counts"]) == {str(verdict) for verdict in Verdict}
     assert report["notes"] == ["a note"]
+    assert report["reach"] == {"error": None, "weak": {}, "untested": []}
     assert [tensor["verdict"] for tensor in report["tensors"]] == ["PASS", "FAIL", "MISSING"]
 
 
@@ -48,6 +50,15 @@ def test_a_finding_names_module_kind_source_cause_and_axis(report: Any) -> None:
     assert finding["error"] == 1.0
     assert 0 < finding["tolerance"] < 1e-4
     assert finding["num_after"] == 0
+
+
+def test_a_report_says_what_the_check_could_have_found() -> None:
+    report = through_json(json_report.as_json(large(4, 2), ""))
+    assert report["reach"] == {
+        "error": 2.1e-6,
+        "weak": {"layers.3.attn.key.bias": "no gradient"},
+        "untested": ["later steps", "no clipping", "ignored labels", "own data"],
+    }
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

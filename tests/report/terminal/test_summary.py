@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.support.judgements import large
 from tests.support.traces import Case, draw_tensor
 from ttrace.judge.check import check
 from ttrace.judge.verdict import Judgement
@@ -85,6 +86,17 @@ def test_success_is_told(tmp_path: Path) -> None:
     lines = shown(case.judge()).splitlines()
     assert lines[0] == "✓ every tensor agrees with the reference within rounding error"
     assert lines[-1] == f"next: {NEXT}"
+
+
+def test_a_success_says_what_it_is_worth() -> None:
+    lines = shown(large(4, 2), width=100, is_terminal=True, environment={"TERM": "dumb"}).splitlines()
+    assert [line.rstrip() for line in lines[1:6]] == [
+        "  power     an error of 0.0003% of any gradient's norm would have been found, except in",
+        "            layers.3.attn.key.bias (its gradient is zero but for rounding, or not judged)",
+        "  untested  later steps (one step was traced), clipping (none was seen), ignored labels (the batch",
+        "            has no -100), the script's own data (replaced by generated values)",
+        "  depth       layers.0 to 3: ▁ to ▇ error within the tolerance",
+    ]
 
 
 def test_an_empty_check_is_no_success(tmp_path: Path) -> None:

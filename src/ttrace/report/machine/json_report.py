@@ -14,7 +14,17 @@ from typing_extensions import TypedDict  # pydantic reads the standard library's
 
 from ttrace.judge.communication import LedgerEvidence, LedgerFact
 from ttrace.judge.reason import Reason, describe
-from ttrace.judge.verdict import CauseName, Comparison, Finding, Judgement, Verdict, WrongOperation
+from ttrace.judge.verdict import (
+    CauseName,
+    Comparison,
+    Finding,
+    Judgement,
+    Reach,
+    Untested,
+    Verdict,
+    Weakness,
+    WrongOperation,
+)
 from ttrace.report.facts import describe_provenance, keep_finite
 from ttrace.report.refusal import SCHEMA
 from ttrace.trace.collectives import Collective
@@ -111,6 +121,18 @@ class TensorReport(TypedDict):
 
 
 @with_config(_CLOSED)
+class ReachReport(TypedDict):
+    """What the check could have found, and what it could not."""
+
+    error: float | None
+    """An error of this size, relative to the gradient, would have been found in each parameter that is not weak."""
+    weak: dict[str, Annotated[str, Field(json_schema_extra={"enum": [weakness.value for weakness in Weakness]})]]
+    """The trained parameters in which a fault may pass, and why."""
+    untested: list[Annotated[str, Field(json_schema_extra={"enum": [each.value for each in Untested]})]]
+    """What the run could have tested, and did not."""
+
+
+@with_config(_CLOSED)
 class Report(TypedDict):
     """A judgement; numbers that JSON cannot hold are null."""
 
@@ -124,6 +146,8 @@ class Report(TypedDict):
     problems: list[str]
     """What keeps the whole from being judged."""
     notes: list[str]
+    reach: ReachReport | None
+    """What the check could have found; null if that was not measured."""
     next: str
     """What to type next."""
     tensors: list[TensorReport]
@@ -146,6 +170,7 @@ def as_json(judgement: Judgement, next_command: str) -> Report:
         "findings": [_report_finding(finding) for finding in judgement.findings],
         "problems": list(judgement.problems),
         "notes": list(judgement.notes),
+        "reach": _report_reach(judgement.reach),
         "next": next_command,
         "tensors": [_report_tensor(comparison) for comparison in judgement.comparisons],
     }
@@ -156,6 +181,16 @@ def format_text(report: Report) -> str:
     parts = [f'"{key}": {json.dumps(value, indent=1)}' for key, value in report.items() if key != "tensors"]
     tensors = ",\n".join(map(json.dumps, report["tensors"]))
     return "{\n" + ",\n".join([*parts, f'"tensors": [\n{tensors}\n]']) + "\n}"
+
+
+def _report_reach(reach: Reach | None) -> ReachReport | None:
+    if reach is None:
+        return None
+    return {
+        "error": keep_finite(reach.error),
+        "weak": {name: weakness.value for name, weakness in reach.weak.items()},
+        "untested": [each.value for each in reach.untested],
+    }
 
 
 def _report_finding(finding: Finding) -> FindingReport:

@@ -18,9 +18,7 @@ from ttrace.errors import TraceError
 from ttrace.judge.causes.evidence import Evidence
 from ttrace.judge.causes.reductions import find_conflict_axes
 from ttrace.judge.findings.error_map import RankMap, map_error
-from ttrace.judge.notes import find_blind_spots
 from ttrace.judge.reason import describe
-from ttrace.judge.selftest import Power
 from ttrace.judge.verdict import Comparison, Exit, Finding, Judgement, Verdict
 from ttrace.layouts.ids import ROOT, Kind
 from ttrace.report.collectives import list_collectives
@@ -28,11 +26,13 @@ from ttrace.report.facts import (
     BUT_PROBLEMS,
     PASSED,
     SYMBOLS,
+    WEAKNESSES,
     describe_provenance,
     group_alike,
     has_only_problems,
     keep_finite,
     list_facts,
+    list_reach,
     make_headline,
 )
 from ttrace.report.page import document
@@ -137,6 +137,7 @@ def build_page(judgement: Judgement, about: About) -> dict[str, Any]:
         "title": about.title,
         "root": _name_root(about.traces),
         "head": _build_head(judgement, about),
+        "reach": [list(fact) for fact in list_reach(judgement)],
         "next": about.next_command,
         "count": len(comparisons),
         "counts": {verdict.value: judgement.count(verdict) for verdict in Verdict},
@@ -150,7 +151,7 @@ def build_page(judgement: Judgement, about: About) -> dict[str, Any]:
         "conflicts": _count_conflicts(comparisons, about.traces) if about.traces else [],
         "collectives": _list_collectives(about.traces),
         "coverage": _count_coverage(comparisons),
-        "power": _measure_power(comparisons, about.traces),
+        "power": _measure_power(judgement),
         "run": _describe_run(about),
     }
 
@@ -319,19 +320,20 @@ def _count_sources(comparisons: Iterable[Comparison]) -> list[list[Any]]:
     return [list(item) for item in sources.most_common()]
 
 
-def _measure_power(comparisons: Sequence[Comparison], traces: tuple[Trace, Trace] | None) -> dict[str, Any]:
+def _measure_power(judgement: Judgement) -> dict[str, Any]:
     """Measure the smallest error that would have been reported, from tolerances alone; `ttrace selftest` tests it."""
     errors: dict[Kind, list[float]] = {}
-    for comparison in comparisons:
-        if (error := Power(comparison, {}).error) is not None:
+    for comparison in judgement.comparisons:
+        if (error := comparison.detectable_error) is not None:
             errors.setdefault(comparison.id.kind, []).append(error)
     rows = [
         [kind.value, len(mine), keep_finite(statistics.median(mine)), keep_finite(max(mine))]
         for kind in Kind
         if (mine := errors.get(kind))
     ]
-    blind = find_blind_spots(comparisons, traces[1]) if traces else {}
-    return {"kinds": rows, "blind": [list(item) for item in blind.items()][:_MOST_LISTED], "num_blind": len(blind)}
+    weak = judgement.reach.weak if judgement.reach else {}
+    blind = [[name, WEAKNESSES[weakness]] for name, weakness in weak.items()]
+    return {"kinds": rows, "blind": blind[:_MOST_LISTED], "num_blind": len(blind)}
 
 
 def _describe_run(about: About) -> dict[str, Any]:

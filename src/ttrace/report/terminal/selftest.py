@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ttrace.judge.selftest import INJECTIONS, Power, SelfTest
 from ttrace.layouts.ids import Kind
-from ttrace.report.facts import keep_finite
+from ttrace.report.facts import WEAKNESSES, keep_finite
 
 _MOST_SHOWN = 5
 _SHORT = ("x 1.01", "x 1.001", "lost", "swapped", "row", "other mb")
@@ -27,7 +27,7 @@ _LEGEND = (
 def as_json(found: SelfTest) -> dict[str, Any]:
     return {
         "exit": int(found.exit),
-        "without_power": dict(found.unprotected),
+        "without_power": {name: WEAKNESSES[weakness] for name, weakness in found.unprotected.items()},
         "tensors": [_describe_tensor(power) for power in found.powers],
     }
 
@@ -43,8 +43,9 @@ def show(console: Console, found: SelfTest) -> None:
     for reason, ids in blind.items():
         more = f" and {len(ids) - 2} more" if len(ids) > 2 else ""
         console.print(Text(f"protects nothing: {', '.join(ids[:2])}{more}: {reason}", "dim"), soft_wrap=True)
-    for name, words in list(found.unprotected.items())[:_MOST_SHOWN]:
-        console.print(Text.assemble(("? ", "bold yellow"), f"not tested: {name} ({words})"), soft_wrap=True)
+    for name, weakness in list(found.unprotected.items())[:_MOST_SHOWN]:
+        words = f"not tested: {name} ({WEAKNESSES[weakness]})"
+        console.print(Text.assemble(("? ", "bold yellow"), words), soft_wrap=True)
     if len(found.unprotected) > _MOST_SHOWN:
         console.print(Text(f"... and {len(found.unprotected) - _MOST_SHOWN} further parameters", "dim"))
     if not found.unprotected:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -13,7 +13,15 @@ from rich.text import Text
 
 from ttrace.judge.reason import Reason, describe
 from ttrace.judge.verdict import Exit, Finding, Judgement, Verdict
-from ttrace.report.facts import BUT_PROBLEMS, PASSED, group_alike, has_only_problems, list_facts, make_headline
+from ttrace.report.facts import (
+    BUT_PROBLEMS,
+    PASSED,
+    group_alike,
+    has_only_problems,
+    list_facts,
+    list_reach,
+    make_headline,
+)
 from ttrace.report.refusal import CleanConsole
 from ttrace.report.terminal.depth import WRONG, draw_branches, draw_strip
 
@@ -42,6 +50,7 @@ def show(console: Console, judgement: Judgement, next_command: str, report: Path
         *_describe_findings(judgement, console.width),
         _Block(_list_unjudged(judgement)),
         _Block([Text(f"✓ {PASSED}", "bold green")] if judgement.exit is Exit.PASSED else []),
+        _Block([line for fact in list_reach(judgement) for line in _wrap_fact(*fact, console.width)]),
         _Block(_draw_strip_lines(judgement, console.width), urgency=1),
         _Block(_draw_tree(console, judgement), urgency=3),
         _Block([_format_counts(judgement)]),
@@ -115,13 +124,14 @@ def _format_headline(finding: Finding, *, first: bool) -> Text:
 
 def _format_details(finding: Finding, others: list[Finding], width: int) -> list[RenderableType]:
     """Wrap the facts of a finding to this width; not in a table, whose lines rich pads with blanks."""
-    lines: list[RenderableType] = []
-    for label, text in list_facts(finding, others):
-        wrapped = textwrap.wrap(text, max(width - _INDENT, 40), break_long_words=False, break_on_hyphens=False)
-        for i, part in enumerate(wrapped):
-            head = f"  {label if i == 0 else '':<{_INDENT - 2}}"
-            lines.append(Text.assemble((head, "dim"), (part, "bold" if label == "cause" else "")))
-    return [*lines, Text()]
+    return [*(line for fact in list_facts(finding, others) for line in _wrap_fact(*fact, width)), Text()]
+
+
+def _wrap_fact(label: str, text: str, width: int) -> Iterator[Text]:
+    wrapped = textwrap.wrap(text, max(width - _INDENT, 40), break_long_words=False, break_on_hyphens=False)
+    for i, part in enumerate(wrapped):
+        head = f"  {label if i == 0 else '':<{_INDENT - 2}}"
+        yield Text.assemble((head, "dim"), (part, "bold" if label == "cause" else ""))
 
 
 def _list_unjudged(judgement: Judgement) -> list[RenderableType]:

@@ -17,6 +17,7 @@ function makeHead(head) {
       what ? el("span", { class: "site" }, what) : null, el("span", { class: what ? "rest" : "rest alone" }, rest)),
     cause ? el("p", { class: "cause" }, prose(cause[1])) : null,
     exit === 1 ? null : makeProblems(),
+    page.reach.length ? makeFacts(page.reach) : null,
     el("div", { class: "next" }, el("span", {}, "next"), makeCommand(page.next)),
     makeChips(),
     first ? makeFacts(first.facts.filter((fact) => fact !== cause).slice(0, FIRST_FACTS)) : null,

@@ -70,7 +70,7 @@ function makePower() {
     "The smallest relative error that this run would have reported, according to its tolerances: for the median tensor of " +
       "each kind, and for the worst. `ttrace selftest` tests this with known faults.",
     makeTable(["kind", "tensors", "median", "worst"], rows),
-    num_blind ? el("details", {}, el("summary", {}, makeMark("open"), ` ${plural(num_blind, "parameter")} not tested`), makeTable(["parameter", "why"], names)) : null);
+    num_blind ? el("details", {}, el("summary", {}, makeMark("open"), ` a bug may pass in ${plural(num_blind, "parameter")}`), makeTable(["parameter", "why"], names)) : null);
 }
 
 function makeNotes() {
