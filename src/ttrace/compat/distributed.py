@@ -219,7 +219,8 @@ def count_collectives() -> int | None:
     if not (dist.is_available() and dist.is_initialized()):
         return 0
     try:
-        return sum(int(group._get_sequence_number_for_group()) for group in dist.distributed_c10d._world.pg_map)
+        groups = dist.distributed_c10d._world.pg_map
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)
     except (AttributeError, RuntimeError):
         return None
 
