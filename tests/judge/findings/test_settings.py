@@ -14,6 +14,7 @@ from ttrace.judge.findings.isolated import combine
 from ttrace.judge.policy import Allowance, Policy
 from ttrace.judge.reason import DifferentSetting, Reason, describe
 from ttrace.judge.verdict import CauseName, Exit, Judgement, Verdict
+from ttrace.report.facts import list_facts, make_headline
 from ttrace.trace.format import ModuleInfo
 
 SGD = {"lr": "0.1", "momentum": "0.9", "dampening": "0", "weight_decay": "0.01"}
@@ -263,3 +264,21 @@ def test_values_of_several_ranks_must_all_agree() -> None:
     assert compare_values("lr", {"0.1"}, {"0.1", "0.2"}) == DifferentSetting("lr", "0.1 and 0.2", "0.1")
     assert compare_values("lr", {"0.1", "0.2"}, {"0.2", "0.1"}) is None
     assert compare_values("momentum", {"None"}, {"0.1"}) == DifferentSetting("momentum", "0.1", "None")
+
+
+def test_settings_of_a_parameter_whose_update_is_not_recorded_are_reported(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.add_right("0/0/a/output")
+    case.add("0/-/a.weight/param_grad", draw_tensor(4, 8), "a b")
+    set_up(case.reference, a_weight=SGD)
+    set_up(case.candidate, a_weight=SGD | {"momentum": "0.5"})
+    judgement = case.judge()
+    [finding] = judgement.findings
+    assert judgement.exit is Exit.FOUND
+    site, rest = make_headline(finding, first=True)
+    assert (site, rest) == ("a.weight/update", "is set differently  (step 0)")
+    assert dict(list_facts(finding, [])) == {
+        "cause": "the optimizer's settings differ for a.weight: momentum 0.5 instead of 0.9",
+        "evidence": "the values of this step do not show it",
+        "module": "a, model.py:1",
+    }
