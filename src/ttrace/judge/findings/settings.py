@@ -149,7 +149,10 @@ def _compare_modules(
     """Compare the modules that both sides ran, by the first output of each."""
     ours, theirs = _list_modules(reference), _list_modules(candidate)
     evaluated = [_list_evaluated(trace) for trace in (reference, candidate)]
-    ran = {own.name: own for own, c in reversed(by_id.items()) if own.kind is Kind.OUTPUT and c.verdict not in _ABSENT}
+    ran: dict[str, TensorId] = {}
+    for own, comparison in by_id.items():
+        if own.kind is Kind.OUTPUT and comparison.verdict not in _ABSENT:
+            ran.setdefault(own.name, own)
     # A side that only runs forward, such as a rollout, has no use for what acts in training.
     trains = any(own.kind is Kind.PARAM_GRAD and c.verdict not in _ABSENT for own, c in by_id.items())
     for name, own in ran.items():
