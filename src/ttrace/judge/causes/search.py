@@ -33,20 +33,20 @@ _FROM_FINDINGS = (
     KnownCause(
         CauseName.NOT_BROADCAST,
         "ranks that hold replicas of a parameter started with their own values",
-        bug="hidden_replicas_not_broadcast",
+        bug="hidden-replicas-not-broadcast",
     ),
     KnownCause(
-        CauseName.SAME_SEED, "ranks that hold parts of a parameter started with the same values", bug="hidden_same_seed"
+        CauseName.SAME_SEED, "ranks that hold parts of a parameter started with the same values", bug="hidden-same-seed"
     ),
     KnownCause(
         CauseName.SHARD_FAN_IN,
         "the spread of initial values was computed from the size of a shard",
-        bug="hidden_fan_in_of_shard",
+        bug="hidden-fan-in-of-shard",
     ),
     KnownCause(
         CauseName.STALE_GRADIENTS,
         "gradients of an earlier step were still there before a step",
-        bug="hidden_gradients_not_zeroed",
+        bug="hidden-gradients-not-zeroed",
     ),
     KnownCause(CauseName.MISSING_MODULES, "modules or parameters that only one side has", bug="layer-lost"),
     KnownCause(CauseName.UNEXPLAINED, "no known pattern explains the difference", bug="cp-keys-gathered-along-heads"),
