@@ -141,6 +141,28 @@ def change_records(case: Case, name: str, **changes: Any) -> None:
             records[i] = (dataclasses.replace(record, **changes), tensor)
 
 
+@pytest.mark.parametrize(
+    ("end", "untested"),
+    [
+        (
+            {"settings": ({"lr": "0.1", "initial_lr": "0.1"},), "settings_of": {"fc.weight": 0}},
+            (Untested.LATER_STEPS, Untested.SCHEDULE, Untested.NO_CLIPPING),
+        ),
+        (
+            {"settings": ({"lr": "0"},), "settings_of": {"fc.weight": 0}},
+            (Untested.LATER_STEPS, Untested.LEARNING_RATE_ZERO, Untested.NO_CLIPPING),
+        ),
+        ({"settings": ({"lr": "0"}, {"lr": "0.1"}), "settings_of": {"fc.weight": 1, "a": 0}}, ONE_STEP),
+    ],
+)
+def test_learning_rates_that_one_step_does_not_test(
+    tmp_path: Path, end: dict[str, Any], untested: tuple[Untested, ...]
+) -> None:
+    case = train(make_case(tmp_path))
+    case.candidate.end = end
+    assert reach_of(case).untested == untested
+
+
 def test_dropout_is_not_tested(tmp_path: Path) -> None:
     judgement = train(make_case(tmp_path, dropout=("drop", "drop2"))).judge()
     assert judgement.reach is not None
