@@ -4,8 +4,9 @@ A hook on attention modules, which context parallelism needs, discards whatever 
 is a causal one. Training goes on with the wrong pattern of attention, and the loss looks plausible.
 
 The mask of this batch is 1.0 for tokens and 0.0 for padding. Other numbers in place of it hide what a mask does:
-one score wins everywhere, with the mask and without it. Labels are not ignored where there is padding, so that the loss
-of padded tokens counts as well.
+one score wins everywhere, with the mask and without it.
+
+Here the parallel model leaves out the line that adds the mask to the scores.
 """
 
 from __future__ import annotations

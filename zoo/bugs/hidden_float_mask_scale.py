@@ -6,6 +6,8 @@ different where the model is sharded. Training goes on, with scores that are too
 The mask of this batch is 1.0 for tokens and 0.0 for padding, and attention adds (1 - mask) * -1e4 to its scores. Other
 numbers in place of the mask let one score win everywhere, and then the scale makes no difference: the gradients of
 queries and keys are zero on both sides.
+
+Here the parallel model divides by the width, not by its root.
 """
 
 from __future__ import annotations
