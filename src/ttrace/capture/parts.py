@@ -144,7 +144,7 @@ class Probes:
         self.decisions = Decisions(resolver, reference) if replays else None
         """The reference's choices, in a run that repeats them."""
         self.isolate = Isolate(plan, adapter, resolver, reference) if plan.isolated else None
-        nudge = None
+        nudge: Perturb | None = None
         if plan.role == "twin":
             has_embeddings = bool(model.generator.tables)
             nudge = Perturb(plan.twin, plan.seed, adapter, isolated=plan.isolated, has_embeddings=has_embeddings)
