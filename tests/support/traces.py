@@ -96,7 +96,7 @@ class TraceBuilder:
         region: Region | None = None,
         microbatch: int = 0,
         values: Distribution | None = None,
-        by: Provenance = RULE,
+        by: Provenance | None = None,
     ) -> None:
         """Record one rank's tensor, placed by `layout` and the logical `shape`, or by `region`, or not at all."""
         read = Layout.parse(layout) if layout is not None else Layout(())
@@ -110,7 +110,7 @@ class TraceBuilder:
             region=region,
             pending=read.pending,
             layout=layout or "",
-            by=by if region is not None else None,
+            by=(by or RULE) if region is not None else None,
             microbatch=microbatch,
             values=values,
         )

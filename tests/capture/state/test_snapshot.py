@@ -30,15 +30,15 @@ def test_the_state_of_an_optimizer_that_has_stepped_is_restored_with_its_paramet
 
 
 def test_a_frozen_table_is_restored_and_gradients_are_kept_on_demand() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 512))
-    table = model[1].weight.requires_grad_(False)
+    first, last = nn.Linear(8, 8), nn.Linear(8, 512)
+    model, table = nn.Sequential(first, last), last.weight.requires_grad_(False)
     with torch.no_grad():
         table.copy_(torch.arange(4096.0).view(512, 8))
-    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
     snapshot, before = Snapshot([model], [optimizer], with_parameters=False), table.clone()
     train(model, optimizer)
     with torch.no_grad():
         table.mul_(0.9)  # as a script does with a teacher that follows the model
     snapshot.restore(keeps_gradients=True)
     assert torch.equal(table, before)
-    assert model[0].weight.grad is not None
+    assert first.weight.grad is not None

@@ -173,8 +173,9 @@ def _read_number(chunks: Iterable[nn.Module], name: str) -> int:
 
 def list_modules(names: Names) -> dict[str, ModuleInfo]:
     """List every module with its class, the file and line where that class is defined, and its settings."""
+    kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
     return {
-        name: _describe_class(type(module)).model_copy(update={"settings": _read_settings(module)})
+        name: _describe_class(kinds[name]).model_copy(update={"settings": _read_settings(module)})
         for name, module in names.modules()
     }
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ttrace.adapters.adapter import Adapter
+from ttrace.compat import torch as torch_compat
 from ttrace.compat.distributed import count_collectives
 from ttrace.large_references.parameter_source import find_source
 from ttrace.trace.format import InitialValues
@@ -66,7 +67,7 @@ class InitialState:
         return count is None or count != count_collectives()
 
     def _read_versions(self) -> dict[str, int]:
-        return {name: parameter._version for name, parameter in self._parameters.items()}
+        return {name: torch_compat.read_version(parameter) for name, parameter in self._parameters.items()}
 
 
 def read_initial_values(
