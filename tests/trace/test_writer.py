@@ -171,6 +171,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "settings": [],
         "batch_axes": [],
         "settings_of": {},
+        "evaluated": [],
         "random": [],
         "forward_buffers": [],
         "samples": {},

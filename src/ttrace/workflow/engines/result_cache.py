@@ -61,6 +61,8 @@ def to_json(value: Any) -> Any:
         return value.value
     if isinstance(value, torch.dtype):
         return DTYPE_NAMES[value]
+    if isinstance(value, bytes):
+        return value.hex()
     if is_dataclass(value):
         return [to_json(getattr(value, field.name)) for field in fields(value)]
     return value
@@ -81,6 +83,8 @@ def rebuild(kind: Any, value: Any) -> Any:
         return tuple(rebuild(each, item) for each, item in zip(kinds, value, strict=True))
     if kind is torch.dtype:
         return DTYPES[value]
+    if kind is bytes:
+        return bytes.fromhex(value)
     if is_dataclass(kind) or issubclass(kind, tuple):
         types, made = get_type_hints(kind), cast("Any", kind)
         names = [field.name for field in fields(kind)] if is_dataclass(kind) else made._fields
