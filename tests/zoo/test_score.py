@@ -51,6 +51,10 @@ PART = (
     "drift-batch-twice",
     "drift-norms-frozen-in-bf16",
     "inference-temperature",
+    "hidden-replicas-not-broadcast",
+    "hidden-same-seed",
+    "hidden-fan-in-of-shard",
+    "hidden-gradients-not-zeroed",
 )
 """Every tier, topic and cause, every number of ranks and every launcher."""
 NOT_NAMED = {"transposed"}

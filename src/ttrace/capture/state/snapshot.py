@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ttrace.adapters.native.layouts import read_local_values
 from ttrace.capture.probes.generator import is_computed
 from ttrace.compat.torch import read_own_buffers
 
@@ -62,8 +63,9 @@ class Snapshot:
 
 
 def _keeps_values(parameter: nn.Parameter) -> bool:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return not parameter.requires_grad and is_computed(local)
+    if parameter.requires_grad:
+        return False
+    return is_computed(read_local_values(parameter) if isinstance(parameter, DTensor) else parameter)
 
 
 def _copy_state(
