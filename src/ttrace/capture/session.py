@@ -194,6 +194,8 @@ class TracingSession(SessionEvents):
     def on_pipeline(self) -> None:
         """Count chunks instead of forwards from now on, because a pipeline is about to run."""
         self._clock.is_pipelined = True
+        # Not at the first backward pass: zero-bubble schedules call the engine in ways that nothing observes.
+        self._observers.stale.on_backward()
 
     def on_chunk(self, microbatch: int, *, is_first: bool, is_last: bool) -> AbstractContextManager[None]:
         """Return the context in which a pipeline stage works on one microbatch."""
