@@ -35,16 +35,17 @@ from ttrace.judge.findings.excuses import (
     note_repeated_rows,
 )
 from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
-from ttrace.judge.findings.initial_values import find_behind_values, note_behind_values
+from ttrace.judge.findings.hidden import add_hidden, find_hidden, mark_hidden
+from ttrace.judge.findings.initial_values import note_stale_gradients
 from ttrace.judge.findings.missing_modules import Absence, add_absences, explain_by_absences, find_absences
 from ttrace.judge.findings.operations import add_ledger, find_operations
 from ttrace.judge.findings.origins import find_origins, merge_gradients
-from ttrace.judge.findings.settings import add_settings, find_facts, note_settings
+from ttrace.judge.findings.settings import note_settings
 from ttrace.judge.margin import MARGIN
 from ttrace.judge.notes import note_attachment, note_communication, note_dropout, note_environment, note_log_probs
 from ttrace.judge.policy import STRICT, Policy
 from ttrace.judge.reach import measure_reach
-from ttrace.judge.reason import EXCUSED, Reason, Why, describe
+from ttrace.judge.reason import EXCUSED, SETTINGS, Reason, Why, describe
 from ttrace.judge.tensors.difference import add_microbatches
 from ttrace.judge.tensors.logical import note_factor
 from ttrace.judge.tolerance.model import ToleranceModel, describe_outlying_twins
@@ -82,21 +83,20 @@ def judge_candidate(
     comparisons = _compare_all(rounding, candidate, engine, progress)
     comparisons = _excuse_unstated(comparisons, reference, candidate)
     absences = find_absences(comparisons, reference, candidate)
-    facts = find_facts(comparisons, reference, candidate)
-    comparisons, allowances = policy.apply(add_absences(facts.mark(comparisons), absences))
-    comparisons = facts.unmark(comparisons)
+    hidden = find_hidden(comparisons, reference, candidate)
+    comparisons, hidden, allowances = policy.apply(add_absences(comparisons, absences), hidden)
     obstacles = _find_obstacles(comparisons, reference, candidate)
     if obstacles.moved_samples:
         comparisons = excuse_moved_samples(comparisons)
     if obstacles.other_data:
         comparisons = [excuse_data(comparison) for comparison in comparisons]
     findings = _find_causes(comparisons, obstacles, absences, rounding, candidate)
-    behind = find_behind_values(comparisons, reference, candidate)
     draws = find_draws(comparisons, reference, candidate)
     findings = drop_random_findings(findings, comparisons, draws)
-    if obstacles.factor is None:  # learning rates and eps may be scaled by a factor of the gradients
-        comparisons = facts.mark(comparisons)
-        findings = add_settings(findings, comparisons, facts, candidate)
+    if obstacles.factor is not None:  # learning rates and eps may be scaled by a factor of the gradients
+        hidden = [each for each in hidden if each[1].reason not in SETTINGS]
+    comparisons = mark_hidden(comparisons, hidden)
+    findings = add_hidden(findings, comparisons, hidden, candidate)
     problems = [
         *_collect_problems(rounding, candidate),
         *describe_random_numbers(draws),
@@ -109,7 +109,7 @@ def judge_candidate(
     notes = [*obstacles.moved_samples, *_collect_notes(comparisons, findings, allowances, reference, candidate)]
     return Judgement(
         tuple(comparisons),
-        (*findings, *behind),
+        findings,
         tuple(problems),
         tuple(notes),
         find_operations(comparisons, candidate) if candidate.manifest.isolated else WrongOperations(),
@@ -234,7 +234,7 @@ def _collect_notes(
         *note_communication(candidate),
         *note_log_probs(comparisons, reference, candidate),
         *note_repeated_rows(reference, candidate),
-        *note_behind_values(reference),
+        *note_stale_gradients(reference),
         *allowances,
     ]
     if not reference.manifest.isolated:

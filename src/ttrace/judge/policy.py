@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ttrace.errors import TTraceError
 from ttrace.judge.reason import Reason, Why
-from ttrace.judge.verdict import CauseName, Comparison, Exit, Finding, Judgement, Verdict
+from ttrace.judge.verdict import CauseName, Comparison, Exit, Finding, HiddenDifference, Judgement, Verdict
+from ttrace.layouts.ids import TensorId
 from ttrace.layouts.rules import matches
 from ttrace.untrusted import load_settings, parse_json, write_named
 
@@ -58,22 +59,19 @@ class Policy:
         file = load_settings("policy", path, _PolicyFile.model_validate, advice=advice)
         return cls(file.allow, datetime.datetime.now(tz=datetime.UTC).date())
 
-    def apply(self, comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
-        """Excuse the comparisons that are allowed; also return a note for each allowance."""
-        result, used = [], Counter[Allowance]()
-        for comparison in comparisons:
-            allowance = self._find_allowance(comparison)
-            if allowance is not None:
-                used[allowance] += 1
-                why = Why(Reason.ALLOWED, text=f"{allowance.until}: {allowance.reason}")
-                comparison = replace(comparison, verdict=Verdict.UNJUDGED, why=why)
-            result.append(comparison)
-        return result, [self._describe_use(allowance, used[allowance]) for allowance in self.allowances]
+    def apply(
+        self, comparisons: Sequence[Comparison], hidden: Sequence[HiddenDifference] = ()
+    ) -> tuple[list[Comparison], list[HiddenDifference], list[str]]:
+        """Excuse the comparisons that are allowed, leave out such hidden differences, and note each allowance."""
+        ids = {c.id for c in comparisons if c.verdict.is_wrong or c.spoils} | {own for own, _ in hidden}
+        allowed = {own: allowance for own in ids if (allowance := self._find_allowance(own)) is not None}
+        used = Counter(allowed.values())
+        excused = [_excuse(each, allowed[each.id]) if each.id in allowed else each for each in comparisons]
+        notes = [self._describe_use(allowance, used[allowance]) for allowance in self.allowances]
+        return excused, [each for each in hidden if each[0] not in allowed], notes
 
-    def _find_allowance(self, comparison: Comparison) -> Allowance | None:
-        if not (comparison.verdict.is_wrong or comparison.spoils):
-            return None
-        site = comparison.id.site
+    def _find_allowance(self, tensor_id: TensorId) -> Allowance | None:
+        site = tensor_id.site
         return next((a for a in self.allowances if self.today <= a.until and matches(a.site, site)), None)
 
     def _describe_use(self, allowance: Allowance, count: int) -> str:
@@ -84,6 +82,11 @@ class Policy:
         return (
             f'"{allowance.site}" is allowed to differ until {allowance.until}, {count} tensors do: {allowance.reason}'
         )
+
+
+def _excuse(comparison: Comparison, allowance: Allowance) -> Comparison:
+    why = Why(Reason.ALLOWED, text=f"{allowance.until}: {allowance.reason}")
+    return replace(comparison, verdict=Verdict.UNJUDGED, why=why)
 
 
 STRICT = Policy()

@@ -59,6 +59,10 @@ class Reason(Enum):
     OTHER_STATISTICS = "other statistics"
     SETTINGS_DIFFER = "settings differ"
     NOT_HELD = "not in the optimizer"
+    NOT_BROADCAST = "not broadcast"
+    SAME_SEED = "same seed"
+    SHARD_FAN_IN = "fan-in of a shard"
+    STALE_GRADIENT = "stale gradient"
     CHOICES_DIFFER = "choices differ"
     CHOICES_TIED = "choices within rounding of a tie"
 
@@ -82,8 +86,12 @@ EXCUSED = frozenset(
 """The closed set of reasons for which not judging a tensor does not spoil the verdict of the run."""
 
 
-FACTS = frozenset({Reason.SETTINGS_DIFFER, Reason.NOT_HELD})
-"""The reasons that are facts of the run; the values of the tensor do not show them."""
+SETTINGS = frozenset({Reason.SETTINGS_DIFFER, Reason.NOT_HELD})
+"""Settings of optimizers and modules differ, which the values of one step need not show."""
+REPLACED = frozenset({Reason.NOT_BROADCAST, Reason.SAME_SEED, Reason.SHARD_FAN_IN, Reason.STALE_GRADIENT})
+"""Something was wrong before the step, and generated values have replaced it."""
+HIDDEN = SETTINGS | REPLACED
+"""The reasons that a tensor's compared values do not show."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,10 @@ _SENTENCES: Mapping[Reason, str] = {
     ),
     Reason.SETTINGS_DIFFER: "its values agree, but its settings differ: {settings}",
     Reason.NOT_HELD: "the candidate's optimizer does not hold it, and the reference's does",
+    Reason.NOT_BROADCAST: "its initial values, since replaced, differed between the ranks of {few_names}",
+    Reason.SAME_SEED: "the initial values of its parts, since replaced, were equal on the ranks of {few_names}",
+    Reason.SHARD_FAN_IN: "its initial values, since replaced, spread {value:.2f} x as widely as in the reference",
+    Reason.STALE_GRADIENT: "before the step, its gradient was not zero, as it is in the reference",
     Reason.CHOICES_DIFFER: (
         "{count} of {total} choices differ, by up to {value:.1e} in score; rounding explains {limit:.1e}"
     ),

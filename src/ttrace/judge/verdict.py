@@ -248,13 +248,6 @@ class CauseName(Enum):
 
 FACTORS = (CauseName.CONSTANT_FACTOR, CauseName.DOUBLE_REDUCTION)
 """The causes that multiply everything by one number."""
-BEHIND_VALUES = (
-    CauseName.NOT_BROADCAST,
-    CauseName.SAME_SEED,
-    CauseName.SHARD_FAN_IN,
-    CauseName.STALE_GRADIENTS,
-)
-"""Causes that the compared values do not show, because generated values replaced what was wrong."""
 VAGUE = (CauseName.UNEXPLAINED, CauseName.REPLICAS_DIFFER)
 """Causes that explain less than any other."""
 
@@ -320,6 +313,10 @@ class Finding:
     """What the ledger of collectives shows about the reduction that the cause names."""
     covers: frozenset[TensorId] = frozenset()
     """Other tensors that are wrong for the same cause and have no findings of their own."""
+
+
+HiddenDifference = tuple[TensorId, Why]
+"""A tensor that stands for a difference between the sides that its compared values do not show."""
 
 
 class Weakness(Enum):

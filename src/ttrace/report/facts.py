@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ttrace.judge.communication import LedgerEvidence, LedgerFact
-from ttrace.judge.reason import FACTS
+from ttrace.judge.reason import HIDDEN, SETTINGS
 from ttrace.judge.verdict import (
-    BEHIND_VALUES,
     FACTORS,
     UNEXAMINED,
     CauseName,
@@ -60,10 +59,9 @@ def make_headline(finding: Finding, *, first: bool) -> tuple[str, str]:
     when = f"step {comparison.id.step}"
     if comparison.id.microbatch is not None:
         when += f", microbatch {comparison.id.microbatch}"
-    if comparison.reason in FACTS:
-        return str(comparison.id.site), f"is set differently  ({when})"
-    if finding.cause.name in BEHIND_VALUES:
-        return str(comparison.id.site), f"was wrong before the step  ({when})"
+    if comparison.reason in HIDDEN:
+        what = "is set differently" if comparison.reason in SETTINGS else "was wrong before the step"
+        return str(comparison.id.site), f"{what}  ({when})"
     what = "the first wrong tensor" if first else "wrong by itself too" if finding.alone else "wrong too"
     return str(comparison.id.site), f"is {what}  ({when})"
 
@@ -72,7 +70,7 @@ def list_facts(finding: Finding, others: Sequence[Finding]) -> Iterator[tuple[st
     """Yield what is known of a finding, each fact with its label; `others` are wrong in the same way."""
     comparison, cause = finding.comparison, finding.cause
     yield "cause", cause.sentence
-    if comparison.tolerance is not None and cause.name not in BEHIND_VALUES:
+    if comparison.reason not in HIDDEN:
         yield "error", _describe_error(comparison)
     for i, text in enumerate(cause.evidence):
         yield ("evidence" if i == 0 else ""), text

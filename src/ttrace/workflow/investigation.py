@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ttrace.errors import TTraceError
 from ttrace.judge.findings.isolated import combine
-from ttrace.judge.reason import FACTS
+from ttrace.judge.reason import HIDDEN
 from ttrace.judge.tolerance.run_to_run import is_repeated
 from ttrace.judge.verdict import Judgement
 from ttrace.layouts.ids import ROOT
@@ -105,8 +105,8 @@ def list_sites(module: str) -> list[str]:
 
 
 def _has_wrong_values(judgement: Judgement) -> bool:
-    """Whether anything is wrong that another run can explain: different settings need no explanation."""
-    return any(finding.comparison.reason not in FACTS for finding in judgement.findings)
+    """Whether anything is wrong that another run can explain: what values do not show needs no explanation."""
+    return any(finding.comparison.reason not in HIDDEN for finding in judgement.findings)
 
 
 def _add_note(judgement: Judgement, note: str) -> Judgement:

@@ -69,7 +69,7 @@ def test_replicas_of_own_values_are_found(tmp_path: Path) -> None:
         "0/-/fc.weight/param",
     )
     assert finding.cause.sentence == (
-        "each rank of dp has its own initial values of fc.weight and 1 more parameters: nothing has broadcast them"
+        "each rank of dp has its own initial values of fc.weight and 1 more: nothing has broadcast them"
     )
     assert [str(each) for each in finding.covers] == ["0/-/fc.bias/param"]
 

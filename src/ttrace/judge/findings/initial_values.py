@@ -17,9 +17,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ttrace.judge.findings.origins import find_source
-from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding
-from ttrace.layouts.ids import ROOT, Kind, TensorId
+from ttrace.judge.reason import Reason, Why
+from ttrace.judge.verdict import Cause, CauseName, Comparison, HiddenDifference
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.layouts.placement import LayoutSource
 from ttrace.layouts.region import Region
 from ttrace.trace.format import InitialValues
@@ -47,27 +47,52 @@ _SPREAD_LIMIT = 0.14
 """Spreads agree within four sigma of 400 elements; the root of the smallest shard factor is 1.41."""
 
 
-def find_behind_values(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> tuple[Finding, ...]:
+def find_replaced_values(
+    by_id: Mapping[TensorId, Comparison], reference: Trace, candidate: Trace
+) -> Iterator[HiddenDifference]:
     """Find what was wrong before the first step, although generated values replaced it."""
     parameters = [_Parameter(*each) for each in _list_initial(candidate)]
     whole = {name: own for rank in reference.ranks[:1] if rank.end for name, own in rank.end.initial.items()}
     if reference.manifest.num_ranks > 1:
         whole = {}  # a shard does not show the whole
-    causes = (
+    found = (
         *_find_own_replicas(parameters, candidate),
         *_find_equal_shards(parameters, whole, candidate),
         *_find_fan_in(parameters, whole),
         *_find_stale(reference, candidate),
     )
-    by_id = {comparison.id: comparison for comparison in comparisons}
-    return tuple(
-        _make_finding(cause, [by_id[each] for each in ids if each in by_id], candidate)
-        for cause, ids in causes
-        if any(each in by_id for each in ids)
-    )
+    return ((own, why) for own, why in found if own in by_id)
 
 
-def note_behind_values(reference: Trace) -> Iterator[str]:
+def describe_replaced(why: Why, ids: Sequence[TensorId]) -> Cause:
+    """Make the cause of differences that these parameters or gradients stand for."""
+    axis = why.names[0] if why.names else None
+    names = _name_some([own.name for own in ids])
+    match why.reason:
+        case Reason.NOT_BROADCAST:
+            words = f"each rank of {axis} has its own initial values of {names}: nothing has broadcast them"
+            return Cause(CauseName.NOT_BROADCAST, words, axis)
+        case Reason.SAME_SEED:
+            words = (
+                f"the ranks of {axis} have the same initial values in their parts of {names}: were they drawn with one "
+                "seed?"
+            )
+            return Cause(CauseName.SAME_SEED, words, axis)
+        case Reason.SHARD_FAN_IN:
+            words = (
+                f"the initial values of {names} spread {why.value:.2f} x as widely as in the reference, the root of "
+                "the number of shards: was the fan-in taken from a shard?"
+            )
+            return Cause(CauseName.SHARD_FAN_IN, words)
+        case _:
+            words = (
+                f"before the step, the gradients of {names} were not zero, as they are in the reference: is zero_grad "
+                "missing?"
+            )
+            return Cause(CauseName.STALE_GRADIENTS, words)
+
+
+def note_stale_gradients(reference: Trace) -> Iterator[str]:
     """Note gradients that were stale, but not because of the candidate."""
     stale = _collect_stale(reference) or set()
     if stale:
@@ -75,9 +100,6 @@ def note_behind_values(reference: Trace) -> Iterator[str]:
             f"{_name_some(sorted(stale))}: gradients of the reference were not zero when the first backward pass of a "
             "step began. Is zero_grad missing?"
         )
-
-
-_Found = tuple[Cause, Sequence[TensorId]]
 
 
 @dataclass(frozen=True)
@@ -121,7 +143,7 @@ def _list_initial(candidate: Trace) -> Iterator[tuple[TensorId, list[tuple[Shard
             yield tensor_id, known
 
 
-def _find_own_replicas(parameters: Sequence[_Parameter], candidate: Trace) -> Iterator[_Found]:
+def _find_own_replicas(parameters: Sequence[_Parameter], candidate: Trace) -> Iterator[HiddenDifference]:
     """Find parameters whose replicas differ along an axis, which no broadcast has made equal."""
     if any(map(_is_broadcast, _list_collectives(candidate))):
         return  # it may have come after the values were read
@@ -132,8 +154,7 @@ def _find_own_replicas(parameters: Sequence[_Parameter], candidate: Trace) -> It
                 continue
             others = [other for other, _ in part if other != axis]
             ids = [each.id for each in parameters if each.is_stated and _has_own_replicas(each, others)]
-            if ids:
-                yield _describe_replicas(axis, ids), ids
+            yield from ((own, Why(Reason.NOT_BROADCAST, names=(axis,))) for own in ids)
 
 
 def _has_own_replicas(parameter: _Parameter, others: Sequence[str]) -> bool:
@@ -167,38 +188,17 @@ def _is_broadcast(collective: tuple[str, str, str]) -> bool:
     return op == "broadcast" and "float" in dtype and issuer != "DDP"
 
 
-def _describe_replicas(axis: str, ids: Sequence[TensorId]) -> Cause:
-    return Cause(
-        CauseName.NOT_BROADCAST,
-        f"each rank of {axis} has its own initial values of {_name_some([each.name for each in ids])}: nothing has "
-        "broadcast them",
-        axis,
-    )
-
-
 def _find_equal_shards(
     parameters: Sequence[_Parameter], whole: Mapping[str, InitialValues], candidate: Trace
-) -> Iterator[_Found]:
+) -> Iterator[HiddenDifference]:
     """Find parameters of which two ranks hold different parts with the same values."""
-    found: dict[str, list[TensorId]] = {}
     for parameter in parameters:
         own = whole.get(parameter.id.name)
         if own is None or own.repeats or own.is_constant or not parameter.is_stated:
             continue
         axis = _find_equal_axis(parameter, candidate)
         if axis is not None:
-            found.setdefault(axis, []).append(parameter.id)
-    for axis, ids in found.items():
-        names = _name_some([each.name for each in ids])
-        yield (
-            Cause(
-                CauseName.SAME_SEED,
-                f"the ranks of {axis} have the same initial values in their parts of {names}: were they drawn with one "
-                "seed?",
-                axis,
-            ),
-            ids,
-        )
+            yield parameter.id, Why(Reason.SAME_SEED, names=(axis,))
 
 
 def _find_equal_axis(parameter: _Parameter, candidate: Trace) -> str | None:
@@ -214,7 +214,7 @@ def _find_equal_axis(parameter: _Parameter, candidate: Trace) -> str | None:
     return None
 
 
-def _find_fan_in(parameters: Sequence[_Parameter], whole: Mapping[str, InitialValues]) -> Iterator[_Found]:
+def _find_fan_in(parameters: Sequence[_Parameter], whole: Mapping[str, InitialValues]) -> Iterator[HiddenDifference]:
     """Find sharded parameters whose spread is too large by the root of the number of shards."""
     scaled: list[tuple[TensorId, float]] = []
     modules, agreeing, deviating = set(), 0, []
@@ -234,16 +234,8 @@ def _find_fan_in(parameters: Sequence[_Parameter], whole: Mapping[str, InitialVa
     # The bias of such a layer is whole, and its spread follows from the same fan-in.
     if len(scaled) < _LEAST_SCALED or not agreeing or not modules.issuperset(deviating):
         return
-    names = _name_some([each.name for each, _ in scaled])
     ratio = math.exp(sum(math.log(each) for _, each in scaled) / len(scaled))
-    yield (
-        Cause(
-            CauseName.SHARD_FAN_IN,
-            f"the initial values of {names} spread {ratio:.2f} x as widely as in the reference, the root of the number "
-            "of shards: was the fan-in taken from a shard?",
-        ),
-        [each for each, _ in scaled],
-    )
+    yield from ((own, Why(Reason.SHARD_FAN_IN, value=ratio)) for own, _ in scaled)
 
 
 def _collect_stale(trace: Trace) -> set[str] | None:
@@ -252,7 +244,7 @@ def _collect_stale(trace: Trace) -> set[str] | None:
     return {name for names in known for name in names} if known else None
 
 
-def _find_stale(reference: Trace, candidate: Trace) -> Iterator[_Found]:
+def _find_stale(reference: Trace, candidate: Trace) -> Iterator[HiddenDifference]:
     """Find gradients that only the candidate's earlier steps left.
 
     Scripts that attach by themselves may begin with another step than those that do not.
@@ -264,21 +256,9 @@ def _find_stale(reference: Trace, candidate: Trace) -> Iterator[_Found]:
     names = [name for name in candidate.ranks[0].manifest.parameters if name in theirs - ours]
     names = names or sorted(theirs - ours)
     step = candidate.manifest.first_step
-    yield (
-        Cause(
-            CauseName.STALE_GRADIENTS,
-            f"before the step, the gradients of {_name_some(names)} were not zero, as they are in the reference: is "
-            "zero_grad missing?",
-        ),
-        [TensorId.of(step, None, name, Kind.PARAM_GRAD) for name in names],
-    )
+    why = Why(Reason.STALE_GRADIENT)
+    yield from ((TensorId.of(step, None, name, Kind.PARAM_GRAD), why) for name in names)
 
 
 def _name_some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more parameters"
-
-
-def _make_finding(cause: Cause, wrong: Sequence[Comparison], candidate: Trace) -> Finding:
-    first, covers = wrong[0], frozenset(comparison.id for comparison in wrong[1:])
-    module = first.id.name.rpartition(".")[0] or ROOT
-    return Finding(first, module, find_source(module, candidate), cause, num_after=0, covers=covers)
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
-from ttrace.judge.reason import FACTS, Reason, Why, describe
-from ttrace.judge.verdict import BEHIND_VALUES, CauseName, Finding, Judgement, Verdict, WrongOperation
+from ttrace.judge.reason import HIDDEN, Reason, Why, describe
+from ttrace.judge.verdict import CauseName, Finding, Judgement, Verdict, WrongOperation
 from ttrace.layouts.ids import Kind, Phase, TensorId
 
 _BEFORE = (Kind.PARAM, Kind.BUFFER)
@@ -52,12 +52,8 @@ def _is_wrong_alone(
 ) -> bool | None:
     """Whether the module is wrong in isolation in the same phase; None if this tensor was not judged there."""
     own = finding.comparison.id
-    if finding.comparison.reason in FACTS:
-        return None
     verdict = verdicts.get(own)
-    if finding.cause.name in BEHIND_VALUES:
-        return None
-    if verdict is None or not (verdict is Verdict.PASS or verdict.is_wrong):
+    if finding.comparison.reason in HIDDEN or verdict is None or not (verdict is Verdict.PASS or verdict.is_wrong):
         return None
     return verdict.is_wrong or (finding.module, own.kind.phase) in blamed
 

@@ -1,21 +1,18 @@
 """Settings that differ between the sides: those of the optimizer for a parameter, and those of torch's modules.
 
 The values of one step do not show all of them. Momentum acts from the second step on, a bfloat16 parameter rounds away
-a learning rate that is 10% too large, and dropout is switched off. So settings are recorded and compared as facts. The
-update of a parameter, or the output of a module, fails if only its settings show that it is wrong.
+a learning rate that is 10% too large, and dropout is switched off. So settings are recorded and compared themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ttrace.judge.causes.optimizer import compare_values, describe_settings, find_different_settings
-from ttrace.judge.findings.origins import find_source
-from ttrace.judge.reason import FACTS, DifferentSetting, Reason, Why
-from ttrace.judge.verdict import Cause, CauseName, Comparison, Finding, Verdict
-from ttrace.layouts.ids import ROOT, Kind, TensorId
+from ttrace.judge.reason import DifferentSetting, Reason, Why
+from ttrace.judge.verdict import Cause, CauseName, Comparison, HiddenDifference, Verdict
+from ttrace.layouts.ids import Kind, TensorId
 from ttrace.trace.format import INITIAL_RATE, NEXT_RATE, ModuleInfo
 from ttrace.trace.reader import Trace
 
@@ -26,89 +23,27 @@ _DROPOUT = ("p", "dropout")
 _OF_TRAINING = (*_DROPOUT, "momentum")
 _MOST_NOTES = 3
 _ABSENT = (Verdict.MISSING, Verdict.GAP)
-_HIDDEN = ("the values of this step do not show it",)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What differs between the sides beside values, by the tensor that stands for it."""
-
-    whys: Mapping[TensorId, Why]
-    by_values: Mapping[TensorId, Comparison]
-    """The comparisons of those of these tensors that are not wrong by their values."""
-
-    def mark(self, comparisons: Sequence[Comparison]) -> list[Comparison]:
-        """Fail each of these tensors, unless its values fail already or the policy allows it."""
-        known = {comparison.id for comparison in comparisons}
-        added = [Comparison(own, Verdict.FAIL, why) for own, why in self.whys.items() if own not in known]
-        return [*map(self._mark, comparisons), *added]
-
-    def _mark(self, comparison: Comparison) -> Comparison:
-        if comparison.id not in self.by_values or comparison.reason is Reason.ALLOWED:
-            return comparison
-        return replace(comparison, verdict=Verdict.FAIL, why=self.whys[comparison.id])
-
-    def unmark(self, comparisons: Sequence[Comparison]) -> list[Comparison]:
-        """Return the comparisons by values alone, among which origins are searched."""
-        kept = (c for c in comparisons if c.reason not in FACTS or c.id in self.by_values)
-        return [self.by_values[c.id] if c.reason in FACTS else c for c in kept]
-
-
-def find_facts(comparisons: Sequence[Comparison], reference: Trace, candidate: Trace) -> Facts:
+def find_settings(
+    by_id: Mapping[TensorId, Comparison], reference: Trace, candidate: Trace
+) -> Iterator[HiddenDifference]:
     """Find the parameters and modules whose settings differ, and the parameters that no optimizer holds."""
-    if reference.manifest.isolated:
-        return Facts({}, {})  # the ordinary run shows the same
-    by_id = {comparison.id: comparison for comparison in comparisons}
-    whys = {
-        **dict(_compare_parameters(by_id, reference, candidate)),
-        **dict(_compare_modules(by_id, reference, candidate)),
-    }
-    return Facts(whys, {own: by_id[own] for own in whys if own in by_id and not by_id[own].verdict.is_wrong})
+    yield from _compare_parameters(by_id, reference, candidate)
+    yield from _compare_modules(by_id, reference, candidate)
 
 
-def add_settings(
-    findings: Sequence[Finding], comparisons: Sequence[Comparison], facts: Facts, candidate: Trace
-) -> tuple[Finding, ...]:
-    """Add one finding for each difference, whatever the number of tensors; findings of the same cause become it."""
-    groups: dict[tuple[Kind, Why], list[Comparison]] = {}
-    for comparison in comparisons:
-        if comparison.id in facts.whys and comparison.verdict.is_wrong:
-            groups.setdefault((comparison.id.kind, facts.whys[comparison.id]), []).append(comparison)
-    result = list(findings)
-    for (_, why), group in groups.items():
-        names = [comparison.id.name for comparison in group]
-        alike = [finding for finding in result if _is_explained(finding, names)]
-        first = alike[0].comparison if alike else next((c for c in group if c.reason in FACTS), None)
-        if first is None:
-            continue  # their values are wrong for another cause, which is reported
-        cause = _describe(why, names, group[0].id.kind, candidate)
-        covers = frozenset(c.id for c in group if c.id != first.id)
-        if alike:
-            merged = replace(alike[0], cause=cause, covers=covers | alike[0].covers)
-            result = [merged if f is alike[0] else f for f in result if f is alike[0] or f not in alike]
-        else:
-            module = first.id.name if first.id.kind is Kind.OUTPUT else first.id.name.rpartition(".")[0] or ROOT
-            source = find_source(module, candidate)
-            result.append(Finding(first, module, source, replace(cause, evidence=_HIDDEN), num_after=0, covers=covers))
-    return tuple(result)
-
-
-def _is_explained(finding: Finding, names: Sequence[str]) -> bool:
-    """Whether settings of these parameters or modules explain a finding."""
-    if finding.cause.name is CauseName.OPTIMIZER_SETTINGS:
-        return finding.comparison.id.name in names
-    return finding.module in names and not finding.comparison.id.kind.is_of_param
-
-
-def _describe(why: Why, names: Sequence[str], kind: Kind, candidate: Trace) -> Cause:
+def describe_difference(why: Why, ids: Sequence[TensorId], candidate: Trace) -> Cause:
+    """Make the cause of differences that these updates or outputs stand for."""
+    names = [own.name for own in ids]
     if why.reason is Reason.NOT_HELD:
         words = f"the optimizer does not hold {_count(names, 'parameters')}: only the reference's optimizer does"
         return Cause(CauseName.NOT_UPDATED, words)
-    if kind is Kind.UPDATE:
+    if ids[0].kind is Kind.UPDATE:
         return describe_settings(names, why.settings)
-    name = _list_modules(candidate)[names[0]].type.rpartition(".")[2]
+    kind = _list_modules(candidate)[names[0]].type.rpartition(".")[2]
     words = ", ".join(map(str, why.settings))
-    return Cause(CauseName.MODULE_SETTINGS, f"the settings of {name} differ in {_count(names, 'modules')}: {words}")
+    return Cause(CauseName.MODULE_SETTINGS, f"the settings of {kind} differ in {_count(names, 'modules')}: {words}")
 
 
 def _count(names: Sequence[str], what: str) -> str:
@@ -117,7 +52,7 @@ def _count(names: Sequence[str], what: str) -> str:
 
 def _compare_parameters(
     by_id: Mapping[TensorId, Comparison], reference: Trace, candidate: Trace
-) -> Iterator[tuple[TensorId, Why]]:
+) -> Iterator[HiddenDifference]:
     end = candidate.ranks[0].end
     if end is None or not candidate.settings:
         return
@@ -145,7 +80,7 @@ def _is_left_out(update: Comparison | None, gradient: Comparison | None) -> bool
 
 def _compare_modules(
     by_id: Mapping[TensorId, Comparison], reference: Trace, candidate: Trace
-) -> Iterator[tuple[TensorId, Why]]:
+) -> Iterator[HiddenDifference]:
     """Compare the modules that both sides ran, by the first output of each."""
     ours, theirs = _list_modules(reference), _list_modules(candidate)
     evaluated = [_list_evaluated(trace) for trace in (reference, candidate)]
