@@ -74,6 +74,7 @@ class TraceBuilder:
         self.initial: dict[int, dict[str, InitialValues]] = defaultdict(dict)
         self.stale: dict[int, tuple[str, ...]] = {}
         self.collectives: dict[int, list[Collective]] = defaultdict(list)
+        self.num_samples: dict[int, int] = defaultdict(int)
         self.mesh = Mesh.parse(mesh)
         self.sizes = {**self.mesh.sizes, MICROBATCH_AXIS: manifest.get("num_microbatches", 1)}
         self._manifest = {"role": role, "mesh": mesh, "num_ranks": self.mesh.num_ranks, "seed": 0, **manifest}
@@ -156,6 +157,7 @@ class TraceBuilder:
                 replaced=self.replaced[rank],
                 initial=self.initial[rank],
                 stale=self.stale.get(rank),
+                num_samples=self.num_samples[rank],
                 problems=tuple(problems),
                 **self.end,
             )

@@ -176,6 +176,7 @@ def test_records_number_themselves_and_the_end_counts_them(tmp_path: Path) -> No
         "forward_buffers": [],
         "samples": {},
         "replaced": {},
+        "num_samples": 0,
         "flags": {},
         "problems": [],
         "notes": [],

@@ -165,6 +165,7 @@ class TracingSession(SessionEvents):
                 replaced=self._probes.batches.replaced,
                 initial=self._model.recorded_names.rename_keys(self._model.initial.values),
                 stale=self._observers.stale.names,
+                num_samples=self._probes.batches.num_samples,
                 unloaded=self._model.recorded_names.rename_all(self._observers.state.unloaded),
                 random=self._model.recorded_names.rename_all(self._observers.rng_use.modules),
                 flags=self._flags,

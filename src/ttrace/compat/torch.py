@@ -10,6 +10,7 @@ torch are imported inside functions, because `import ttrace` must be cheap.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -280,6 +281,20 @@ def let_script(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Non
     if operator is not None:
         _builtins._register_builtin(wrapper, operator)
         _scripted.append(wrapper)
+
+
+# Data
+
+
+def read_running_loaders() -> list[tuple[Any, Any]]:
+    """Return the dataset and the sampler of batches of every `DataLoader` that is being iterated over.
+
+    The iterators of `torch.utils.data.dataloader`, since 2.6. Without them, the same rows on all ranks are a note.
+    """
+    from torch.utils.data import dataloader
+
+    kinds = (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter)
+    return [(each._dataset, each._index_sampler) for each in gc.get_objects() if type(each) in kinds]
 
 
 @dataclass(frozen=True)

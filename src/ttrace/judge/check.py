@@ -28,11 +28,11 @@ from ttrace.judge.findings.excuses import (
     find_data_mismatches,
     find_draws,
     find_inferred_cuts,
+    find_repeated_rows,
     find_unseen_clip,
     find_unstated_factor,
     is_labels,
     note_moved_samples,
-    note_repeated_rows,
 )
 from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
 from ttrace.judge.findings.hidden import add_hidden, find_hidden, mark_hidden
@@ -206,6 +206,8 @@ def _collect_problems(rounding: ToleranceModel, candidate: Trace) -> Iterator[st
     traces = (reference, *rounding.twins, candidate)
     yield from dict.fromkeys(problem for trace in traces for problem in trace.problems())
     yield from _describe_empty_sides(reference, candidate)
+    if (repeated := find_repeated_rows(reference, candidate)) is not None and repeated.is_proven:
+        yield repeated.describe()
     yield from _describe_still_twins(rounding)
     yield from _describe_zero_gradients(rounding)
     yield from describe_outlying_twins(rounding)
@@ -219,6 +221,7 @@ def _collect_notes(
     candidate: Trace,
 ) -> tuple[str, ...]:
     is_trained = any(kind.is_of_param and kind is not Kind.PARAM for kind in {c.id.kind for c in comparisons})
+    repeated = find_repeated_rows(reference, candidate)
     notes = [
         *(note_environment(reference, candidate) if findings else ()),
         *note_attachment(reference, candidate),
@@ -233,7 +236,7 @@ def _collect_notes(
         *_note_choices(comparisons),
         *note_communication(candidate),
         *note_log_probs(comparisons, reference, candidate),
-        *note_repeated_rows(reference, candidate),
+        *([repeated.describe()] if repeated is not None and not repeated.is_proven else ()),
         *note_stale_gradients(reference),
         *allowances,
     ]

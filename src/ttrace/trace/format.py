@@ -222,6 +222,8 @@ class End(BaseModel):
     """For data of the script, by step and slot: a digest of each row of this rank."""
     replaced: dict[Line, tuple[Line, ...]] = {}
     """Digests, as in `samples`, of data that generated values replaced, if they were on the host."""
+    num_samples: Count = 0
+    """The length of the dataset that this rank's loader draws as a whole, sample by sample; 0 if there is none."""
     flags: dict[Line, Line] = {}
     """Settings of torch that affect the rounding of kernels, and the device, at the end of the last step."""
     problems: tuple[Line, ...] = ()

@@ -334,3 +334,27 @@ def test_ranks_that_load_the_same_rows_are_noted(
     assert len(notes) == is_noted
     if is_noted:
         assert "the reference loaded 4 different rows, the candidate loaded only 2" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "reduced", "expected"),
+    [
+        ((512, 512), ("dp",), Exit.UNJUDGED),
+        ((512, 0), ("dp",), Exit.PASSED),  # one rank's loader is not known
+        ((512, 512), (), Exit.PASSED),  # nothing shows that ranks need rows of their own
+        ((4, 4), ("dp",), Exit.PASSED),  # there are no other rows
+    ],
+)
+def test_ranks_that_load_the_same_of_many_rows_are_no_success(
+    num_samples: tuple[int, int], reduced: tuple[str, ...], expected: Exit, tmp_path: Path
+) -> None:
+    case = Case(tmp_path, "dp=2", reduced=reduced)
+    case.reference.replaced[0] = {"0/x": REPEATED_ROWS}
+    for rank in (0, 1):
+        case.candidate.replaced[rank] = {"0/x": REPEATED_ROWS[:2]}
+        case.candidate.num_samples[rank] = num_samples[rank]
+    case.add("0/0/fc/output", draw_tensor(4, 4), "a/dp b")
+    judgement = case.judge()
+    assert judgement.exit is expected
+    sentences = (*judgement.problems, *judgement.notes)
+    assert sum("the candidate loaded only 2" in sentence for sentence in sentences) == 1

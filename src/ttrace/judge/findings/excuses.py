@@ -223,8 +223,41 @@ def excuse_moved_samples(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [_excuse_moved(comparison) for comparison in comparisons]
 
 
-def note_repeated_rows(reference: Trace, candidate: Trace) -> list[str]:
-    """Note that the candidate loaded as many rows as the reference, or more, but at most half as many different ones.
+@dataclass(frozen=True)
+class RepeatedRows:
+    """The script's own rows that generated data replaced, where the candidate has fewer different ones."""
+
+    num_reference: int
+    num_candidate: int
+    num_samples: int
+    """The length of the dataset that every rank draws as a whole, instead of a part of it; 0 if that is not known."""
+    axes: tuple[str, ...]
+    """The axes along which a framework reduces gradients, so along them ranks need rows of their own."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it is known that ranks must have different rows, and that there are more of them."""
+        return bool(self.axes) and self.num_samples > self.num_reference
+
+    def describe(self) -> str:
+        loaded = (
+            f"where the reference loaded {self.num_reference} different rows, the candidate loaded only "
+            f"{self.num_candidate}"
+        )
+        if self.is_proven:
+            return (
+                f"the ranks along {', '.join(self.axes)} loaded the same rows: {loaded}, and the loader of each rank "
+                f"goes through all {self.num_samples} samples. Give the loader a DistributedSampler, or let each rank "
+                "load its own part. With --data own, the data are judged, too."
+            )
+        return (
+            f"the script's own data were replaced, and are not judged. But {loaded}, some on several ranks. Does each "
+            "data-parallel rank load its own? With --data own, the data are judged, too"
+        )
+
+
+def find_repeated_rows(reference: Trace, candidate: Trace) -> RepeatedRows | None:
+    """Find out whether the candidate loaded as many rows as the reference, but at most half as many different ones.
 
     Generated data replaced them on every rank, so no tensor shows it. Scripts may shuffle differently, so it does not
     matter which rows were loaded, only how many different ones. Only slots in which all rows of the reference differ
@@ -233,14 +266,14 @@ def note_repeated_rows(reference: Trace, candidate: Trace) -> list[str]:
     ours, theirs = _count_rows(reference, "replaced"), _count_rows(candidate, "replaced")
     distinct = {slot: rows for slot, rows in ours.items() if 1 < len(rows) == rows.total()}
     if not distinct or not all(_is_repeated(rows, theirs.get(slot, Counter())) for slot, rows in distinct.items()):
-        return []
-    num_ours = sum(map(len, distinct.values()))
-    num_theirs = sum(len(theirs[slot]) for slot in distinct)
-    return [
-        f"the script's own data were replaced, and are not judged. But where the reference loaded {num_ours} different "
-        f"rows, the candidate loaded only {num_theirs}, some on several ranks. Does each data-parallel rank load its "
-        "own? With --data own, the data are judged, too"
-    ]
+        return None
+    sizes = candidate.mesh.sizes
+    return RepeatedRows(
+        sum(map(len, distinct.values())),
+        sum(len(theirs[slot]) for slot in distinct),
+        min((rank.end.num_samples if rank.end else 0 for rank in candidate.ranks), default=0),
+        tuple(axis for axis in sizes if axis in candidate.reduced and sizes[axis] > 1),
+    )
 
 
 @dataclass(frozen=True)
