@@ -422,12 +422,12 @@ def count_whole_samples(loaders: Sequence[tuple[Any, Any]]) -> int:
     """Count the samples of the only running loader, if it draws each sample of a dataset once; else return 0.
 
     Each loader is its dataset and the sampler of its batches. A distributed sampler draws only a part of the dataset,
-    and a sampler of somebody else may do so.
+    and any other sampler may do so.
     """
     if len(loaders) != 1:
         return 0
     [(dataset, batches)] = loaders
-    sampler = batches.sampler if type(batches) is BatchSampler else None
+    sampler: Any = batches.sampler if type(batches) is BatchSampler else None
     is_whole = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
     with suppress(Exception):  # a dataset may have no length, or fail in any other way
         return len(dataset) if is_whole and len(sampler) == len(dataset) else 0
