@@ -47,6 +47,7 @@ from ttrace.automatic.data_sources import Line, is_loading, watch_draws, watch_l
 from ttrace.automatic.first_step import FirstStep
 from ttrace.automatic.frameworks import watch_frameworks
 from ttrace.automatic.imports import watch_imports
+from ttrace.capture.observe.loaders import watch_last_loader
 from ttrace.compat.torch import is_in_backward
 from ttrace.errors import CaptureError
 from ttrace.patches import Patches
@@ -89,6 +90,7 @@ class Watch:
         watch_imports(on_imports, self._patches)
         watch_losses(self._on_target, self._first.on_classes, self._patches)
         watch_draws(self._on_draw, self._patches)
+        watch_last_loader(self._patches)
 
     def withdraw(self) -> None:
         """Remove all patches, because the script attaches by itself."""

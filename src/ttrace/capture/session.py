@@ -17,6 +17,7 @@ from ttrace.adapters.native.adapter import find_cut
 from ttrace.capture import environment
 from ttrace.capture.environment import read_flags, set_deterministic
 from ttrace.capture.observe.events import ModuleCall, PipelineChunk, SessionEvents
+from ttrace.capture.observe.loaders import watch_last_loader
 from ttrace.capture.observe.torch_patches import patch_torch
 from ttrace.capture.parts import Observers, Probes, SessionParts, TracedModel
 from ttrace.capture.probes.probe import Visit
@@ -53,6 +54,7 @@ class TracingSession(SessionEvents):
 
     def _begin(self, parts: SessionParts) -> None:
         """Make the parts of this session, and attach them to the model, the framework and the optimizer."""
+        watch_last_loader(self._patches)
         self._model = TracedModel(parts, self._patches)
         self._clock = self._model.clock
         self._repeated = self._model.names.find_repeated()

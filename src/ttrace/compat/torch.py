@@ -10,7 +10,6 @@ torch are imported inside functions, because `import ttrace` must be cheap.
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -286,15 +285,16 @@ def let_script(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Non
 # Data
 
 
-def read_running_loaders() -> list[tuple[Any, Any]]:
-    """Return the dataset and the sampler of batches of every `DataLoader` that is being iterated over.
-
-    The iterators of `torch.utils.data.dataloader`, since 2.6. Without them, the same rows on all ranks are a note.
-    """
+def find_loader_iterator() -> type[Any]:
+    """Find the class whose `__next__` every iterator over a `DataLoader` inherits, since 2.6."""
     from torch.utils.data import dataloader
 
-    kinds = (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter)
-    return [(each._dataset, each._index_sampler) for each in gc.get_objects() if type(each) in kinds]
+    return dataloader._BaseDataLoaderIter
+
+
+def read_loader(iterator: Any) -> tuple[Any, Any]:
+    """Return the dataset of an iterator over a `DataLoader`, and the sampler of its batches."""
+    return iterator._dataset, iterator._index_sampler
 
 
 @dataclass(frozen=True)

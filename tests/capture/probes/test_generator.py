@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
-from ttrace.capture.probes.generator import count_whole_samples, is_computed, measure_batch, measure_parameters
+from ttrace.capture.probes.generator import is_computed, measure_batch, measure_parameters
 from ttrace.capture.resolve.names import Names
-from ttrace.compat.torch import read_running_loaders
 from ttrace.values.generate import Distribution, Integers, Normal, Rows
 
 
@@ -80,19 +78,3 @@ def test_random_numbers_and_constants_are_not_computed(shape: tuple[int, ...]) -
         assert not is_computed(torch.full(shape, value))
     assert not is_computed(torch.empty(shape, device="meta"))
     assert not is_computed(torch.zeros(0))
-
-
-def test_a_loader_without_a_sampler_of_its_own_draws_all_samples() -> None:
-    rows = TensorDataset(torch.zeros(8, 2))
-    distributed = DistributedSampler(rows, num_replicas=2, rank=0)
-    for loader, expected in (
-        (DataLoader(rows, 2), 8),
-        (DataLoader(rows, 2, shuffle=True), 8),
-        (DataLoader(rows, 2, sampler=distributed), 0),
-        (DataLoader(rows, 2, sampler=RandomSampler(rows, replacement=True)), 0),
-    ):
-        running = iter(loader)
-        assert (loader.dataset, loader.batch_sampler) in read_running_loaders()
-        assert count_whole_samples([(loader.dataset, loader.batch_sampler)]) == expected
-        del running
-    assert count_whole_samples([]) == 0

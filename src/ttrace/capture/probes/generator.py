@@ -10,24 +10,22 @@ import copy
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from ttrace.adapters.adapter import Adapter, OwnedSlice, find_rank_and_world
 from ttrace.capture.observe.events import StepCounter
 from ttrace.capture.observe.hooks import flatten_with_paths, is_unknown_mapping, name_slot
+from ttrace.capture.observe.loaders import count_samples
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.probe import Visit
 from ttrace.capture.resolve.layout_resolver import LayoutResolver
 from ttrace.capture.resolve.reference_trace import ReferenceTrace
-from ttrace.compat.torch import read_running_loaders
 from ttrace.errors import CaptureError
 from ttrace.large_references.parameter_source import ParameterSource, find_source
 from ttrace.layouts.ids import LABELS, ROOT, Kind, Site, TensorId
@@ -399,8 +397,8 @@ class Batches:
             return other
         paths, structure = flatten_with_paths(batch), pytree.tree_structure(batch)
         observed = self._observe(batch, number)
-        if not self.replaced and find_rank_and_world()[1] > 1:  # the first batch: the loader is inside its loop now
-            self.num_samples = count_whole_samples(read_running_loaders())
+        if not self.replaced and find_rank_and_world()[1] > 1:
+            self.num_samples = count_samples()
         for site, leaf in observed:
             if leaf.device.type == "cpu" and leaf.ndim:
                 _add_rows(self.replaced, f"{self._clock.step}/{site.slot}", leaf.detach())
@@ -416,22 +414,6 @@ class Batches:
                 self._dispatcher.visit(Visit(tensor_id, leaf, None, number, values=values, fallback=fallback))
             leaves.append(leaf)
         return pytree.tree_unflatten(leaves, structure)
-
-
-def count_whole_samples(loaders: Sequence[tuple[Any, Any]]) -> int:
-    """Count the samples of the only running loader, if it draws each sample of a dataset once; else return 0.
-
-    Each loader is its dataset and the sampler of its batches. A distributed sampler draws only a part of the dataset,
-    and any other sampler may do so.
-    """
-    if len(loaders) != 1:
-        return 0
-    [(dataset, batches)] = loaders
-    sampler: Any = batches.sampler if type(batches) is BatchSampler else None
-    is_whole = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
-    with suppress(Exception):  # a dataset may have no length, or fail in any other way
-        return len(dataset) if is_whole and len(sampler) == len(dataset) else 0
-    return 0
 
 
 def _add_rows(known: _Rows, slot: str, data: torch.Tensor) -> None:
