@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.data import DataLoader, TensorDataset
 
 import ttrace
 from ttrace.capture.parts import Declarations, SessionParts
@@ -166,6 +167,23 @@ def test_batches_are_generated_and_valid(tmp_path: Path) -> None:
     assert made["mask"].dtype == torch.bool
     assert torch.equal(made["positions"], given["positions"])
     assert float(made["floats"].std()) == pytest.approx(3.0, rel=0.3)
+
+
+def test_masks_and_labels_are_those_of_a_further_batch_that_has_padding(tmp_path: Path) -> None:
+    """The first batches are full; the third one has a short row, whose labels are ignored."""
+    mask = torch.ones(8, 64)
+    mask[5, 40:] = 0.0
+    labels = torch.arange(512).reshape(8, 64) % 7
+    labels[mask == 0] = -100
+    model = nn.Linear(6, 1)
+    tracing = session(tmp_path, model)
+    for batch in DataLoader(TensorDataset(torch.randn(8, 6), mask, labels), 2):
+        with tracing.step():
+            floats, used, targets = tracing.batch(batch)
+            model(floats).sum().backward()
+        assert torch.equal(used, mask[4:6])
+        assert bool((targets == -100).any())
+        break
 
 
 def test_a_candidate_gets_the_references_batch(tmp_path: Path) -> None:

@@ -297,6 +297,16 @@ def read_loader(iterator: Any) -> tuple[Any, Any]:
     return iterator._dataset, iterator._index_sampler
 
 
+def make_fetch(iterator: Any) -> Callable[[Any], Any]:
+    """Make a function that returns the batch of some indices of a map-style dataset, as a `DataLoader` makes it."""
+    from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+    auto_collation, collate = iterator._auto_collation, iterator._collate_fn
+    fetcher: Any = _MapDatasetFetcher(iterator._dataset, auto_collation, collate, drop_last=False)
+    fetch: Callable[[Any], Any] = fetcher.fetch
+    return fetch
+
+
 @dataclass(frozen=True)
 class Limit:
     """Something that does not work, or only partly, in old versions of torch."""

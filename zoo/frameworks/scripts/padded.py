@@ -1,6 +1,7 @@
 """An encoder of padded sentences and of a padded vocabulary, with data parallelism.
 
 A batch has a mask of floats, 1 for tokens and 0 for padding. The vocabulary has 97 words in an embedding of 128 rows.
+With --sorted, long sentences come first, so the first batches have no padding, and the labels of padding are ignored.
 """
 
 import os
@@ -48,13 +49,24 @@ if WORLD > 1:
     model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 tokens = torch.randint(WORDS, (128, LENGTH + 1))
-mask = (torch.arange(LENGTH) < torch.randint(6, LENGTH + 1, (128, 1))).float()
-data = TensorDataset(tokens[:, :-1], tokens[:, 1:], mask)
+lengths, labels = torch.randint(6, LENGTH + 1, (128,)), tokens[:, 1:]
+if "--sorted" in sys.argv:
+    lengths = lengths.sort(descending=True).values
+    lengths[: 4 * BATCH] = LENGTH
+mask = (torch.arange(LENGTH) < lengths[:, None]).float()
+if "--sorted" in sys.argv:
+    labels = torch.where(mask.bool(), labels, -100)
+data = TensorDataset(tokens[:, :-1], labels, mask)
 sampler = DistributedSampler(data, shuffle=False) if WORLD > 1 else None
 for x, y, m in DataLoader(data, BATCH // WORLD, sampler=sampler):
     optimizer.zero_grad()
     logits = model(x, m).flatten(0, 1)
-    F.cross_entropy(logits if BUG == "vocabulary" else logits[:, :WORDS], y.flatten()).backward()
+    count = (y >= 0).sum().float()
+    if WORLD > 1 and BUG != "mean":
+        dist.all_reduce(count)
+        count /= WORLD
+    scores = logits if BUG == "vocabulary" else logits[:, :WORDS]
+    (F.cross_entropy(scores, y.flatten(), reduction="sum") / count).backward()
     optimizer.step()
 if WORLD > 1:
     dist.destroy_process_group()

@@ -5,6 +5,8 @@ Reading the state changes nothing, so the stream of random numbers stays what it
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -108,3 +110,43 @@ def _find_readers() -> tuple[Callable[[], torch.Tensor], ...]:
 
 def _is_same(a: RngState, b: RngState) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+Restore = Callable[[], object]
+
+
+def save_generators() -> Restore:
+    """Save the state of all random generators that scripts share; return a function that restores it."""
+    restores = (_save_python(), _save_numpy(), _save_torch(), _save_accelerator())
+
+    def restore_all() -> None:
+        for restore in restores:
+            restore()
+
+    return restore_all
+
+
+def _save_python() -> Restore:
+    state = random.getstate()
+    return lambda: random.setstate(state)
+
+
+def _save_numpy() -> Restore:
+    if "numpy" not in sys.modules:
+        return lambda: None
+    numbers: Any = sys.modules["numpy"].random
+    state = numbers.get_state()
+    return lambda: numbers.set_state(state)
+
+
+def _save_torch() -> Restore:
+    state = torch.get_rng_state()
+    return lambda: torch.set_rng_state(state)
+
+
+def _save_accelerator() -> Restore:
+    if not torch.accelerator.is_available():
+        return lambda: None
+    device: Any = torch.get_device_module()
+    state = device.get_rng_state()
+    return lambda: device.set_rng_state(state)

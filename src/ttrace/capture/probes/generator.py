@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ttrace.adapters.adapter import Adapter, OwnedSlice, find_rank_and_world
 from ttrace.capture.observe.events import StepCounter
 from ttrace.capture.observe.hooks import flatten_with_paths, is_unknown_mapping, name_slot
-from ttrace.capture.observe.loaders import count_samples
+from ttrace.capture.observe.loaders import count_samples, read_further_batches
 from ttrace.capture.plan import Plan
 from ttrace.capture.probes.dispatch import Dispatcher
 from ttrace.capture.probes.probe import Visit
@@ -65,6 +65,11 @@ class Generator:
     def __post_init__(self) -> None:
         self._measured: dict[Any, Distribution | None] = {}
         """The distributions of batches, by site, shape and dtype."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether other runs replay what this one generates, and this process has all of each tensor."""
+        return self.plan.reference is None and self.adapter.mesh.num_ranks == 1
 
     def fill_parameters(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, GeneratedTensor]:
         """Replace the values of parameters, unless the plan keeps them."""
@@ -352,6 +357,8 @@ class Batches:
         self.kept: _Rows = {}
         self.replaced: _Rows = {}
         """The rows of data that generated data replaced, if they were on the host."""
+        self._telling: dict[_Leaf, torch.Tensor] | None = None
+        """Tensors of further batches to use in place of masks without zeros and labels of which none is ignored."""
         self.num_samples = 0
         """The length of the dataset that this rank's loader draws as a whole; 0 if there is none."""
 
@@ -402,18 +409,64 @@ class Batches:
         for site, leaf in observed:
             if leaf.device.type == "cpu" and leaf.ndim:
                 _add_rows(self.replaced, f"{self._clock.step}/{site.slot}", leaf.detach())
+        if self._generator.is_first and not exact:
+            observed = self._use_further_batches(observed)
         tensors = [(self._dispatcher.id_of(site, number), leaf) for site, leaf in observed]
         distributions = self._generator.choose_batch_distributions(tensors, exact=exact)
         chosen = iter(zip(tensors, distributions, strict=True))
         leaves = []
         for _, leaf in paths:
             if isinstance(leaf, torch.Tensor):
-                (tensor_id, _), distribution = next(chosen)
+                (tensor_id, leaf), distribution = next(chosen)
                 leaf, generated = self._generator.generate_leaf(tensor_id, leaf, number, distribution)
                 values, fallback = generated.distribution, generated.placement
                 self._dispatcher.visit(Visit(tensor_id, leaf, None, number, values=values, fallback=fallback))
             leaves.append(leaf)
         return pytree.tree_unflatten(leaves, structure)
+
+    def _use_further_batches(self, observed: list[tuple[Site, torch.Tensor]]) -> list[tuple[Site, torch.Tensor]]:
+        """Replace masks without zeros, and labels of which none is ignored, by those of a batch that has some."""
+        plain = {_describe_leaf(site.slot, leaf): leaf for site, leaf in observed if _is_plain(leaf)}
+        if self._telling is None:
+            self._telling = _find_telling(plain) if plain else {}
+        found = [self._telling.get(_describe_leaf(site.slot, leaf)) for site, leaf in observed]
+        return [
+            (site, leaf if other is None or not _is_plain(leaf) else other.to(leaf.device))
+            for (site, leaf), other in zip(observed, found, strict=True)
+        ]
+
+
+_Leaf = tuple[str, torch.Size, torch.dtype]
+
+
+def _describe_leaf(slot: str, leaf: torch.Tensor) -> _Leaf:
+    return slot, leaf.shape, leaf.dtype
+
+
+def _find_telling(plain: Mapping[_Leaf, torch.Tensor]) -> dict[_Leaf, torch.Tensor]:
+    """Find the first batch of the script's loader in which masks have zeros or labels are ignored."""
+    for batch in read_further_batches():
+        leaves = [(name_slot(path), leaf) for path, leaf in flatten_with_paths(batch) if isinstance(leaf, torch.Tensor)]
+        found = {_describe_leaf(slot, leaf): leaf for slot, leaf in leaves}
+        telling = {key: leaf for key, leaf in found.items() if key in plain and _tells_more(leaf, plain[key])}
+        if telling:
+            return telling
+    return {}
+
+
+def _is_plain(leaf: torch.Tensor) -> bool:
+    """Whether this may be a mask without zeros, or labels of which none is ignored."""
+    if leaf.ndim < 2 or leaf.numel() < 2 or leaf.layout is not torch.strided or leaf.is_nested or leaf.is_complex():
+        return False
+    return _is_constant(leaf) or not (leaf.is_floating_point() or leaf.dtype is torch.bool or bool((leaf < 0).any()))
+
+
+def _tells_more(leaf: torch.Tensor, than: torch.Tensor) -> bool:
+    return not _is_constant(leaf) if _is_constant(than) else bool((leaf < 0).any())
+
+
+def _is_constant(leaf: torch.Tensor) -> bool:
+    return bool((leaf == leaf.flatten()[0]).all())
 
 
 def _add_rows(known: _Rows, slot: str, data: torch.Tensor) -> None:

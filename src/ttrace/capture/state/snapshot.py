@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ttrace.adapters.native.layouts import read_local_values
+from ttrace.capture.observe.rng_use import save_generators
 from ttrace.capture.probes.generator import is_computed
 from ttrace.compat.torch import read_own_buffers
-
-Restore = Callable[[], None]
 
 
 class Snapshot:
@@ -41,7 +38,7 @@ class Snapshot:
         self._chunks = chunks
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._optimizers = [(optimizer, _copy_state(optimizer)) for optimizer in optimizers]
-        self._random = [save() for save in _SAVE_GENERATORS]
+        self._restore_generators = save_generators()
 
     def restore(self, *, keeps_gradients: bool = False) -> None:
         """Restore the state, and drop all gradients unless the caller wants to see which ones the script left."""
@@ -58,8 +55,7 @@ class Snapshot:
             optimizer.state.update({parameter: copy.deepcopy(values) for parameter, values in state.items()})
             for group, old in options:
                 group.update(copy.deepcopy(old))
-        for restore in self._random:
-            restore()
+        self._restore_generators()
 
 
 def _keeps_values(parameter: nn.Parameter) -> bool:
@@ -78,32 +74,3 @@ def _copy_state(
         for group in optimizer.param_groups
     ]
     return state, options
-
-
-def _save_python() -> Restore:
-    state = random.getstate()
-    return lambda: random.setstate(state)
-
-
-def _save_numpy() -> Restore:
-    if "numpy" not in sys.modules:
-        return lambda: None
-    numbers: Any = sys.modules["numpy"].random
-    state = numbers.get_state()
-    return lambda: numbers.set_state(state)
-
-
-def _save_torch() -> Restore:
-    state = torch.get_rng_state()
-    return lambda: torch.set_rng_state(state)
-
-
-def _save_accelerator() -> Restore:
-    if not torch.accelerator.is_available():
-        return lambda: None
-    device: Any = torch.get_device_module()
-    state = device.get_rng_state()
-    return lambda: device.set_rng_state(state)
-
-
-_SAVE_GENERATORS = (_save_python, _save_numpy, _save_torch, _save_accelerator)
