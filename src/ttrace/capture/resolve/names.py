@@ -173,11 +173,14 @@ def _read_number(chunks: Iterable[nn.Module], name: str) -> int:
 
 def list_modules(names: Names) -> dict[str, ModuleInfo]:
     """List every module with its class, the file and line where that class is defined, and its settings."""
-    kinds: dict[str, type] = {name: type(module) for name, module in names.modules()}
-    return {
-        name: _describe_class(kinds[name]).model_copy(update={"settings": _read_settings(module)})
-        for name, module in names.modules()
-    }
+    infos: dict[tuple[type, tuple[tuple[str, str], ...]], ModuleInfo] = {}  # many modules have the same
+    found = {}
+    for name, module in names.modules():
+        key = (type(module), _read_settings(module))
+        if key not in infos:
+            infos[key] = _describe_class(type(module)).model_copy(update={"settings": dict(key[1])})
+        found[name] = infos[key]
+    return found
 
 
 def switch_dropout_off(names: Names, patches: Patches) -> list[str]:
@@ -221,19 +224,17 @@ _OWN_CLASSES = ("torch.nn.", "torch.distributed.")
 """The modules of torch's own classes; FSDP2 makes classes of its own from them."""
 
 
-def _read_settings(module: nn.Module) -> dict[str, str]:
+def _read_settings(module: nn.Module) -> tuple[tuple[str, str], ...]:
     """Read a module's settings: of torch's own modules those of a list, of a user's module its public floats."""
-    if type(module).__module__.startswith(_OWN_CLASSES):
-        found = {key: getattr(module, key) for key in _OF_MODULES if hasattr(module, key)}
-        if not getattr(module, "track_running_stats", True):
-            found.pop("momentum", None)
-        return {
-            key: format_setting(value)
-            for key, value in found.items()
-            if value is None or isinstance(value, (int, float, str))
-        }
-    own = {key: value for key, value in vars(module).items() if type(value) is float and not key.startswith("_")}
-    return {key: format_setting(value) for key, value in own.items()}
+    own = vars(module)
+    if not type(module).__module__.startswith(_OWN_CLASSES):
+        return tuple(
+            (key, format_setting(value)) for key, value in own.items() if type(value) is float and key[0] != "_"
+        )
+    keys = [key for key in _OF_MODULES if key in own and (own[key] is None or isinstance(own[key], (int, float, str)))]
+    if "momentum" in keys and not own.get("track_running_stats", True):
+        keys.remove("momentum")
+    return tuple((key, format_setting(own[key])) for key in keys)
 
 
 def find_evaluated(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
