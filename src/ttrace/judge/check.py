@@ -32,6 +32,7 @@ from ttrace.judge.findings.excuses import (
     find_unseen_clip,
     find_unstated_factor,
     is_labels,
+    note_different_rows,
     note_moved_samples,
 )
 from ttrace.judge.findings.global_scale import find_global_scale, name_mis_scaled
@@ -237,6 +238,7 @@ def _collect_notes(
         *note_communication(candidate),
         *note_log_probs(comparisons, reference, candidate),
         *([repeated.describe()] if repeated is not None and not repeated.is_proven else ()),
+        *note_different_rows(candidate),
         *note_stale_gradients(reference),
         *allowances,
     ]

@@ -336,6 +336,17 @@ def test_ranks_that_load_the_same_rows_are_noted(
         assert "the reference loaded 4 different rows, the candidate loaded only 2" in notes[0]
 
 
+@pytest.mark.parametrize(("mesh", "is_noted"), [("tp=2", True), ("dp=2", False), ("dp=2 tp=1", False)])
+def test_ranks_of_tp_that_load_different_rows_are_noted(mesh: str, is_noted: bool, tmp_path: Path) -> None:
+    case = Case(tmp_path, mesh)
+    for rank in (0, 1):
+        case.candidate.replaced[rank] = {"0/x": REPEATED_ROWS[2 * rank : 2 * rank + 2]}
+    case.add("0/0/fc/output", draw_tensor(4, 4), f"a b/{mesh[:2]}")
+    judgement = case.judge()
+    assert judgement.exit is Exit.PASSED
+    assert any("Do all ranks of tp load the same data?" in note for note in judgement.notes) is is_noted
+
+
 @pytest.mark.parametrize(
     ("num_samples", "reduced", "expected"),
     [

@@ -39,6 +39,8 @@ An average or a sum over another group may look like a sum with a bias, so it is
 _OF_EVERY_MICROBATCH = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS)
 """The kinds that every microbatch has."""
 _MOST_NAMED = 3
+_SAME_DATA = ("tp", "pp")
+"""Axes along which all ranks need the same data, unless they divide the batch."""
 _CLOSE = 0.05
 """Different random numbers change the output of a module that draws by more than this, relative to its size."""
 
@@ -274,6 +276,34 @@ def find_repeated_rows(reference: Trace, candidate: Trace) -> RepeatedRows | Non
         min((rank.end.num_samples if rank.end else 0 for rank in candidate.ranks), default=0),
         tuple(axis for axis in sizes if axis in candidate.reduced and sizes[axis] > 1),
     )
+
+
+def note_different_rows(candidate: Trace) -> Iterator[str]:
+    """Note axes along which ranks need the same rows, and loaded different ones."""
+    own = {rank.manifest.rank: rank.end.replaced for rank in candidate.ranks if rank.end}
+    for part in candidate.mesh.factorisations:
+        for axis, _ in part:
+            if (
+                axis in _SAME_DATA
+                and axis not in candidate.batch_axes
+                and _loads_differently(own, candidate, [a for a, _ in part if a != axis])
+            ):
+                yield (
+                    f"the ranks of {axis} have the same part of the batch, but loaded different rows, which were "
+                    f"replaced and are not judged. Do all ranks of {axis} load the same data?"
+                )
+
+
+def _loads_differently(own: Mapping[int, Mapping[str, Sequence[str]]], candidate: Trace, others: Sequence[str]) -> bool:
+    """Whether two ranks with the same place on these other axes loaded different rows."""
+    first: dict[tuple[object, ...], list[str]] = {}
+    for number, slots in own.items():
+        coord = candidate.mesh.coord(number)
+        place = tuple(coord[axis] for axis in others)
+        for slot, rows in slots.items():
+            if first.setdefault((slot, *place), sorted(rows)) != sorted(rows):
+                return True
+    return False
 
 
 @dataclass(frozen=True)
