@@ -66,6 +66,7 @@ if TP > 1:
 torch.manual_seed(int(os.environ.get("RANK", "0")))  # each rank draws its own parts
 layers = [Block("--bug" in sys.argv and i == BUGGY_LAYER) for i in range(NUM_LAYERS)]
 model = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers))).to(DEVICE)
+torch.manual_seed(0)  # all ranks draw the same data
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = ttrace.attach(model, optimizer, mesh={"tp": TP}, rules=RULES)  # 3
 for step in range(10):

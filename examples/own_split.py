@@ -56,6 +56,7 @@ torch.manual_seed(0)
 first = nn.Linear(HIDDEN, HIDDEN)
 torch.manual_seed(1 + RANK)  # each rank draws its own columns
 model = nn.Sequential(first, Dealt(HIDDEN // WORLD, HIDDEN, bias=False)).to(DEVICE)
+torch.manual_seed(0)  # all ranks draw the same data
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = ttrace.attach(model, optimizer, mesh={"deal": WORLD}, rules={"1.weight": "out in/deal:dealt"})  # 3
 for _ in range(10):

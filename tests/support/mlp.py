@@ -55,6 +55,7 @@ RULES = {
 def train() -> None:
     torch.manual_seed(dist.get_rank())  # each rank draws its own parts
     model = nn.Sequential(Mlp(), Mlp(bug=True))
+    torch.manual_seed(0)  # all ranks draw the same data
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = ttrace.attach(model, optimizer, mesh={"tp": dist.get_world_size()}, rules=RULES)
     for _ in range(8):
