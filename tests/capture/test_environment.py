@@ -117,3 +117,14 @@ def test_flags_that_differ_are_named_and_deterministic_ones_set(tmp_path: Path) 
     logs = [path.read_text() for path in (tmp_path / "run").rglob("*.log")]
     assert len(logs) >= 2
     assert all("workspace :4096:8 True" in log for log in logs), logs
+
+
+def test_memory_that_nothing_has_written_is_not_finite() -> None:
+    """Else what a script reads of it would be plausible, or zero on one side."""
+    patches = Patches()
+    set_deterministic(patches)
+    try:
+        assert not torch.empty(4).isfinite().any()
+        assert not torch.ones(2).new_empty(2).isfinite().any()
+    finally:
+        patches.remove()
