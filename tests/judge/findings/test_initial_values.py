@@ -10,7 +10,7 @@ import torch
 
 from tests.support.traces import RULE, Case, draw_tensor
 from ttrace.judge.verdict import CauseName, Exit, Judgement
-from ttrace.layouts.ids import Phase, TensorId
+from ttrace.layouts.ids import Kind, Phase, TensorId
 from ttrace.layouts.layout import Layout
 from ttrace.layouts.placement import INFERRED, LayoutSource, Provenance
 from ttrace.trace.collectives import Collective, Group
@@ -107,6 +107,15 @@ def test_after_a_real_step_only_reduced_axes_count(tmp_path: Path, reduced: tupl
     case.add("0/0/fc/output", draw_tensor(4, 4), f"a b/{next(iter(case.candidate.mesh.sizes))}")
     add_parameter(case, "fc.weight", draw)
     assert case.judge().exit is exit_code
+
+
+def test_after_a_real_step_wrong_gradients_explain_replicas_that_differ(tmp_path: Path) -> None:
+    attachment = Attachment(model="Net", optimizers=("SGD",), data="", num_microbatches=1, labels=True)
+    case = Case(tmp_path, "dp=2", attachment=attachment, reduced=("dp",))
+    case.add("0/0/fc/output", draw_tensor(4, 4), "a b/dp")
+    case.add("0/-/fc.weight/param_grad", draw_tensor(4, 8), "a b", lambda x: 2 * x)
+    add_parameter(case, "fc.weight", draw)
+    assert [finding.comparison.id.kind for finding in case.judge().findings] == [Kind.PARAM_GRAD]
 
 
 def test_values_that_a_script_loads_later_are_not_judged(tmp_path: Path) -> None:

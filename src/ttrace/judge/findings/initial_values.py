@@ -55,8 +55,12 @@ def find_replaced_values(
     whole = {name: own for rank in reference.ranks[:1] if rank.end for name, own in rank.end.initial.items()}
     if reference.manifest.num_ranks > 1:
         whole = {}  # a shard does not show the whole
+    # After a real step, replicas also differ because of wrong gradients, which are findings of their own.
+    is_spoilt = candidate.manifest.attachment is not None and any(
+        own.kind.is_of_param and comparison.verdict.is_wrong for own, comparison in by_id.items()
+    )
     found = (
-        *_find_own_replicas(parameters, candidate),
+        *(() if is_spoilt else _find_own_replicas(parameters, candidate)),
         *_find_equal_shards(parameters, whole, candidate),
         *_find_fan_in(parameters, whole),
         *_find_stale(reference, candidate),
