@@ -38,7 +38,7 @@ def test_the_shape_of_deepseek_is_streamed_too(tmp_path: Path) -> None:
     assert found.loss == pytest.approx(4.16, abs=0.5)  # the logarithm of 64
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_layers_as_wide_as_the_real_ones_fit(tmp_path: Path) -> None:
     """Their weights and gradients alone take more; most of what is used here are the vocabulary's."""
     large = MODELS["llama-8b"].cut(4)

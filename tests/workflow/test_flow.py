@@ -105,7 +105,7 @@ KILLED = [
 """Stages, and what ends them: SIGKILL hits the command's own process, the others `ttrace` itself."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_cut_off_at_every_stage_goes_on_each_time(scripts: Path) -> None:
     command = words(scripts, candidate="wrong")
     for stage, number in KILLED:

@@ -16,7 +16,12 @@ from zoo.harness.with_wheels import run_on
 HOW_TO = PAGE.parents[1] / "howto"
 IN_CI = [row for row in ROWS if row.is_in_ci]
 BUG_AT_NIGHT = ("TRL SFTTrainer", "PEFT LoRA", "Accelerate", "Lightning Fabric", "Ray Train")
-"""Frameworks on the stack of the Trainer or of Lightning, whose bugs CI plants; and Ray, which starts slowly."""
+"""Frameworks on the stack of the Trainer or of Lightning, whose bugs CI plants; and Ray."""
+AT_NIGHT = ("Ray Train",)
+"""It starts slowly: its row takes three minutes, and its ranks train with DDP as those of other rows."""
+ROWS_OF_CI = [
+    pytest.param(row, id=row.name, marks=[pytest.mark.nightly] * (row.framework in AT_NIGHT)) for row in IN_CI
+]
 GOOD = Outcome(ROWS[0].name, "transformers 1.0", 0, 9, 0, {"items": 1}, {"items": "a/output"}, 1.0)
 
 
@@ -29,7 +34,7 @@ def commands(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("commands")
-@pytest.mark.parametrize("row", IN_CI, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ROWS_OF_CI)
 def test_an_unchanged_script_passes_and_its_bug_is_found(row: Row, tmp_path: Path) -> None:
     outcome = measure_row(row, tmp_path / "run", () if row.framework in BUG_AT_NIGHT else row.bugs[:1])
     assert outcome.is_good, outcome

@@ -52,7 +52,7 @@ def stamps(folder: Path) -> dict[str, str]:
     return {str(mark.relative_to(folder)): json.loads(mark.read_text())["stamp"] for mark in marks}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_that_is_cut_off_leaves_nothing_running_and_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
