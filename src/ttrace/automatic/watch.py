@@ -47,7 +47,6 @@ from ttrace.automatic.data_sources import Line, is_loading, watch_draws, watch_l
 from ttrace.automatic.first_step import FirstStep
 from ttrace.automatic.frameworks import watch_frameworks
 from ttrace.automatic.imports import watch_imports
-from ttrace.capture.observe.loaders import watch_last_loader
 from ttrace.compat.torch import is_in_backward
 from ttrace.errors import CaptureError
 from ttrace.patches import Patches
@@ -72,7 +71,7 @@ class Watch:
         self._traced: TracedSteps | None = None
         self._is_finished = False
         """Whether this object no longer watches: it was closed, or someone else attached."""
-        self._is_in_schedule = False
+        self._is_in_schedule = self._has_batches = False
 
     def start(self) -> None:
         """Patch torch."""
@@ -90,7 +89,6 @@ class Watch:
         watch_imports(on_imports, self._patches)
         watch_losses(self._on_target, self._first.on_classes, self._patches)
         watch_draws(self._on_draw, self._patches)
-        watch_last_loader(self._patches)
 
     def withdraw(self) -> None:
         """Remove all patches, because the script attaches by itself."""
@@ -154,6 +152,11 @@ class Watch:
             self._begin_step_if_due()
         if self._traced is not None:
             return self._traced.on_batch(loader, batch)
+        if not self._has_batches:
+            from ttrace.capture.observe.loaders import watch_last_loader  # a launcher needs none of this
+
+            self._has_batches = True
+            watch_last_loader(self._patches)
         self._first.on_batch(loader)
         return batch
 
