@@ -286,19 +286,25 @@ def let_script(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Non
 
 
 def find_loader_iterator() -> type[Any]:
-    """Find the class whose `__next__` every iterator over a `DataLoader` inherits, since 2.6."""
+    """Find the class whose `__next__` every iterator over a `DataLoader` inherits: `_BaseDataLoaderIter`, since 2.6.
+
+    Without it, nothing is known of a script's loader but its batches.
+    """
     from torch.utils.data import dataloader
 
     return dataloader._BaseDataLoaderIter
 
 
 def read_loader(iterator: Any) -> tuple[Any, Any]:
-    """Return the dataset of an iterator over a `DataLoader`, and the sampler of its batches."""
+    """Return the dataset of an iterator and the sampler of its batches: see `find_loader_iterator`."""
     return iterator._dataset, iterator._index_sampler
 
 
 def make_fetch(iterator: Any) -> Callable[[Any], Any]:
-    """Make a function that returns the batch of some indices of a map-style dataset, as a `DataLoader` makes it."""
+    """Make a function that returns the batch of some indices of a map-style dataset, as a `DataLoader` makes it.
+
+    Its fetcher is `_MapDatasetFetcher`, since 2.6. Without it, masks and labels are those of the measured batch.
+    """
     from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
     auto_collation, collate = iterator._auto_collation, iterator._collate_fn

@@ -26,7 +26,7 @@ _MOST_MEASURED = 1 << 18
 """So many elements show a standard deviation to about 0.1%."""
 _NUM_SAMPLED = 4
 """How many indices of each other dim are read to find out whether parts of a dim are equal."""
-_FACTORS = (1.0, math.sqrt(2.0), math.sqrt(3.0), math.sqrt(5.0))
+_FACTORS = (math.sqrt(2.0), math.sqrt(3.0), math.sqrt(5.0))
 """With them, different samples nearly always have different sums, and equal ones equal sums."""
 
 
@@ -110,7 +110,9 @@ def _may_repeat_along(tensor: torch.Tensor, dim: int) -> bool:
     size = tensor.shape[dim]
     places = tuple(slice(None) if other == dim else slice(_NUM_SAMPLED) for other in range(tensor.ndim))
     lines = tensor[places].movedim(dim, 0).reshape(size, -1).to(torch.float64)
-    keys = sum((line * _FACTORS[i] for i, line in enumerate(lines[:, :_NUM_SAMPLED].unbind(1))), torch.zeros(size))
+    keys = lines[:, 0]
+    for factor, line in zip(_FACTORS, lines[:, 1:].unbind(1), strict=False):
+        keys = keys + factor * line
     if len(keys.unique()) == size:
         return False  # no two indices hold the same, so no two parts do
     for num_parts in range(2, min(size, _MOST_PARTS) + 1):
