@@ -176,9 +176,10 @@ def list_modules(names: Names) -> dict[str, ModuleInfo]:
     infos: dict[tuple[type, tuple[tuple[str, str], ...]], ModuleInfo] = {}  # many modules have the same
     found = {}
     for name, module in names.modules():
-        key = (type(module), _read_settings(module))
+        kind: type = type(module)
+        key = (kind, _read_settings(module))
         if key not in infos:
-            infos[key] = _describe_class(type(module)).model_copy(update={"settings": dict(key[1])})
+            infos[key] = _describe_class(kind).model_copy(update={"settings": dict(key[1])})
         found[name] = infos[key]
     return found
 
